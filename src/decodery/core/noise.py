@@ -10,8 +10,12 @@ The hash is SplitMix64 (Fast Splittable Pseudorandom Number Generators, 2014): s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
+import numpy as np
 import torch
+
+A = TypeVar("A", np.ndarray, torch.Tensor)
 
 TOKEN = 0
 """Choosing the token of a position; also what sampling drafters use, so that they guess the same token."""
@@ -26,8 +30,12 @@ _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
 _SECOND = 0x94D049BB133111EB
+_MOST = 36.8
+"""More than the Gumbel noise of the largest 52 bits."""
+_NEAR = 4.0
+"""How far below the top, in nats, tokens are tried first."""
 _DIRECT = 4096
-"""Up to this many candidates, computing all of them is cheaper than bounding them first."""
+"""Up to this many candidates, hashing them costs less than bounding them by the noise of all tokens."""
 
 
 def mix(*words: int) -> int:
@@ -51,7 +59,9 @@ def uniform(
 
     Bit for bit the same on every device and for every subset of tokens.
     """
-    return _to_unit(_bits(seed, position, tokens, stream))
+    if tokens.device.type == "cpu":
+        return torch.from_numpy(_unit(_bits(seed, position, tokens.numpy(), stream)))
+    return (_bits(seed, position, tokens, stream).double() + 0.5) * 2.0**-52
 
 
 def gumbel(
@@ -59,9 +69,11 @@ def gumbel(
 ) -> torch.Tensor:
     """Standard Gumbel noise -log(-log u), float64, of `tokens` [...] at one position, or [n, ...] at n positions.
 
-    The same everywhere up to the last bit of the device's logarithm.
+    The same for every subset of tokens, and on every device up to the last bit of its logarithm.
     """
-    return _to_gumbel(_bits(seed, position, tokens, stream))
+    if tokens.device.type == "cpu":
+        return torch.from_numpy(_gumbel(_bits(seed, position, tokens.numpy(), stream)))
+    return uniform(seed, position, tokens, stream).log_().neg_().log_().neg_()
 
 
 def gumbel_argmax(
@@ -75,48 +87,55 @@ def gumbel_argmax(
     if log_probs.device.type != "cpu":
         tokens = torch.arange(log_probs.shape[1], device=log_probs.device)
         return (log_probs.double() + gumbel(seed, positions, tokens, stream)).argmax(dim=-1)
-    whole: dict[int, torch.Tensor] = {}
-    chosen = []
-    for row, position in zip(log_probs, positions, strict=True):
-        tokens = (row > -torch.inf).nonzero().squeeze(1)
-        if len(tokens) <= _DIRECT:
-            scores = row[tokens].double() + gumbel(seed, position, tokens, stream)
-            chosen.append(tokens[scores.argmax()])
-            continue
-        if position not in whole:
-            whole[position] = _bits(seed, position, torch.arange(len(row)), stream)
-        chosen.append(_bounded_argmax(row, tokens, whole[position]))
-    return torch.stack(chosen) if chosen else log_probs.new_empty(0, dtype=torch.int64)
+    whole: dict[int, np.ndarray] = {}
+    chosen = [
+        _bounded_argmax(row, seed, int(position), stream, whole)
+        for row, position in zip(log_probs.float().numpy(), positions, strict=True)
+    ]
+    return torch.tensor(chosen, dtype=torch.int64)
 
 
-def _bounded_argmax(row: torch.Tensor, tokens: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
-    """The argmax of row + gumbel over `tokens`, with logarithms only of those that can win.
+def _bounded_argmax(
+    row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]
+) -> int:
+    """The argmax of row + gumbel, with noise only where a token can win. whole: bits of all tokens, by position.
 
-    Noise grows with the bits. No token gains more than the largest noise among all, so one that lies further than that
-    below a score somebody reaches is out.
+    The tokens near the top reach some score. No noise exceeds `_MOST`, nor that of the largest bits among all tokens,
+    so whatever lies further than that below the score is out. This is done in numpy, whose short operations on one
+    thread cost less than waking several.
     """
-    likely = row.argmax()
-    luckiest = bits.argmax()
-    most = _to_gumbel(bits[luckiest])
-    reached = torch.maximum(row[likely].double() + _to_gumbel(bits[likely]), row[luckiest].double() + most)
-    # The slack covers the rounding of the bound to the row's precision.
-    bound = float(reached - most)
-    tokens = (row >= bound - 1e-3 - 1e-5 * abs(bound)).nonzero().squeeze(1)
-    scores = row[tokens].double() + _to_gumbel(bits[tokens])
-    return tokens[scores.argmax()]
+    near = np.flatnonzero(row >= row.max() - _NEAR)
+    reached = float((row[near] + _gumbel(_bits(seed, position, near, stream))).max())
+    tokens = _at_least(row, reached - _MOST)
+    if len(tokens) <= _DIRECT:
+        bits = _bits(seed, position, tokens, stream)
+    else:
+        if position not in whole:
+            whole[position] = _bits(seed, position, np.arange(len(row)), stream)
+        tokens = _at_least(row, reached - float(_gumbel(whole[position].max())))
+        bits = whole[position][tokens]
+    return int(tokens[(row[tokens] + _gumbel(bits)).argmax()])
 
 
-def _bits(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int) -> torch.Tensor:
-    """52 random bits per token as int64: [...] for one position, [n, ...] for n."""
+def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
+    """Indices of `row` from `bound` up, and a little below it: the comparison rounds to the row's precision."""
+    return np.flatnonzero(row >= bound - 1e-3 - 1e-5 * abs(bound))
+
+
+def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A:
+    """52 random bits per token, int64: [...] for one position, [n, ...] for n. numpy and torch wrap products alike."""
     if isinstance(position, int):
         return _hash(tokens * _signed(_STEP) + _signed(mix(seed, stream, position)))
-    keys = [_signed(mix(seed, stream, int(each))) for each in position]
-    shaped = torch.tensor(keys, dtype=torch.int64, device=tokens.device).view(-1, *[1] * tokens.dim())
-    return _hash(tokens * _signed(_STEP) + shaped)
+    spread = tokens * _signed(_STEP)
+    keys = np.array([_signed(mix(seed, stream, int(each))) for each in position], dtype=np.int64)
+    shaped = keys.reshape(-1, *[1] * tokens.ndim)
+    return _hash(
+        spread + (shaped if isinstance(spread, np.ndarray) else torch.from_numpy(shaped).to(spread.device))
+    )
 
 
-def _hash(state: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finalizer, in place on int64 (products wrap around), and its upper 52 bits."""
+def _hash(state: A) -> A:
+    """SplitMix64's finalizer, in place on int64, and its upper 52 bits."""
     state ^= _shift(state, 30)
     state *= _signed(_FIRST)
     state ^= _shift(state, 27)
@@ -125,20 +144,20 @@ def _hash(state: torch.Tensor) -> torch.Tensor:
     return _shift(state, 12)
 
 
-def _shift(state: torch.Tensor, count: int) -> torch.Tensor:
+def _shift(state: A, count: int) -> A:
     """Logical right shift: an arithmetic one whose copies of the sign bit are cut off."""
     shifted = state >> count
     shifted &= (1 << (64 - count)) - 1
     return shifted
 
 
-def _to_unit(bits: torch.Tensor) -> torch.Tensor:
+def _unit(bits: np.ndarray) -> np.ndarray:
     # 52 bits and a half: with 53 the largest value would round to 1.
-    return bits.double().add_(0.5).mul_(2.0**-52)
+    return (bits + 0.5) * 2.0**-52
 
 
-def _to_gumbel(bits: torch.Tensor) -> torch.Tensor:
-    return _to_unit(bits).log_().neg_().log_().neg_()
+def _gumbel(bits: np.ndarray) -> np.ndarray:
+    return -np.log(-np.log(_unit(bits)))
 
 
 def _finish(state: int) -> int:
