@@ -1,0 +1,38 @@
+"""Frequency penalty: what the output contains becomes less likely each time it occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ..registry import register
+from .base import Context, Stage, Warp, require_number
+from .history import token_counts
+
+
+@register("frequency-penalty", guarantee="lossy; penalty=0 is the identity")
+@dataclass(frozen=True)
+class FrequencyPenalty(Warp):
+    """Lowers the logits of the tokens generated so far by the penalty times their count; the prompt does not count.
+
+    penalty: in logits per occurrence, usually -2 to 2.
+    """
+
+    penalty: float = 0.5
+    stage = Stage.EDIT
+
+    def __post_init__(self) -> None:
+        require_number("frequency-penalty", self.penalty)
+
+    @property
+    def neutral(self) -> bool:
+        return self.penalty == 0.0
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral or not contexts:
+            return logits
+        ids, counts = token_counts(contexts, logits.shape[-1], generated_only=True)
+        fall = torch.from_numpy(counts * -self.penalty).to(logits)
+        return logits.index_add(1, torch.from_numpy(ids).to(logits.device), fall)

@@ -1,0 +1,55 @@
+"""No repeated n-grams: a token that would complete an n-gram a second time is excluded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..registry import register
+from .base import Context, Stage, Warp, require_count
+from .exclude import exclude
+from .history import histories
+
+
+@register(
+    "no-repeat-ngram",
+    paper="A Deep Reinforced Model for Abstractive Summarization (2017)",
+    guarantee="no n-gram of this size occurs twice, unless nothing else is possible; size=0 is the identity",
+)
+@dataclass(frozen=True)
+class NoRepeatNGram(Warp):
+    """Excludes every token that would complete an n-gram the prompt or the output already has.
+
+    size: tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred. Ids the model has no logit
+    for are left out.
+    """
+
+    size: int = 3
+    stage = Stage.MASK
+
+    def __post_init__(self) -> None:
+        require_count("no-repeat-ngram", self.size)
+
+    @property
+    def neutral(self) -> bool:
+        return self.size == 0
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral or not contexts:
+            return logits
+        banned = [_successors(tokens, self.size) for tokens in histories(contexts)]
+        return exclude(logits, [ids[ids < logits.shape[-1]] for ids in banned])
+
+
+def _successors(tokens: np.ndarray, size: int) -> np.ndarray:
+    """What followed each earlier occurrence of the last size - 1 tokens."""
+    windows = len(tokens) - size + 1
+    if windows <= 0:
+        return tokens[:0]
+    same = np.ones(windows, dtype=bool)
+    for offset in range(size - 1):
+        same &= tokens[offset : offset + windows] == tokens[windows + offset]
+    return tokens[size - 1 :][same]

@@ -1,0 +1,70 @@
+"""Top-p, or nucleus sampling: the fewest tokens that hold a given share of the probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..registry import register
+from .base import Context, Stage, Warp, require_number
+
+
+@register(
+    "top-p",
+    paper="The Curious Case of Neural Text Degeneration (2019)",
+    guarantee="lossy; p=1 is the identity",
+)
+@dataclass(frozen=True)
+class TopP(Warp):
+    """Keeps the smallest set of most probable tokens with a mass of at least p; the token that crosses p stays.
+
+    p: a share above 0, up to 1. Among equals at the border the lowest ids stay.
+    """
+
+    p: float = 0.9
+    stage = Stage.TRUNCATION
+
+    def __post_init__(self) -> None:
+        require_number("top-p", self.p, above=0.0, most=1.0)
+
+    @property
+    def neutral(self) -> bool:
+        return self.p == 1.0
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral:
+            return logits
+        if logits.device.type != "cpu":
+            return _keep_prefix(logits, self.p)
+        kept = torch.full_like(logits, -torch.inf)
+        rows = zip(logits.numpy(), logits.softmax(dim=-1).numpy(), kept.numpy(), strict=True)
+        for row, probs, out in rows:
+            ids = _nucleus(row, probs, self.p)
+            out[ids] = row[ids]
+        return kept
+
+
+def _nucleus(row: np.ndarray, probs: np.ndarray, p: float) -> np.ndarray:
+    """Ids of the nucleus, from a sort of the likely tokens only.
+
+    All tokens below a probability c hold less than V c together, so those from (1 - p) / V up are always enough but
+    for rounding; often those from a much higher one are.
+    """
+    for least in (1e-3, (1.0 - p) / len(row), 0.0):
+        ids = np.flatnonzero(probs >= least)
+        ids = ids[np.argsort(-row[ids], kind="stable")]
+        mass = probs[ids].cumsum(dtype=np.float64)
+        if len(ids) and mass[-1] >= p:
+            break
+    return ids[: int(mass.searchsorted(p)) + 1]
+
+
+def _keep_prefix(logits: torch.Tensor, p: float) -> torch.Tensor:
+    """The same by a full sort, without waiting for the device."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    mass = logits.softmax(dim=-1).gather(-1, ids).cumsum(dim=-1, dtype=torch.float64)
+    ordered[:, 1:].masked_fill_(mass[:, :-1] >= p, -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, ids, ordered)
