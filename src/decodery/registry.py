@@ -1,7 +1,8 @@
 """Every method by name: which paper it is from, what it promises, what it needs, and how a text names it.
 
-A method is a frozen dataclass whose fields are its hyper-parameters. The same text, `name:key=value,key=value`, works
-in Python, on the command line, in requests to the server and in the benchmark.
+A method is a frozen dataclass whose fields are its hyper-parameters. The same text,
+`name:key=value,key=value`, works in Python, on the command line, in requests to the server and in the
+benchmark.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ C = TypeVar("C", bound=type)
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One registered method. paper and year are None for what needs no source; `cls` is the dataclass itself."""
+    """One registered method. paper and year are None where there is no source; `cls` is the dataclass."""
 
     name: str
     family: str
@@ -69,9 +70,10 @@ def register(
 ) -> Callable[[C], C]:
     """Class decorator that makes a frozen dataclass known under `name`.
 
-    paper: "Title (year)" or "". guarantee: what holds, in a few words. lossless: True where the method leaves the law of
-    the output as it is. needs: capabilities it asks for, such as "hidden states". The family is the package the class
-    lives in or, for a class outside this project, the package of the base class it derives from.
+    paper: "Title (year)" or "". guarantee: what holds, in a few words. lossless: True where the method leaves
+    the law of the output as it is. needs: capabilities it asks for, such as "hidden states". The family is
+    the package the class lives in or, for a class outside this project, the package of the base class it
+    derives from.
 
     Raises TypeError for a class that is no frozen dataclass, ValueError for a name taken by another class.
     """
@@ -135,10 +137,10 @@ def family_of(cls: type) -> str | None:
 
 
 def resolve(family: str, spec: Any) -> Any:
-    """The method that `spec` names: "name", "name:key=value,key=value", or an instance, which is returned as it is.
+    """The method that `spec` names, as "name" or "name:key=value,key=value"; an instance is returned as is.
 
-    Values take the type of the field: int, float, bool, str, None; the members of a tuple are separated by "/", those
-    of a tuple within a tuple by ":".
+    Values take the type of the field: int, float, bool, str, None; the members of a tuple are separated by
+    "/", those of a tuple within a tuple by ":".
 
     Raises UnknownMethod for a name that is not registered, SettingsError for a bad setting.
     """
@@ -192,7 +194,7 @@ def _build(method: Method, settings: str) -> Any:
 
 
 def _parse(text: str, kind: Any, separators: str) -> Any:
-    """`text` as a value of type `kind`; raises ValueError. separators: one character per level of nested tuples."""
+    """`text` as a value of type `kind`; raises ValueError. separators: one per level of nested tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         for member in sorted(arguments, key=lambda each: each is str):
@@ -264,7 +266,8 @@ def _discover(family: str) -> None:
         raise UnknownMethod(
             f"there is no family {family!r} of methods; the families are {_listing(FAMILIES)}"
         )
-    # Marked first: a module that resolves a method of its own family while it is imported must not come back here.
+    # Marked first: a module that resolves a method of its own family while it is imported must not come back
+    # here.
     _discovered.add(family)
     name = f"{_PACKAGE}.{family}"
     if not _exists(name):

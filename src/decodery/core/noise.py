@@ -1,10 +1,10 @@
 """Noise without a state: every number is a hash of (seed, stream, position, token).
 
-The noise of one token at one position does not depend on what else is asked for, in what order, by whom or on which
-device, so a drafter and the target can share it, and a rejected draft consumes nothing.
+The noise of one token at one position does not depend on what else is asked for, in what order, by whom or on
+which device, so a drafter and the target can share it, and a rejected draft consumes nothing.
 
-The hash is SplitMix64 (Fast Splittable Pseudorandom Number Generators, 2014): seed, stream and position are mixed into a
-64-bit key, which starts a sequence whose element number `token` is the hash.
+The hash is SplitMix64 (Fast Splittable Pseudorandom Number Generators, 2014): seed, stream and position are
+mixed into a 64-bit key, which starts a sequence whose element number `token` is the hash.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DIRECT = 4096
 
 
 def mix(*words: int) -> int:
-    """A 64-bit hash of integers (each modulo 2**64), for keys and for the seeds of several samples of one request."""
+    """A 64-bit hash of integers, each modulo 2**64."""
     state = 0
     for word in words:
         state = _finish(((state ^ word) + _STEP) & _MASK)
@@ -55,7 +55,7 @@ def draw(seed: int, position: int, token: int = 0, stream: int = ACCEPT) -> floa
 def uniform(
     seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN
 ) -> torch.Tensor:
-    """Uniform numbers in (0, 1), float64, of `tokens` (int64, any shape [...]) at one position, or [n, ...] at n.
+    """Uniform numbers in (0, 1), float64: [...] for `tokens` [...] (int64) at one position, [n, ...] at n.
 
     Bit for bit the same on every device and for every subset of tokens.
     """
@@ -67,7 +67,7 @@ def uniform(
 def gumbel(
     seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN
 ) -> torch.Tensor:
-    """Standard Gumbel noise -log(-log u), float64, of `tokens` [...] at one position, or [n, ...] at n positions.
+    """Standard Gumbel noise -log(-log u), float64: [...] for `tokens` [...] at one position, [n, ...] at n.
 
     The same for every subset of tokens, and on every device up to the last bit of its logarithm.
     """
@@ -79,10 +79,10 @@ def gumbel(
 def gumbel_argmax(
     log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN
 ) -> torch.Tensor:
-    """Token ids [n] int64: argmax over v of log_probs[i, v] + g(v), which is an exact draw from row i's distribution.
+    """Token ids [n] int64: argmax over v of log_probs[i, v] + g(v), an exact draw from row i's distribution.
 
-    log_probs: [n, V] float, normalised or not, -inf for what cannot be drawn, at least one finite entry per row.
-    positions: [n], the position whose noise row i uses; equal positions share their noise.
+    log_probs: [n, V] float, normalised or not, -inf for what cannot be drawn, at least one finite entry per
+    row. positions: [n], the position whose noise row i uses; equal positions share their noise.
     """
     if log_probs.device.type != "cpu":
         tokens = torch.arange(log_probs.shape[1], device=log_probs.device)
@@ -98,11 +98,11 @@ def gumbel_argmax(
 def _bounded_argmax(
     row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]
 ) -> int:
-    """The argmax of row + gumbel, with noise only where a token can win. whole: bits of all tokens, by position.
+    """The argmax of row + gumbel, with noise only where it can win. whole: bits of all tokens, by position.
 
-    The tokens near the top reach some score. No noise exceeds `_MOST`, nor that of the largest bits among all tokens,
-    so whatever lies further than that below the score is out. This is done in numpy, whose short operations on one
-    thread cost less than waking several.
+    The tokens near the top reach some score. No noise exceeds `_MOST`, nor that of the largest bits among all
+    tokens, so whatever lies further than that below the score is out. This is done in numpy, whose short
+    operations on one thread cost less than waking several.
     """
     near = np.flatnonzero(row >= row.max() - _NEAR)
     reached = float((row[near] + _gumbel(_bits(seed, position, near, stream))).max())
@@ -118,12 +118,12 @@ def _bounded_argmax(
 
 
 def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
-    """Indices of `row` from `bound` up, and a little below it: the comparison rounds to the row's precision."""
+    """Indices of `row` from `bound` up, and a little below: the comparison rounds to the row's precision."""
     return np.flatnonzero(row >= bound - 1e-3 - 1e-5 * abs(bound))
 
 
 def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A:
-    """52 random bits per token, int64: [...] for one position, [n, ...] for n. numpy and torch wrap products alike."""
+    """52 random bits per token, int64: [...] for one position, [n, ...] for n; products wrap around."""
     if isinstance(position, int):
         return _hash(tokens * _signed(_STEP) + _signed(mix(seed, stream, position)))
     spread = tokens * _signed(_STEP)

@@ -28,8 +28,9 @@ class Context:
     """The history of one node: everything before the position whose token is to be chosen.
 
     prompt_length: how many of `tokens` are prompt. tokens: prompt, generated tokens and the node's own path.
-    state: in `Sampler.law` one entry per warp, () where the warp remembers nothing; a warp sees only its own entry.
-    seed: the request's, for warps that draw (from the stateless noise, so that every node can be asked again).
+    state: in `Sampler.law` one entry per warp, () where the warp remembers nothing; a warp sees only its own
+    entry. seed: the request's, for warps that draw (from the stateless noise, so that every node can be asked
+    again).
     """
 
     prompt_length: int
@@ -46,8 +47,9 @@ class Context:
 class Warp(ABC):
     """Turns logits into logits; a frozen dataclass whose fields are its settings.
 
-    A row's result depends on that row and its context only, never on what else is in the call. Excluded tokens are
-    -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when it is made.
+    A row's result depends on that row and its context only, never on what else is in the call. Excluded
+    tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
+    it is made.
     """
 
     stage: ClassVar[Stage]

@@ -20,7 +20,7 @@ from .entropy import entropy
 )
 @dataclass(frozen=True)
 class Eta(Warp):
-    """Keeps the tokens with a probability of at least min(cutoff, sqrt(cutoff) exp(-entropy)), and the top one.
+    """Keeps the tokens at least min(cutoff, sqrt(cutoff) exp(-entropy)) probable, and always the top one.
 
     cutoff: a probability, 0 to 1; usually 3e-4 to 2e-3. The entropy is in nats.
     """

@@ -15,7 +15,7 @@ from .history import token_counts
 @register("frequency-penalty", guarantee="lossy; penalty=0 is the identity")
 @dataclass(frozen=True)
 class FrequencyPenalty(Warp):
-    """Lowers the logits of the tokens generated so far by the penalty times their count; the prompt does not count.
+    """Lowers the logits of generated tokens by the penalty times their count, the prompt left out.
 
     penalty: in logits per occurrence, usually -2 to 2.
     """

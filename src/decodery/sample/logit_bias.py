@@ -17,8 +17,8 @@ from .base import Context, Stage, Warp, require_count, require_number
 class LogitBias(Warp):
     """Adds a bias to the logits of given token ids.
 
-    bias: pairs (token id, logits to add), or a map in their place; -100 and 100 ban and force in practice. As text:
-    logit-bias:bias=12:-100/40:2.5
+    bias: pairs (token id, logits to add), or a map in their place; -100 and 100 ban and force in practice. As
+    text: logit-bias:bias=12:-100/40:2.5
     """
 
     bias: tuple[tuple[int, float], ...] = ()

@@ -14,7 +14,7 @@ from .exclude import exclude
 
 @register(
     "min-new-tokens",
-    guarantee="no end token among the first `count` tokens, unless nothing else is possible; count=0 is the identity",
+    guarantee="no end in the first `count` tokens, unless nothing else is possible; count=0 is the identity",
 )
 @dataclass(frozen=True)
 class MinNewTokens(Warp):

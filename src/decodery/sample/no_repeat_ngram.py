@@ -23,8 +23,8 @@ from .history import histories
 class NoRepeatNGram(Warp):
     """Excludes every token that would complete an n-gram the prompt or the output already has.
 
-    size: tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred. Ids the model has no logit
-    for are left out.
+    size: tokens per n-gram; 0 excludes nothing, 1 excludes every token that has occurred. Ids the model has
+    no logit for are left out.
     """
 
     size: int = 3

@@ -15,7 +15,7 @@ from .history import token_counts
 @register("presence-penalty", guarantee="lossy; penalty=0 is the identity")
 @dataclass(frozen=True)
 class PresencePenalty(Warp):
-    """Lowers the logits of all tokens generated so far by the penalty, once each; the prompt does not count.
+    """Lowers the logits of generated tokens by the penalty, once each, the prompt left out.
 
     penalty: in logits, usually -2 to 2.
     """

@@ -19,7 +19,7 @@ from .history import token_counts
 )
 @dataclass(frozen=True)
 class RepetitionPenalty(Warp):
-    """Divides the positive and multiplies the negative logits of all tokens seen in the prompt and the output.
+    """Divides the positive and multiplies the negative logits of all tokens in the prompt and the output.
 
     penalty: a factor above 0, applied once per token; above 1 discourages, below 1 encourages repetition.
     """

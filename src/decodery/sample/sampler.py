@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from ..core.noise import gumbel_argmax
 from ..errors import NumericalError, SettingsError
 from ..registry import resolve
 from .base import Context, Stage, Warp
@@ -49,17 +50,17 @@ ORDERS: dict[str, tuple[type[Warp], ...]] = {
 """The order in which each stack applies what it has; what it lacks stands where the default has it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Sampler:
     """Warps in the order they are applied; an empty list samples from the model's own distribution.
 
-    warps: `Warp`s or their texts, such as "top-p:p=0.9". Without a temperature it is 1.
+    warps: `Warp`s or their texts, such as "top-p:p=0.9". Without a temperature among them it is 1.
     """
 
-    warps: tuple[Warp, ...] = ()
+    warps: tuple[Warp, ...]
 
-    def __post_init__(self) -> None:
-        given = (self.warps,) if isinstance(self.warps, str | Warp) else self.warps
+    def __init__(self, warps: Iterable[Warp | str] = ()) -> None:
+        given = (warps,) if isinstance(warps, str | Warp) else warps
         resolved = tuple(resolve("sample", warp) for warp in given)
         for warp in resolved:
             if not isinstance(warp, Warp):
@@ -70,47 +71,50 @@ class Sampler:
     def from_settings(
         cls,
         *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        typical: float = 1.0,
-        epsilon: float = 0.0,
-        eta: float = 0.0,
-        repetition_penalty: float = 1.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        no_repeat_ngram: int = 0,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical: float | None = None,
+        epsilon: float | None = None,
+        eta: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        no_repeat_ngram: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
-        min_new_tokens: int = 0,
+        min_new_tokens: int | None = None,
         eos_ids: Iterable[int] = (),
-        order: str = "default",
+        order: str | None = None,
     ) -> Sampler:
-        """The sampler of the usual settings, each at its neutral value but the temperature, which is 0: greedy.
+        """The sampler of the usual settings; None leaves a stage out, and a temperature of None is 0: greedy.
 
-        order: whose order of application, one of `ORDERS`. Under temperature 0 the settings that only shape chance
-        (top_k to eta) have no effect. Raises SettingsError for a value out of range.
+        order: whose order of application, one of `ORDERS`; None is "default". Under temperature 0 the
+        settings that only shape chance (top_k to eta) have no effect. Raises SettingsError for a value out of
+        range.
         """
+        if order is None:
+            order = "default"
         if order not in ORDERS:
             raise SettingsError(f"there is no order {order!r}; choose one of {', '.join(ORDERS)}")
-        warps: list[Warp] = [
-            Temperature(temperature),
-            TopK(top_k),
-            TopP(top_p),
-            MinP(min_p),
-            Typical(typical),
-            Epsilon(epsilon),
-            Eta(eta),
-            RepetitionPenalty(repetition_penalty),
-            PresencePenalty(presence_penalty),
-            FrequencyPenalty(frequency_penalty),
-            NoRepeatNGram(no_repeat_ngram),
-            LogitBias(tuple((logit_bias or {}).items())),
-            MinNewTokens(min_new_tokens, tuple(eos_ids)),
-        ]
-        ranks = {kind: rank for rank, kind in enumerate(ORDERS[order])}
-        active = [warp for warp in warps if not warp.neutral]
-        return cls(tuple(sorted(active, key=lambda warp: ranks[type(warp)])))
+        settings: dict[Callable[[Any], Warp], Any] = {
+            Temperature: 0.0 if temperature is None else temperature,
+            TopK: top_k,
+            TopP: top_p,
+            MinP: min_p,
+            Typical: typical,
+            Epsilon: epsilon,
+            Eta: eta,
+            RepetitionPenalty: repetition_penalty,
+            PresencePenalty: presence_penalty,
+            FrequencyPenalty: frequency_penalty,
+            NoRepeatNGram: no_repeat_ngram,
+            LogitBias: logit_bias,
+        }
+        warps = [make(value) for make, value in settings.items() if value is not None]
+        warps.append(MinNewTokens(min_new_tokens or 0, tuple(eos_ids)))
+        rank = ORDERS[order].index
+        return cls(sorted((warp for warp in warps if not warp.neutral), key=lambda warp: rank(type(warp))))
 
     @cached_property
     def greedy(self) -> bool:
@@ -119,38 +123,73 @@ class Sampler:
 
     @cached_property
     def stateful(self) -> bool:
-        """True if any warp remembers something, so that `advance` must be called for every token."""
+        """True if any warp remembers something, so that contexts carry a state."""
         return any(warp.stateful for warp in self.warps)
-
-    def law(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
-
-        logits: [n, V], the model's own. contexts: the n histories. When greedy, masks and edits only are applied: what
-        follows them could not change the argmax, or would by mistake. May return `logits` itself.
-
-        Raises NumericalError if a row is not a distribution: NaN or infinite at its largest entry.
-        """
-        if len(contexts) != len(logits):
-            raise ValueError(f"{len(logits)} rows of logits need as many contexts, not {len(contexts)}")
-        logits = logits.float()
-        if not bool(logits.amax(dim=-1).isfinite().all()):
-            raise NumericalError("the model gave logits that are not a distribution (NaN or infinite values)")
-        for index, warp in enumerate(self.warps):
-            if self.greedy and warp.stage > Stage.EDIT:
-                continue
-            logits = warp.warp(logits, _own_states(contexts, index) if warp.stateful else contexts)
-        return logits
 
     def init(self, prompt: Sequence[int]) -> tuple[Any, ...]:
         """The state before the first output token, one entry per warp."""
         return tuple(warp.init(prompt) for warp in self.warps)
 
-    def advance(self, state: tuple[Any, ...], token: int, logprob: float) -> tuple[Any, ...]:
-        """The state after `token`, chosen with natural log-probability `logprob` under the model; pure."""
-        if not self.stateful:
-            return state
-        pairs = zip(self.warps, state, strict=True)
-        return tuple(warp.advance(own, token, logprob) for warp, own in pairs)
+    def context(self, tokens: Sequence[int], prompt_length: int, state: Any, seed: int = 0) -> Context:
+        """The history of the token after `tokens`, which are copied."""
+        return Context(prompt_length, list(tokens), state, seed)
+
+    def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
+        """The history one token on; `context` stays as it is.
+
+        logits: [V], the model's own, from which `token` was chosen after `context`.
+        """
+        state = context.state
+        if self.stateful:
+            entries = list(state)
+            for index, warp, before, _ in self._stages(logits[None].float(), [context]):
+                if warp.stateful:
+                    logprob = float(before[0].log_softmax(dim=-1)[token])
+                    entries[index] = warp.advance(state[index], token, logprob)
+            state = tuple(entries)
+        return Context(context.prompt_length, [*context.tokens, token], state, context.seed)
+
+    def law(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
+
+        logits: [n, V], the model's own. contexts: the n histories. When greedy, masks and edits only are
+        applied: what follows them could not change the argmax, or would by mistake. May return `logits`
+        itself.
+
+        Raises NumericalError if a row is not a distribution: its largest entry is NaN or infinite.
+        """
+        if len(contexts) != len(logits):
+            raise ValueError(f"{len(logits)} rows of logits need as many contexts, not {len(contexts)}")
+        logits = logits.float()
+        if not bool(logits.amax(dim=-1).isfinite().all()):
+            raise NumericalError(
+                "the model's logits are not a distribution (NaN or infinite); check the weights, or load the "
+                "model with dtype='float32'"
+            )
+        for _, _, _, after in self._stages(logits, contexts):
+            logits = after
+        return logits
+
+    def probabilities(self, law: torch.Tensor) -> torch.Tensor:
+        """[n, V] float64 of a law, every row summing to 1; one-hot when greedy."""
+        if not self.greedy:
+            return law.double().softmax(dim=-1)
+        return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
+
+    def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
+        """The token ids [n] that the noise of `seed` at the n output positions draws from a law."""
+        return law.argmax(dim=-1) if self.greedy else gumbel_argmax(law, seed, positions)
+
+    def _stages(
+        self, logits: torch.Tensor, contexts: Sequence[Context]
+    ) -> Iterator[tuple[int, Warp, torch.Tensor, torch.Tensor]]:
+        """Every warp that applies: its number, itself, the logits before and after it."""
+        for index, warp in enumerate(self.warps):
+            if self.greedy and warp.stage > Stage.EDIT:
+                continue
+            before = logits
+            logits = warp.warp(before, _own_states(contexts, index) if warp.stateful else contexts)
+            yield index, warp, before, logits
 
 
 def _own_states(contexts: Sequence[Context], index: int) -> list[Context]:

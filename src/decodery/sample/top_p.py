@@ -19,7 +19,7 @@ from .base import Context, Stage, Warp, require_number
 )
 @dataclass(frozen=True)
 class TopP(Warp):
-    """Keeps the smallest set of most probable tokens with a mass of at least p; the token that crosses p stays.
+    """Keeps the fewest most probable tokens with a mass of at least p; the token that crosses p stays.
 
     p: a share above 0, up to 1. Among equals at the border the lowest ids stay.
     """
@@ -50,8 +50,8 @@ class TopP(Warp):
 def _nucleus(row: np.ndarray, probs: np.ndarray, p: float) -> np.ndarray:
     """Ids of the nucleus, from a sort of the likely tokens only.
 
-    All tokens below a probability c hold less than V c together, so those from (1 - p) / V up are always enough but
-    for rounding; often those from a much higher one are.
+    All tokens below a probability c hold less than V c together, so those from (1 - p) / V up are always
+    enough but for rounding; often those from a much higher one are.
     """
     for least in (1e-3, (1.0 - p) / len(row), 0.0):
         ids = np.flatnonzero(probs >= least)

@@ -18,8 +18,8 @@ from .entropy import entropy
 class Typical(Warp):
     """Keeps the tokens whose surprise is nearest to the entropy, as few as hold a given mass.
 
-    mass: a share above 0, up to 1. Tokens equally far from the entropy as the last one needed all stay. The most
-    probable token may be dropped, which is the point of the method.
+    mass: a share above 0, up to 1. Tokens equally far from the entropy as the last one needed all stay. The
+    most probable token may be dropped, which is the point of the method.
     """
 
     mass: float = 0.95
@@ -52,7 +52,8 @@ class Typical(Warp):
 def _typical_set(surprise: np.ndarray, mean: float, mass: float) -> np.ndarray:
     """Ids of the typical set, from a sort of the tokens that are not much more surprising than the mean.
 
-    The set is an interval around the mean. If its border lies inside the tokens looked at, the others are outside.
+    The set is an interval around the mean. If its border lies inside the tokens looked at, the others are
+    outside.
     """
     for reach in (2.0, 4.0, 8.0, 16.0, np.inf):
         most = min(mean + reach, float(np.finfo(np.float32).max))
