@@ -134,19 +134,23 @@ class Sampler:
         """The history of the token after `tokens`, which are copied."""
         return Context(prompt_length, list(tokens), state, seed)
 
-    def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
-        """The history one token on; `context` stays as it is.
+    def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
+        """The state once `token` has been chosen after `context`; nothing is changed in place.
 
-        logits: [V], the model's own, from which `token` was chosen after `context`.
+        logits: [V], the model's own at `context`. A warp hears the token's log-probability under the logits it was
+        given: below a temperature the tempered ones, above a truncation the whole distribution.
         """
-        state = context.state
-        if self.stateful:
-            entries = list(state)
-            for index, warp, before, _ in self._stages(logits[None].float(), [context]):
-                if warp.stateful:
-                    logprob = float(before[0].log_softmax(dim=-1)[token])
-                    entries[index] = warp.advance(state[index], token, logprob)
-            state = tuple(entries)
+        if not self.stateful:
+            return context.state
+        state = list(context.state)
+        for index, warp, before, _ in self._stages(logits[None].float(), [context]):
+            if warp.stateful:
+                state[index] = warp.advance(state[index], token, float(before[0].log_softmax(dim=-1)[token]))
+        return tuple(state)
+
+    def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
+        """The history one token on, see `after`; `context` stays as it is."""
+        state = self.after(context, token, logits)
         return Context(context.prompt_length, [*context.tokens, token], state, context.seed)
 
     def law(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:

@@ -1,0 +1,45 @@
+# Everything runs in .venv, made on first use. PYTHON: the interpreter to make it with (3.11 or newer).
+# CONSTRAINTS: pinned versions; empty to let pip choose.
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+DATA ?= ../shared/data
+OUT ?= runs/bench
+
+.PHONY: demo test lint bench docs clean
+
+demo: $(VENV)/installed
+	@$(BIN)/decodery demo
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed
+	$(BIN)/decodery bench --out $(OUT) $(if $(wildcard $(DATA)),--data $(DATA))
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/generate.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "decodery needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decodery/model/csrc/*) | $(BIN)/python
+	@echo "installing decodery into $(VENV) (torch is the large part) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	@$(PIP) -e '.[test,lint]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build src/*.egg-info

@@ -1,0 +1,57 @@
+"""Every way of decoding a language model, in one engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decode.engine import Engine
+    from .decode.lm import LM, Output, Piece
+    from .registry import methods
+
+__version__ = "0.1.0"
+
+__all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "stream"]
+
+_HOMES = {
+    "LM": ".decode.lm",
+    "Output": ".decode.lm",
+    "Piece": ".decode.lm",
+    "Engine": ".decode.engine",
+    "methods": ".registry",
+}
+_PACKAGES = ("draft", "sample", "testing", "verify")
+
+
+def load(name: str = "smollm2", **options: Any) -> LM:
+    """A ready model: an embedded name, a folder, a `.gguf` file or a Hub id.
+
+    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "int8"), `device`, `revision`.
+    """
+    from .decode.lm import LM
+    from .model.load import load as load_model
+
+    return LM(load_model(name, **options))
+
+
+def generate(prompt: Any, model: str = "smollm2", **settings: Any) -> Output | list[Output]:
+    """Load `model` and decode one prompt; see `LM.generate`. To decode more than one, load the model once."""
+    return load(model).generate(prompt, **settings)
+
+
+def stream(prompt: Any, model: str = "smollm2", **settings: Any) -> Any:
+    """Load `model` and stream one text; see `LM.stream`."""
+    return load(model).stream(prompt, **settings)
+
+
+def __getattr__(name: str) -> Any:
+    # Heavy modules are imported when their names are first used, so that `decodery --help` is instant.
+    from importlib import import_module
+
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,89 @@
+"""One text being decoded: its tokens, its cache, and the state of everything that acts on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from .trace import Trace
+
+if TYPE_CHECKING:
+    from ..draft.base import Drafter
+    from ..model.cache import KVCache
+    from ..sample.base import Context
+    from ..sample.sampler import Sampler
+    from ..verify.base import Rule
+    from .text import TextStream
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the model's own softmax, and of the likeliest tokens beside it."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass
+class Sequence:
+    """A request in progress. The cache holds all tokens but the last, the pending one.
+
+    draft_state and sampler_state belong to the drafter and the sampler; the engine only hands them back.
+    logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    cache: KVCache
+    sampler: Sampler
+    rule: Rule
+    drafter: Drafter | None
+    vocab_size: int
+    seed: int = 0
+    max_new_tokens: int = 128
+    eos_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    text: TextStream | None = None
+    draft_state: Any = None
+    sampler_state: Any = None
+    trace: Trace = field(default_factory=Trace)
+    token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stopped_by: int | str | None = None
+    source: Sequence | None = None
+    """A sequence with the same prompt whose prefill this one will share by forking its cache."""
+
+    def context(self) -> Context:
+        """History of the next token, with the sampler's state there."""
+        return self.sampler.context(self.tokens, self.prompt_length, self.sampler_state, self.seed)
+
+    @property
+    def pending(self) -> int:
+        """The last token: known, not yet in the cache."""
+        return self.tokens[-1]
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def position(self) -> int:
+        """Index of the next output token, 0 for the first."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be emitted."""
+        return self.max_new_tokens - self.position
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def cancel(self) -> None:
+        """Stop decoding; what was committed stays."""
+        if not self.finished:
+            self.finish_reason = "cancelled"

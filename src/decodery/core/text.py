@@ -1,0 +1,61 @@
+"""Text of a growing token sequence: never a cut character, never a piece of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Detokenizer(Protocol):
+    """Turns token ids into text piece by piece; the pieces join to the decoded whole."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class TextStream:
+    """Decodes tokens as they are committed, ends at the first stop string and releases text that is safe to show.
+
+    Text that could be the beginning of a stop string is held back until it is settled.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+        self._detokenizer = detokenizer
+        self._stop = tuple(stop)
+        self._longest = max((len(string) for string in stop), default=0)
+        self._released = 0
+        self.text = ""
+
+    def push(self, token: int) -> str | None:
+        """Add one token; returns the stop string that its text completed, if any, and cuts the text before it."""
+        return self._append(self._detokenizer.push([token]))
+
+    def finish(self) -> None:
+        """No token will follow: what was held back is text after all."""
+        self._append(self._detokenizer.finish())
+
+    def release(self, *, final: bool = False) -> str:
+        """Text that became safe to show since the last call."""
+        end = len(self.text) if final else len(self.text) - self._held_back()
+        piece = self.text[self._released : end]
+        self._released = max(self._released, end)
+        return piece
+
+    def _append(self, piece: str) -> str | None:
+        start = max(0, len(self.text) - self._longest + 1)
+        self.text += piece
+        found = [(at, string) for string in self._stop if (at := self.text.find(string, start)) >= 0]
+        if not found:
+            return None
+        at, string = min(found, key=lambda hit: (hit[0], -len(hit[1])))
+        self.text = self.text[:at]
+        return string
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins some stop string."""
+        for length in range(min(self._longest - 1, len(self.text)), 0, -1):
+            end = self.text[-length:]
+            if any(string.startswith(end) for string in self._stop):
+                return length
+        return 0

@@ -1,0 +1,102 @@
+"""What each step did, and the figures of a whole generation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Step:
+    """One sequence's part in one pass.
+
+    nodes: drafted tokens (the pending one not counted); accepted: how many of them became text; emitted: tokens the
+    sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
+    sequences of a batch share. prefill: the pass read prompt tokens.
+    """
+
+    nodes: int
+    accepted: int
+    emitted: int
+    rows: int
+    prefill: bool
+    propose: float
+    score: float
+    choose: float
+    commit: float
+    sequences: int = 1
+
+    @property
+    def seconds(self) -> float:
+        return self.propose + self.score + self.choose + self.commit
+
+
+@dataclass(slots=True)
+class Trace:
+    """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out."""
+
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def decoding(self) -> list[Step]:
+        return [step for step in self.steps if not step.prefill]
+
+    @property
+    def passes(self) -> int:
+        """Target passes after prefill."""
+        return len(self.decoding)
+
+    @property
+    def rows(self) -> int:
+        """Rows fed to the target after prefill."""
+        return sum(step.rows for step in self.decoding)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens emitted after prefill, the bonus token of every pass included."""
+        return sum(step.emitted for step in self.decoding)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Mean tokens a pass adds; 1 for plain decoding, 0 where nothing was decoded."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+    @property
+    def prefill_seconds(self) -> float:
+        return sum(step.seconds for step in self.steps if step.prefill)
+
+    @property
+    def decode_seconds(self) -> float:
+        return sum(step.seconds for step in self.decoding)
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens emitted after prefill by the time spent after prefill."""
+        return self.tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def share(self) -> dict[str, float]:
+        """Which part of the decoding time each of the four parts took."""
+        total = self.decode_seconds or 1.0
+        parts = ("propose", "score", "choose", "commit")
+        return {part: sum(getattr(step, part) for step in self.decoding) / total for part in parts}
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        return {
+            "passes": self.passes,
+            "rows": self.rows,
+            "tokens_per_pass": round(self.tokens_per_pass, 4),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "seconds": round(self.seconds, 4),
+            "prefill_seconds": round(self.prefill_seconds, 4),
+            "share": {part: round(value, 4) for part, value in self.share.items()},
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Summary and every step, for files."""
+        return {**self.summary(), "steps": [asdict(step) for step in self.steps]}

@@ -1,0 +1,154 @@
+"""A draft: a tree of tokens that may follow the pending token, which is its root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+
+Origin = Literal["deterministic", "sampled", "without-replacement"]
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Tokens in topological order: node 0 is the pending token, every parent stands before its children.
+
+    tokens, parents: [n] int64, parents[0] == -1. origin: how siblings arose, which decides the rules that may verify
+    them: "deterministic" (a function of the prefix), "sampled" (independent draws) or "without-replacement".
+    Siblings stand in the order they were drawn in. logq: [n] float64, log-probability each node was drawn with.
+    distributions: {node: [vocab] float64 probabilities its children were drawn from}.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    origin: Origin = "deterministic"
+    logq: np.ndarray | None = None
+    distributions: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def root(cls, pending: int) -> TokenTree:
+        """No draft: the pending token alone."""
+        return cls(np.array([pending], dtype=np.int64), np.array([-1], dtype=np.int64))
+
+    @classmethod
+    def chain(
+        cls,
+        pending: int,
+        drafted: Sequence[int] | np.ndarray,
+        *,
+        origin: Origin = "deterministic",
+        logq: np.ndarray | None = None,
+        distributions: dict[int, torch.Tensor] | None = None,
+    ) -> TokenTree:
+        """One token after another behind the pending one."""
+        tokens = np.concatenate(([pending], np.asarray(drafted, dtype=np.int64)))
+        parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
+        return cls(tokens, parents, origin, logq, distributions or {})
+
+    @classmethod
+    def from_paths(cls, pending: int, paths: Sequence[Sequence[int]]) -> TokenTree:
+        """The trie of several continuations of the pending token."""
+        tree = cls.root(pending)
+        for path in paths:
+            tree = tree.merge(cls.chain(pending, path))
+        return tree
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def validate(self) -> None:
+        """Raise ValueError where the arrays are no tree of distinct deterministic siblings in topological order."""
+        n = len(self.tokens)
+        if n == 0 or len(self.parents) != n or self.parents[0] != -1:
+            raise ValueError("a tree needs a root with parent -1 and one parent per token")
+        if n > 1 and (self.parents[1:].min() < 0 or (self.parents[1:] >= np.arange(1, n)).any()):
+            raise ValueError("every node but the root needs a parent that stands before it")
+        if self.origin != "sampled" and len(self._index) != n:
+            raise ValueError("siblings must carry distinct tokens")
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """[n] distance from the root."""
+        depths = np.zeros(len(self), dtype=np.int64)
+        ancestors = self.parents.copy()
+        while (alive := ancestors >= 0).any():
+            depths += alive
+            ancestors = np.where(alive, self.parents[ancestors], -1)
+        return depths
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return bool((self.parents == np.arange(-1, len(self) - 1)).all())
+
+    def ancestor_mask(self) -> np.ndarray:
+        """[n, n] bool: row i marks node i and its ancestors."""
+        n = len(self)
+        if self.is_chain:
+            return np.tri(n, dtype=bool)
+        mask = np.eye(n, dtype=bool)
+        nodes, ancestors = np.arange(n), self.parents.copy()
+        while (alive := ancestors >= 0).any():
+            mask[nodes[alive], ancestors[alive]] = True
+            ancestors = np.where(alive, self.parents[ancestors], -1)
+        return mask
+
+    @cached_property
+    def _index(self) -> dict[tuple[int, int], int]:
+        pairs = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        return dict(zip(pairs, range(len(self)), strict=True))
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that carries `token`, if there is one."""
+        return self._index.get((node, token))
+
+    def children(self, node: int) -> np.ndarray:
+        """Children of `node` in the order they were drawn in."""
+        return np.flatnonzero(self.parents == node)
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`; empty for the root."""
+        nodes = []
+        while node > 0:
+            nodes.append(node)
+            node = int(self.parents[node])
+        return nodes[::-1]
+
+    def prune(self, keep: np.ndarray) -> TokenTree:
+        """The tree of the nodes marked in `keep` [n] bool whose ancestors are marked too; the root always stays.
+
+        Which sampled siblings survive must not depend on their tokens, or sampling rules are biased.
+        """
+        kept = keep.copy()
+        kept[0] = True
+        for _ in range(int(self.depths.max())):
+            kept[1:] &= kept[self.parents[1:]]
+        nodes = np.flatnonzero(kept)
+        place = np.full(len(self) + 1, -1, dtype=np.int64)
+        place[nodes] = np.arange(len(nodes))
+        logq = None if self.logq is None else self.logq[nodes]
+        laws = {int(place[node]): law for node, law in self.distributions.items() if kept[node]}
+        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws)
+
+    def merge(self, other: TokenTree) -> TokenTree:
+        """Union of the paths of both trees, by longest shared prefix; a deterministic tree.
+
+        Raises ValueError where the roots differ.
+        """
+        if self.tokens[0] != other.tokens[0]:
+            raise ValueError(f"trees of different pending tokens {self.tokens[0]} and {other.tokens[0]}")
+        tokens, parents, index = self.tokens.tolist(), self.parents.tolist(), dict(self._index)
+        place = {-1: -1}
+        for node, (token, parent) in enumerate(
+            zip(other.tokens.tolist(), other.parents.tolist(), strict=True)
+        ):
+            key = (place[parent], token)
+            if key not in index:
+                index[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+            place[node] = index[key]
+        return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))

@@ -1,0 +1,225 @@
+"""The loop: propose, score, choose, commit, over all active sequences at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from ..budget.base import Budget
+from ..core.sequence import Sequence
+from ..core.text import Detokenizer, TextStream
+from ..core.trace import Step
+from ..core.tree import TokenTree
+from ..draft.base import Observation
+from ..errors import PromptError
+from ..model.batch import Batch, Scores, Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel
+from ..verify.base import Accepted, Laws
+from .commit import commit
+from .request import Request
+
+_MAX_NODES = 64
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One sequence's part in a pass. The tree's nodes are the last rows of the segment.
+
+    prefill: the rows are unread tokens, not a draft. laws: None where unread tokens remain, so that nothing is chosen.
+    """
+
+    seq: Sequence
+    segment: Segment
+    tree: TokenTree
+    prefill: bool
+    decides: bool
+    laws: Laws | None = None
+    accepted: Accepted | None = None
+    emitted: int = 0
+
+
+class Engine:
+    """Decodes any number of sequences with one model. Every `step` is one pass over all of them.
+
+    Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
+    detokenizer: makes a text stream per sequence; without it sequences have tokens only.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        detokenizer: Callable[[], Detokenizer] | None = None,
+        prefill_chunk: int = 512,
+    ) -> None:
+        self.model = model
+        self.prefill_chunk = prefill_chunk
+        self._detokenizer = detokenizer
+        self._active: list[Sequence] = []
+
+    def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
+        """Start a sequence. like: one already submitted with the same prompt, whose prefill it shares."""
+        prompt = [int(token) for token in request.prompt]
+        self._check(prompt)
+        seq = Sequence(
+            tokens=prompt,
+            prompt_length=len(prompt),
+            cache=self.model.new_cache() if request.reuse is None else _resume(request.reuse, prompt),
+            sampler=request.sampler,
+            rule=request.rule,
+            drafter=request.drafter,
+            vocab_size=self.model.vocab_size,
+            seed=request.seed,
+            max_new_tokens=min(request.max_new_tokens, self.model.config.max_positions - len(prompt)),
+            eos_ids=frozenset(request.eos_ids),
+            logprobs=request.logprobs,
+            source=like,
+        )
+        if self._detokenizer is not None:
+            seq.text = TextStream(self._detokenizer(), request.stop)
+        seq.sampler_state = seq.sampler.init(prompt)
+        if seq.drafter is not None:
+            seq.draft_state = seq.drafter.start(seq)
+        self._active.append(seq)
+        return seq
+
+    def run(self, sequences: Iterable[Sequence]) -> None:
+        """Step until all of these are finished."""
+        waiting = list(sequences)
+        while waiting := [seq for seq in waiting if not seq.finished]:
+            self.step()
+
+    @torch.no_grad()
+    def step(self) -> list[Sequence]:
+        """One pass over all active sequences; returns those it advanced. Finished ones leave the engine."""
+        self._active = [seq for seq in self._active if not seq.finished]
+        times = [perf_counter()]
+        turns = [self._propose(seq) for seq in self._active if self._ready(seq)]
+        if not turns:
+            return []
+        times.append(perf_counter())
+        scores = self._score(turns)
+        times.append(perf_counter())
+        for number, turn in enumerate(turns):
+            if turn.decides:
+                nodes = scores.of(number)[-len(turn.tree) :]
+                turn.laws = Laws(turn.tree, nodes, turn.seq)
+                turn.accepted = turn.seq.rule.choose(turn.tree, turn.laws, turn.seq)
+        times.append(perf_counter())
+        for number, turn in enumerate(turns):
+            self._commit(turn, scores, number)
+        times.append(perf_counter())
+        for turn in turns:
+            turn.seq.trace.steps.append(_record(turn, times, len(turns)))
+        self._active = [seq for seq in self._active if not seq.finished]
+        return [turn.seq for turn in turns]
+
+    def _check(self, prompt: list[int]) -> None:
+        limit, vocab = self.model.config.max_positions, self.model.vocab_size
+        if not prompt:
+            raise PromptError("the prompt is empty: give at least one token")
+        if len(prompt) >= limit:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
+                "one new token fits"
+            )
+        if not 0 <= min(prompt) <= max(prompt) < vocab:
+            raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
+
+    def _ready(self, seq: Sequence) -> bool:
+        """Whether the sequence can take part; a shared prompt is taken over once its owner has read it."""
+        if seq.source is None:
+            return True
+        owner, shared = seq.source.cache, seq.prompt_length - 1
+        if owner.next_position >= shared:
+            seq.cache = owner.fork()
+            seq.cache.truncate(shared)
+        elif not seq.source.finished:
+            return False
+        seq.source = None
+        return True
+
+    def _propose(self, seq: Sequence) -> _Turn:
+        """The rows this sequence feeds: a chunk of unread tokens, or its draft tree."""
+        cache, drafter = seq.cache, seq.drafter
+        unread = len(seq.tokens) - cache.next_position
+        if unread > 1 or seq.position == 0:
+            chunk = seq.tokens[cache.next_position :][: self.prefill_chunk]
+            decides = len(chunk) == unread
+            if drafter is not None and drafter.reads_prompt:
+                rows = None
+            else:
+                rows = [len(chunk) - 1] if decides else []
+            segment = Segment.chunk(chunk, cache, logit_rows=rows)
+            return _Turn(seq, segment, TokenTree.root(chunk[-1]), True, decides)
+        tree = TokenTree.root(seq.pending)
+        if drafter is not None and seq.remaining > 1:
+            # The bonus token needs a place too, so a draft is never deeper than what is left but one.
+            tree = drafter.propose(seq, Budget(nodes=_MAX_NODES, depth=seq.remaining - 1))
+        mask = None if tree.is_chain else tree.ancestor_mask()
+        segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
+        return _Turn(seq, segment, tree, False, True)
+
+    def _score(self, turns: list[_Turn]) -> Scores:
+        taps = {tap for turn in turns if turn.seq.drafter for tap in turn.seq.drafter.taps}
+        return self.model.forward(Batch([turn.segment for turn in turns]), taps=sorted(taps))
+
+    def _commit(self, turn: _Turn, scores: Scores, number: int) -> None:
+        seq, rows = turn.seq, len(turn.segment)
+        if turn.laws is None or turn.accepted is None:
+            seq.cache.keep(range(rows))
+            emitted: list[int] = []
+        else:
+            emitted = commit(seq, turn.tree, turn.laws, turn.accepted)
+            first = rows - len(turn.tree)
+            # The last emitted token is the new pending one: known, but not in the cache.
+            kept = turn.accepted.path[: len(emitted) - 1]
+            seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
+        turn.emitted = len(emitted)
+        if seq.drafter is not None and (not turn.prefill or seq.drafter.reads_prompt):
+            seq.drafter.observe(seq, _observation(turn, scores, number, emitted))
+
+
+def _observation(turn: _Turn, scores: Scores, number: int, emitted: list[int]) -> Observation:
+    taps = turn.seq.drafter.taps if turn.seq.drafter else ()
+    hidden = {tap: scores.hidden_of(number, tap) for tap in taps}
+    tree, path = turn.tree, [] if turn.accepted is None else turn.accepted.path
+    if turn.prefill and turn.segment.tokens is not None:
+        tokens = turn.segment.tokens
+        tree, path = TokenTree.chain(int(tokens[0]), tokens[1:]), list(range(1, len(tokens)))
+    return Observation(tree, scores.of(number), hidden, path, emitted)
+
+
+def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
+    propose, score, choose, commit_ = (
+        after - before for before, after in zip(times, times[1:], strict=False)
+    )
+    path = [] if turn.accepted is None else turn.accepted.path
+    return Step(
+        nodes=len(turn.tree) - 1,
+        accepted=min(len(path), turn.emitted),
+        emitted=turn.emitted,
+        rows=len(turn.segment),
+        prefill=turn.prefill,
+        propose=propose,
+        score=score,
+        choose=choose,
+        commit=commit_,
+        sequences=sequences,
+    )
+
+
+def _resume(earlier: Sequence, prompt: list[int]) -> KVCache:
+    """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again."""
+    shared = 0
+    for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    cache = earlier.cache.fork()
+    cache.truncate(min(shared, cache.next_position))
+    return cache

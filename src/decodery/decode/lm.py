@@ -1,0 +1,207 @@
+"""A language model as its user sees it: a prompt in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.sequence import FinishReason, Sequence, TokenLogprob
+from ..core.trace import Trace
+from ..draft.base import Drafter
+from ..errors import SettingsError
+from ..model.load import LoadedModel
+from ..registry import resolve
+from ..sample.sampler import Sampler
+from ..verify.base import Rule
+from .engine import Engine
+from .request import Request
+
+Message = Mapping[str, Any]
+Prompt = str | Ordered[Message]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    stopped_by: int | str | None
+    seed: int
+    trace: Trace
+    logprobs: list[TokenLogprob] | None
+    sequence: Sequence
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `decodery generate --json` prints."""
+        result: dict[str, Any] = {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "trace": self.trace.summary(),
+        }
+        if self.logprobs is not None:
+            result["logprobs"] = [
+                {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs
+            ]
+        return result
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a streamed text; `output` is set on the last one."""
+
+    text: str
+    output: Output | None = None
+
+
+class LM:
+    """A loaded model with its tokenizer and chat template."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.chat = loaded.chat
+        self.name = loaded.name
+        self.dtype = loaded.dtype
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
+
+        prompt: a text, or chat messages `{"role": ..., "content": ...}`.
+        """
+        if isinstance(prompt, str):
+            if raw or self.chat is None:
+                return self.tokenizer.encode(prompt)
+            prompt = [{"role": "user", "content": prompt}]
+        elif self.chat is None or raw:
+            raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
+        return self.tokenizer.encode(self.chat.render(prompt), special=False)
+
+    def generate(
+        self, prompt: Prompt | list[str], *, n: int = 1, raw: bool = False, **settings: Any
+    ) -> Output | list[Output]:
+        """Decode a prompt to the end; a list of outputs for a list of texts or for n > 1 (prompt by prompt).
+
+        settings: see `request`. All texts are decoded together, and each is what it would be alone; sample i of n
+        has seed `seed + i`.
+        """
+        several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
+        prompts: list[Any] = list(prompt) if several else [prompt]
+        engine = self.engine()
+        sequences = [seq for one in prompts for seq in self._submit(engine, one, n, raw, settings)]
+        engine.run(sequences)
+        outputs = [self.output(seq) for seq in sequences]
+        return outputs if several or n > 1 else outputs[0]
+
+    def stream(self, prompt: Prompt, *, raw: bool = False, **settings: Any) -> Iterator[Piece]:
+        """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`."""
+        engine = self.engine()
+        (seq,) = self._submit(engine, prompt, 1, raw, settings)
+        try:
+            while not seq.finished:
+                engine.step()
+                assert seq.text is not None
+                if piece := seq.text.release(final=seq.finished):
+                    yield Piece(piece)
+        finally:
+            seq.cancel()
+        yield Piece("", self.output(seq))
+
+    def engine(self) -> Engine:
+        """A fresh engine whose sequences decode their text with this model's tokenizer."""
+        return Engine(self.model, detokenizer=self.tokenizer.stream)
+
+    def request(
+        self,
+        tokens: Ordered[int],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float | None = None,
+        sampler: Sampler | Ordered[Any] | None = None,
+        drafter: Drafter | str | None = "auto",
+        rule: Rule | str = "coupled",
+        seed: int = 0,
+        stop: str | Ordered[str] = (),
+        ignore_eos: bool = False,
+        min_new_tokens: int = 0,
+        logprobs: int | None = None,
+        reuse: Sequence | None = None,
+        **shortcuts: Any,
+    ) -> Request:
+        """A request with everything resolved from names.
+
+        temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, repetition_penalty, presence_penalty,
+        frequency_penalty, no_repeat_ngram, logit_bias, order) build the usual sampler; `sampler` takes a list of warps
+        in its place. drafter, rule: an instance, a name as in "prompt-lookup:length=5", or None for no speculation.
+        """
+        eos = () if ignore_eos else self.tokenizer.eos_ids
+        return Request(
+            tokens,
+            max_new_tokens=max_new_tokens,
+            sampler=build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts),
+            drafter=resolve_drafter(drafter),
+            rule=resolve("verify", rule),
+            seed=seed,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            eos_ids=tuple(eos),
+            logprobs=logprobs,
+            reuse=reuse,
+        )
+
+    def output(self, seq: Sequence) -> Output:
+        """What a finished sequence became."""
+        assert seq.finish_reason is not None and seq.text is not None
+        return Output(
+            text=seq.text.text,
+            tokens=seq.generated,
+            finish_reason=seq.finish_reason,
+            stopped_by=seq.stopped_by,
+            seed=seq.seed,
+            trace=seq.trace,
+            logprobs=seq.token_logprobs if seq.logprobs is not None else None,
+            sequence=seq,
+        )
+
+    def _submit(
+        self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]
+    ) -> list[Sequence]:
+        if n < 1:
+            raise SettingsError(f"n must be at least 1, not {n}")
+        tokens = self.encode(prompt, raw=raw)
+        first = engine.submit(self.request(tokens, **settings))
+        seeds = range(first.seed + 1, first.seed + n)
+        others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
+        return [first, *others]
+
+
+def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
+    """A drafter by name; None and "none" mean no speculation, "auto" what is fastest in general."""
+    if drafter is None or drafter == "none":
+        return None
+    return resolve("draft", "prompt-lookup" if drafter == "auto" else drafter)
+
+
+def build_sampler(
+    sampler: Sampler | Ordered[Any] | None,
+    temperature: float | None,
+    min_new_tokens: int,
+    eos: Ordered[int],
+    shortcuts: dict[str, Any],
+) -> Sampler:
+    """The sampler that the settings of one request describe."""
+    if sampler is None:
+        return Sampler.from_settings(
+            temperature=0.0 if temperature is None else temperature,
+            min_new_tokens=min_new_tokens,
+            eos_ids=tuple(eos),
+            **shortcuts,
+        )
+    given = [name for name, value in {"temperature": temperature, **shortcuts}.items() if value is not None]
+    if given or min_new_tokens:
+        raise SettingsError(f"give either sampler or {', '.join(given or ['min_new_tokens'])}, not both")
+    return sampler if isinstance(sampler, Sampler) else Sampler(sampler)

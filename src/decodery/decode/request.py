@@ -1,0 +1,47 @@
+"""What a caller asks of the engine for one text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+
+from ..core.sequence import Sequence
+from ..draft.base import Drafter
+from ..errors import SettingsError
+from ..sample.sampler import Sampler
+from ..verify.base import Rule
+from ..verify.coupled import Coupled
+
+
+@dataclass
+class Request:
+    """Settings of one text. prompt: token ids, at least one.
+
+    sampler: greedy by default. drafter: None for no speculation. stop: strings that end the text and are cut from it.
+    eos_ids: tokens that end it. logprobs: how many likeliest tokens to report beside each emitted one (0: the emitted
+    one alone). reuse: a finished sequence whose cache serves as far as its tokens agree with the prompt.
+    """
+
+    prompt: Ordered[int]
+    max_new_tokens: int = 128
+    sampler: Sampler = field(default_factory=Sampler.from_settings)
+    drafter: Drafter | None = None
+    rule: Rule = field(default_factory=Coupled)
+    seed: int = 0
+    stop: Ordered[str] = ()
+    eos_ids: Ordered[int] = ()
+    logprobs: int | None = None
+    reuse: Sequence | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise SettingsError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if any(not isinstance(string, str) or not string for string in self.stop):
+            raise SettingsError("stop must be non-empty strings")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 100:
+            raise SettingsError(f"logprobs must lie between 0 and 100, not {self.logprobs}")
+        if self.drafter is not None and self.drafter.origin not in self.rule.origins:
+            raise SettingsError(
+                f"the rule {type(self.rule).__name__} cannot verify {self.drafter.origin} drafts of "
+                f"{type(self.drafter).__name__}: use the coupled rule or another drafter"
+            )

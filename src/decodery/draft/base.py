@@ -1,0 +1,54 @@
+"""What a drafter is: something that guesses what may follow, and learns from what did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from ..core.tree import Origin, TokenTree
+
+if TYPE_CHECKING:
+    from ..budget.base import Budget
+    from ..core.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Observation:
+    """What one pass taught about one sequence.
+
+    tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
+    logits: [n, vocab] float32 of the tree's nodes, the model's own. hidden: {layer: [n, hidden]}, as tapped.
+    path: accepted nodes below the root; emitted: tokens the text grew by, the bonus token included.
+    """
+
+    tree: TokenTree
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor]
+    path: list[int]
+    emitted: list[int]
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A way of guessing the next tokens. Fields are hyper-parameters; memory lives in `seq.draft_state`.
+
+    origin: how siblings in its trees arise, which decides the rules that may verify them.
+    taps: after how many layers it wants hidden states. reads_prompt: whether it is shown the prompt's rows too.
+    """
+
+    origin: ClassVar[Origin] = "deterministic"
+    taps: ClassVar[tuple[int, ...]] = ()
+    reads_prompt: ClassVar[bool] = False
+
+    def start(self, seq: Sequence) -> Any:
+        """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
+        return None
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
+        raise NotImplementedError
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""

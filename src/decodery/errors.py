@@ -1,0 +1,43 @@
+"""Every error a user can cause, each with one sentence that names what is wrong and what to do."""
+
+from __future__ import annotations
+
+
+class DecoderyError(Exception):
+    """Base of all errors this package raises on purpose; the command line prints it without a stack trace."""
+
+
+class ModelNotFound(DecoderyError):
+    """The model name is not an embedded model, a folder, a GGUF file or a reachable Hub id."""
+
+
+class CorruptFile(DecoderyError):
+    """A model file is truncated, damaged or of an unknown kind."""
+
+
+class UnsupportedModel(DecoderyError):
+    """The file is sound, but describes a model this package cannot run faithfully."""
+
+
+class PromptError(DecoderyError):
+    """The prompt is empty, too long for the model's context, or not what the model's template accepts."""
+
+
+class VocabularyMismatch(DecoderyError):
+    """Draft and target model do not share one space of token ids."""
+
+
+class UnknownMethod(DecoderyError):
+    """No method is registered under that name."""
+
+
+class SettingsError(DecoderyError):
+    """A setting is out of range or contradicts another one."""
+
+
+class NumericalError(DecoderyError):
+    """The model produced logits that are not a distribution (NaN, or no finite value)."""
+
+
+class OutOfMemory(DecoderyError):
+    """There is no memory for a larger cache."""

@@ -1,0 +1,102 @@
+"""What one pass of the model reads and returns: rows of several sequences, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from .cache import KVCache
+
+
+@dataclass
+class Segment:
+    """One sequence's rows in one pass: a draft tree, a prefill chunk, a single token, a Jacobi window.
+
+    positions: [n] position ids. tokens: [n] token ids, or embeddings: [n, hidden] in their place.
+    mask: [n, n] bool, which of its own rows each row sees (itself included), None for causal order. A row's visible
+    rows must stand in ascending position order, so that a row's result does not depend on what else is in the pass.
+    cache: every row also sees all that the cache holds; the rows' own keys and values are written behind it as
+    scratch, which `cache.keep(rows)` turns into content and the next pass overwrites. None: rows see each other only.
+    logit_rows: rows whose logits are wanted, None for all.
+    """
+
+    positions: np.ndarray
+    tokens: np.ndarray | None = None
+    embeddings: torch.Tensor | None = None
+    mask: np.ndarray | None = None
+    cache: KVCache | None = None
+    logit_rows: Sequence[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @classmethod
+    def chunk(
+        cls, tokens: Sequence[int] | np.ndarray, cache: KVCache, logit_rows: Sequence[int] | None = None
+    ) -> Segment:
+        """Consecutive tokens right after what `cache` has seen."""
+        ids = np.asarray(tokens, dtype=np.int64)
+        positions = np.arange(cache.next_position, cache.next_position + len(ids))
+        return cls(positions=positions, tokens=ids, cache=cache, logit_rows=logit_rows)
+
+
+@dataclass
+class Batch:
+    """Segments flattened to `rows` rows: linear layers see all rows at once, attention works per segment."""
+
+    segments: list[Segment]
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """First row of every segment, then the total: [len(segments) + 1]."""
+        total, result = 0, [0]
+        for segment in self.segments:
+            total += len(segment)
+            result.append(total)
+        return result
+
+    @property
+    def rows(self) -> int:
+        return self.offsets[-1]
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """[N] position ids of all rows."""
+        if len(self.segments) == 1:
+            return self.segments[0].positions
+        return np.concatenate([segment.positions for segment in self.segments])
+
+    @cached_property
+    def logit_rows(self) -> tuple[np.ndarray, list[int]]:
+        """Flat indices of the rows whose logits are wanted [M], and where each segment's begin among them."""
+        parts, bounds = [], [0]
+        for segment, offset in zip(self.segments, self.offsets, strict=False):
+            rows = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows)
+            parts.append(rows.astype(np.int64) + offset)
+            bounds.append(bounds[-1] + len(rows))
+        return np.concatenate(parts), bounds
+
+
+@dataclass
+class Scores:
+    """What a pass returns. logits: [M, vocab] float32, the requested rows of all segments in order.
+
+    hidden: {layer: [N, hidden]}, the residual stream after that many layers (0: the embeddings), where tapped.
+    """
+
+    logits: torch.Tensor
+    bounds: list[int]
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    offsets: list[int] = field(default_factory=list)
+
+    def of(self, segment: int) -> torch.Tensor:
+        """Logits [m, vocab] of one segment's requested rows."""
+        return self.logits[self.bounds[segment] : self.bounds[segment + 1]]
+
+    def hidden_of(self, segment: int, layer: int) -> torch.Tensor:
+        """Hidden states [n, hidden] of one segment's rows after `layer` layers."""
+        return self.hidden[layer][self.offsets[segment] : self.offsets[segment + 1]]

@@ -1,0 +1,172 @@
+"""One sequence's keys and values: content that counts, and scratch rows of the pass in progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import OutOfMemory
+
+
+class _Storage:
+    """The tensor behind one or more caches, and how many of them share it."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+        self.owners = 1
+
+
+class KVCache:
+    """Keys and values of one sequence, per layer, with a length per layer and the position of every slot.
+
+    data: [layers, 2 (keys, values), kv_heads, capacity, head_dim]. Slots [0, length) are content in ascending
+    position order; a pass writes its rows as scratch behind them and `keep` decides which of these become content.
+    Capacity doubles, so growing costs no copy per token; forks share storage until one of them writes.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        capacity: int = 256,
+    ) -> None:
+        shape = (layers, 2, kv_heads, capacity, head_dim)
+        self._storage = _Storage(_allocate(shape, dtype, device))
+        self.lengths = np.zeros(layers, dtype=np.int64)
+        self.positions = np.zeros((layers, capacity), dtype=np.int32)
+        self.next_position = 0
+        self.scratch = 0
+
+    @property
+    def data(self) -> torch.Tensor:
+        """[layers, 2, kv_heads, capacity, head_dim]; read it only after `reserve`, which may replace it."""
+        return self._storage.data
+
+    @property
+    def capacity(self) -> int:
+        return self._storage.data.shape[3]
+
+    @property
+    def length(self) -> int:
+        """Slots that hold content; the largest over the layers where eviction made them differ."""
+        return int(self.lengths.max())
+
+    @property
+    def evicted(self) -> bool:
+        """Whether some layer no longer holds every position from 0 on."""
+        return bool((self.lengths != self.next_position).any())
+
+    def reserve(self, positions: np.ndarray) -> None:
+        """Make room, owned by this cache alone, for scratch rows at `positions` [n]. Called once by each pass."""
+        n = len(positions)
+        needed = self.length + n
+        if needed > self.capacity:
+            self._replace(max(needed, 2 * self.capacity))
+        elif self._storage.owners > 1:
+            self._replace(self.capacity)
+        self.scratch = n
+        for start in np.unique(self.lengths):
+            self.positions[self.lengths == start, start : start + n] = positions
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store the scratch rows' keys and values, each [n, kv_heads, head_dim], of one layer."""
+        start = int(self.lengths[layer])
+        slots = self.data[layer, :, :, start : start + self.scratch]
+        slots[0].copy_(keys.transpose(0, 1))
+        slots[1].copy_(values.transpose(0, 1))
+
+    def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of content and scratch, each [kv_heads, length + scratch, head_dim], without a copy."""
+        stop = int(self.lengths[layer]) + self.scratch
+        both = self.data[layer, :, :, :stop]
+        return both[0], both[1]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Turn these scratch rows (ascending positions) into content, in this order, and forget the others."""
+        if any(not 0 <= row < self.scratch for row in rows):
+            raise IndexError(f"rows {list(rows)} are not all among the {self.scratch} rows of the last pass")
+        m = len(rows)
+        if m and list(rows) != list(range(m)):
+            index = torch.as_tensor(rows, device=self.data.device)
+            for start in np.unique(self.lengths):
+                layers = self.lengths == start
+                data = self.data if layers.all() else self.data[torch.from_numpy(np.flatnonzero(layers))]
+                # index_select makes a copy first, so overlapping source and target slots are safe.
+                picked = data[:, :, :, start : start + self.scratch].index_select(3, index)
+                if layers.all():
+                    data[:, :, :, start : start + m] = picked
+                else:
+                    self.data[torch.from_numpy(np.flatnonzero(layers)), :, :, start : start + m] = picked
+                self.positions[layers, start : start + m] = self.positions[layers][
+                    :, start + np.asarray(rows)
+                ]
+        if m:
+            first = int(self.lengths[0])
+            self.next_position = int(self.positions[0, first + m - 1]) + 1
+            self.lengths += m
+        self.scratch = 0
+
+    def truncate(self, n: int) -> None:
+        """Forget every slot whose position is n or later."""
+        for layer, length in enumerate(self.lengths):
+            self.lengths[layer] = np.searchsorted(self.positions[layer, :length], n)
+        self.next_position = min(self.next_position, n)
+        self.scratch = 0
+
+    def fork(self) -> KVCache:
+        """A cache with the same content; the two share memory until one of them writes."""
+        twin = object.__new__(KVCache)
+        twin._storage = self._storage
+        twin._storage.owners += 1
+        twin.lengths = self.lengths.copy()
+        twin.positions = self.positions.copy()
+        twin.next_position = self.next_position
+        twin.scratch = 0
+        return twin
+
+    def evict(self, layer: int, slots: Sequence[int]) -> None:
+        """Drop these slots of one layer; the others keep their order and their positions."""
+        length = int(self.lengths[layer])
+        remaining = np.setdiff1d(np.arange(length), np.asarray(slots, dtype=np.int64))
+        if self._storage.owners > 1:
+            self._replace(self.capacity)
+        index = torch.from_numpy(remaining).to(self.data.device)
+        self.data[layer, :, :, : len(remaining)] = self.data[layer].index_select(2, index)
+        self.positions[layer, : len(remaining)] = self.positions[layer, remaining]
+        self.lengths[layer] = len(remaining)
+        self.scratch = 0
+
+    def __del__(self) -> None:
+        # A storage nobody else owns any more may be written without a copy.
+        storage = getattr(self, "_storage", None)
+        if storage is not None:
+            storage.owners -= 1
+
+    def _replace(self, capacity: int) -> None:
+        """Move the content to storage of its own with room for `capacity` slots."""
+        old, length = self.data, self.length
+        shape = (*old.shape[:3], capacity, old.shape[4])
+        fresh = _allocate(shape, old.dtype, old.device)
+        fresh[:, :, :, :length] = old[:, :, :, :length]
+        self._storage.owners -= 1
+        self._storage = _Storage(fresh)
+        positions = np.zeros((len(self.lengths), capacity), dtype=np.int32)
+        positions[:, :length] = self.positions[:, :length]
+        self.positions = positions
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        size = np.prod(shape, dtype=np.float64) * dtype.itemsize / 2**30
+        raise OutOfMemory(
+            f"no memory for a key-value cache of {shape[3]} tokens ({size:.1f} GiB): "
+            "use a shorter prompt or fewer sequences at once"
+        ) from error

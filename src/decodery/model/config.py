@@ -1,0 +1,77 @@
+"""What a decoder-only transformer looks like: one configuration for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: base frequency and, optionally, how it is stretched for long contexts.
+
+    kind: "default", "linear" (positions divided by `factor`), "llama3" (low frequencies divided by `factor`,
+    a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language Models, 2023) or
+    "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3 store it).
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape and switches of a decoder-only transformer.
+
+    Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
+    `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included);
+    such layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store
+    w - 1 are converted at loading).
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_positions: int
+    family: str = "llama"
+    norm_eps: float = 1e-5
+    rope: Rope = field(default_factory=Rope)
+    local_rope: Rope | None = None
+    sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sandwich_norms: bool = False
+    activation: str = "silu"
+    embedding_scale: float = 1.0
+    attention_scale: float = 0.0
+    causal: bool = True
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.attention_scale == 0.0:
+            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
+        if not self.sliding_layers:
+            object.__setattr__(self, "sliding_layers", (False,) * self.num_layers)
+
+    def window(self, layer: int) -> int | None:
+        """How many positions back layer `layer` sees, itself included; None means all of them."""
+        return self.sliding_window if self.sliding_layers[layer] else None

@@ -1,0 +1,54 @@
+"""The tensors of a transformer, in the fused form the forward pass uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+
+@dataclass
+class Dense:
+    """A linear layer in floating point. weight: [out, in]; bias: [out] or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] -> [N, out], in the weight's dtype."""
+        return linear(rows, self.weight, self.bias)
+
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class Layer:
+    """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply.
+
+    qkv: hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
+    gate_up: hidden -> 2 * intermediate, gate first.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: Linear
+    output: Linear
+    mlp_norm: torch.Tensor
+    gate_up: Linear
+    down: Linear
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+    post_attention_norm: torch.Tensor | None = None
+    post_mlp_norm: torch.Tensor | None = None
+
+
+@dataclass
+class Weights:
+    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab."""
+
+    embedding: torch.Tensor
+    layers: list[Layer]
+    norm: torch.Tensor
+    head: Linear

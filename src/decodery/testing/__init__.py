@@ -1,0 +1,29 @@
+"""The laws of exact decoding, as checks any method can be run through."""
+
+from .drafters import Garbage, Oracle
+from .laws import (
+    LawBroken,
+    check_batch,
+    check_distribution,
+    check_identical,
+    check_state,
+    decode,
+    enumerate_law,
+)
+from .models import TableModel, tiny_transformer
+from .statistics import chi_square
+
+__all__ = [
+    "Garbage",
+    "LawBroken",
+    "Oracle",
+    "TableModel",
+    "check_batch",
+    "check_distribution",
+    "check_identical",
+    "check_state",
+    "chi_square",
+    "decode",
+    "enumerate_law",
+    "tiny_transformer",
+]

@@ -1,0 +1,82 @@
+"""Drafters that try to break the loop: one that knows nothing, and one that knows the answer and hides it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..budget.base import Budget
+from ..core.noise import mix
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..draft.base import Drafter
+
+
+@dataclass(frozen=True)
+class Garbage(Drafter):
+    """Random trees of random tokens, up to `nodes` of them; no draft may ever change what is decoded."""
+
+    nodes: int = 12
+    seed: int = 0
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        random = np.random.default_rng(mix(self.seed, seq.seed, len(seq.tokens)))
+        tree = _Growing(seq.pending)
+        for _ in range(random.integers(0, min(self.nodes, budget.nodes) + 1)):
+            parent = int(random.integers(0, len(tree.tokens)))
+            if tree.depths[parent] < budget.depth:
+                tree.add(parent, int(random.integers(0, seq.vocab_size)))
+        return tree.finish()
+
+
+@dataclass(frozen=True)
+class Oracle(Drafter):
+    """Trees that hold the true continuation among random branches, in scattered rows and to a random depth.
+
+    answer: the whole true text, prompt included. Accepted paths then lie anywhere in a pass.
+    """
+
+    answer: tuple[int, ...]
+    nodes: int = 12
+    seed: int = 0
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        random = np.random.default_rng(mix(self.seed, seq.seed, len(seq.tokens)))
+        tree, true_end = _Growing(seq.pending), 0
+        for _ in range(min(self.nodes, budget.nodes)):
+            following = len(seq.tokens) + int(tree.depths[true_end])
+            parent = int(random.integers(0, len(tree.tokens)))
+            if (
+                random.random() < 0.5
+                and following < len(self.answer)
+                and tree.depths[true_end] < budget.depth
+            ):
+                true_end = tree.add(true_end, self.answer[following])
+            elif tree.depths[parent] < budget.depth:
+                tree.add(parent, int(random.integers(0, seq.vocab_size)))
+        return tree.finish()
+
+
+class _Growing:
+    """A tree in the making; adding a token that is there already gives the node that carries it."""
+
+    def __init__(self, pending: int) -> None:
+        self.tokens, self.parents, self.depths = [pending], [-1], [0]
+        self._index: dict[tuple[int, int], int] = {}
+
+    def add(self, parent: int, token: int) -> int:
+        node = self._index.setdefault((parent, token), len(self.tokens))
+        if node == len(self.tokens):
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
+        return node
+
+    def finish(self) -> TokenTree:
+        return TokenTree(_array(self.tokens), _array(self.parents))
+
+
+def _array(values: Ordered[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)

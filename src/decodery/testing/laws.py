@@ -1,0 +1,218 @@
+"""The laws of exact decoding as executable checks; each raises LawBroken with what was seen.
+
+They hold for any model behind `LanguageModel`. A method of your own is checked by passing it in:
+
+    from decodery.testing import check_identical, tiny_transformer
+    check_identical(tiny_transformer(), [[1, 2, 3]], drafter=MyDrafter())
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+import torch
+
+from ..core.sequence import Sequence
+from ..decode.engine import Engine
+from ..decode.request import Request
+from ..draft.base import Drafter
+from ..model.batch import Batch, Segment
+from ..model.protocol import LanguageModel
+from ..sample.base import Context
+from ..sample.sampler import Sampler
+from ..verify.base import Rule
+from ..verify.coupled import Coupled
+from .models import TableModel
+from .statistics import chi_square
+
+
+class LawBroken(AssertionError):
+    """A law of exact decoding does not hold."""
+
+
+def decode(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    *,
+    drafter: Drafter | None = None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    seeds: Ordered[int] = (0,),
+    max_new_tokens: int = 24,
+    eos_ids: Ordered[int] = (),
+    prefill_chunk: int = 512,
+    together: bool = True,
+) -> list[Sequence]:
+    """Finished sequences for every prompt and seed; all in one batch, or one after another."""
+    engine = Engine(model, prefill_chunk=prefill_chunk)
+    finished: list[Sequence] = []
+    for prompt, seed in itertools.product(prompts, seeds):
+        request = Request(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            sampler=sampler or Sampler.from_settings(),
+            drafter=drafter,
+            rule=rule or Coupled(),
+            seed=seed,
+            eos_ids=eos_ids,
+        )
+        finished.append(engine.submit(request))
+        if not together:
+            engine.run(finished[-1:])
+    engine.run(finished)
+    return finished
+
+
+def check_identical(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    *,
+    drafter: Drafter | None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    seeds: Ordered[int] = (0, 1),
+    max_new_tokens: int = 24,
+    eos_ids: Ordered[int] = (),
+) -> list[Sequence]:
+    """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
+
+    Returns the speculative runs, whose traces tell how much was accepted.
+    """
+    common = {"sampler": sampler, "seeds": seeds, "max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
+    plain = decode(model, prompts, **common)  # type: ignore[arg-type]
+    drafted = decode(model, prompts, drafter=drafter, rule=rule, **common)  # type: ignore[arg-type]
+    for expected, got in zip(plain, drafted, strict=True):
+        if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
+            at = next(
+                (
+                    i
+                    for i, (a, b) in enumerate(zip(got.generated, expected.generated, strict=False))
+                    if a != b
+                ),
+                min(len(got.generated), len(expected.generated)),
+            )
+            raise LawBroken(
+                f"with {drafter} and {rule} the text departs from plain decoding at output position {at}: "
+                f"{got.generated[at : at + 4]} instead of {expected.generated[at : at + 4]} (seed {got.seed})"
+            )
+    return drafted
+
+
+def check_batch(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    *,
+    drafter: Drafter | None = None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    seeds: Ordered[int] = (0, 1),
+    max_new_tokens: int = 16,
+) -> None:
+    """A sequence in a batch with ragged prompts and ragged trees is what it is alone, chunked prefill or not."""
+    common = {"drafter": drafter, "rule": rule, "sampler": sampler, "seeds": seeds}
+    alone = decode(model, prompts, together=False, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
+    for chunk in (512, 3):
+        batch = decode(model, prompts, prefill_chunk=chunk, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
+        for single, member in zip(alone, batch, strict=True):
+            if single.generated != member.generated:
+                raise LawBroken(
+                    f"in a batch with prefill chunks of {chunk}: {member.generated}, alone {single.generated}"
+                )
+
+
+def check_state(
+    model: LanguageModel,
+    prompt: Ordered[int],
+    *,
+    drafter: Drafter | None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    max_new_tokens: int = 24,
+    tolerance: float = 1e-9,
+) -> float:
+    """State-identical: after every step the cache equals a fresh prefill of the same tokens, positions included.
+
+    Returns the largest absolute difference seen.
+    """
+    engine = Engine(model)
+    settings = Request(
+        prompt,
+        sampler=sampler or Sampler.from_settings(),
+        drafter=drafter,
+        rule=rule or Coupled(),
+        max_new_tokens=max_new_tokens,
+    )
+    seq = engine.submit(settings)
+    worst = 0.0
+    while not seq.finished:
+        engine.step()
+        cached = seq.tokens[:-1]
+        fresh = model.new_cache()
+        model.forward(Batch([Segment.chunk(cached, fresh, logit_rows=[])]))
+        fresh.keep(range(len(cached)))
+        n = len(cached)
+        if (seq.cache.lengths != n).any() or (seq.cache.positions[:, :n] != np.arange(n)).any():
+            raise LawBroken(f"after {n} tokens the cache holds {seq.cache.lengths} slots or wrong positions")
+        difference = (seq.cache.data[:, :, :, :n] - fresh.data[:, :, :, :n]).abs().max()
+        worst = max(worst, float(difference))
+        if worst > tolerance:
+            raise LawBroken(f"after {n} tokens the cache is {worst:.2e} away from a fresh prefill")
+    return worst
+
+
+def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
+    """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest."""
+    size = model.vocab_size
+    law = np.zeros(size**length)
+
+    def visit(context: Context, mass: float, code: int, left: int) -> None:
+        if left == 0:
+            law[code] = mass
+            return
+        logits = model.logits(context.tokens)
+        row = sampler.probabilities(sampler.law(logits[None], [context]))[0]
+        for token in torch.nonzero(row).flatten().tolist():
+            after = sampler.extend(context, token, logits)
+            visit(after, mass * float(row[token]), code * size + token, left - 1)
+
+    start = sampler.context(list(prompt), len(prompt), sampler.init(list(prompt)), 0)
+    visit(start, 1.0, 0, length)
+    return law
+
+
+def check_distribution(
+    model: TableModel,
+    prompt: Ordered[int],
+    *,
+    drafter: Drafter | None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    length: int = 3,
+    draws: int = 20_000,
+    first_seed: int = 0,
+    least: float = 1e-4,
+) -> float:
+    """Distribution-identical: the joint law of the first tokens over many seeds is the enumerated one.
+
+    Returns the p-value of a chi-square test; raises where it is below `least`.
+    """
+    sampler = sampler or Sampler.from_settings(temperature=1.0)
+    law = enumerate_law(model, prompt, sampler, length)
+    counts = np.zeros_like(law)
+    for start in range(0, draws, 500):
+        seeds = range(first_seed + start, first_seed + min(start + 500, draws))
+        for seq in decode(
+            model, [prompt], drafter=drafter, rule=rule, sampler=sampler, seeds=seeds, max_new_tokens=length
+        ):
+            code = 0
+            for token in seq.generated:
+                code = code * model.vocab_size + token
+            counts[code] += 1
+    p = chi_square(counts, law)
+    if p < least:
+        raise LawBroken(
+            f"the first {length} tokens of {draws} runs do not follow the enumerated law (p = {p:.1e})"
+        )
+    return p

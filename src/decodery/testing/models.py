@@ -1,0 +1,109 @@
+"""Small models whose every probability is known or cheap, for checking laws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..core.noise import uniform
+from ..model.batch import Batch, Scores, Segment
+from ..model.cache import KVCache
+from ..model.config import ModelConfig
+from ..model.transformer import Transformer
+from ..model.weights import Dense, Layer, Weights
+
+
+class TableModel:
+    """A language model whose logits are a seeded function of the last `order` tokens; every law can be enumerated.
+
+    Logits are float64 in [-spread, spread]. The cache stores token ids where a transformer stores keys, so that
+    `keep`, `truncate` and `fork` are put to the test as well.
+    """
+
+    def __init__(self, vocab_size: int = 5, *, order: int = 2, seed: int = 0, spread: float = 2.0) -> None:
+        self.vocab_size = vocab_size
+        self.order = order
+        self.seed = seed
+        self.spread = spread
+        self.device = torch.device("cpu")
+        self.config = ModelConfig(vocab_size, 1, 1, 1, 1, 1, 1, max_positions=4096, family="table")
+
+    def new_cache(self) -> KVCache:
+        return KVCache(1, 1, 1, dtype=torch.float64, capacity=16)
+
+    def logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """[vocab] float64 after these tokens."""
+        key = 0
+        for token in tokens[-self.order :]:
+            key = key * (self.vocab_size + 1) + int(token) + 1
+        noise = uniform(self.seed, key, torch.arange(self.vocab_size), stream=99)
+        return (2.0 * noise - 1.0) * self.spread
+
+    def forward(
+        self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None
+    ) -> Scores:
+        rows: list[torch.Tensor] = []
+        for segment in batch.segments:
+            rows += self._segment(segment)
+        logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
+        _, bounds = batch.logit_rows
+        hidden = {tap: torch.zeros(batch.rows, 1, dtype=torch.float64) for tap in taps}
+        return Scores(logits, bounds, hidden, batch.offsets)
+
+    def _segment(self, segment: Segment) -> list[torch.Tensor]:
+        assert segment.tokens is not None
+        n = len(segment)
+        own = np.tri(n, dtype=bool) if segment.mask is None else segment.mask
+        past: list[int] = []
+        if segment.cache is not None:
+            segment.cache.reserve(segment.positions)
+            ids = torch.as_tensor(segment.tokens, dtype=torch.float64).view(n, 1, 1)
+            segment.cache.write(0, ids, ids)
+            past = segment.cache.view(0)[0].view(-1)[:-n].long().tolist()
+        wanted = range(n) if segment.logit_rows is None else segment.logit_rows
+        return [self.logits(past + segment.tokens[own[row]].tolist()) for row in wanted]
+
+
+def tiny_transformer(
+    seed: int = 0,
+    *,
+    vocab_size: int = 64,
+    hidden_size: int = 32,
+    num_layers: int = 2,
+    dtype: torch.dtype = torch.float64,
+    max_positions: int = 512,
+) -> Transformer:
+    """A randomly initialised Llama-style transformer, large enough to have caches, groups and rotations."""
+    config = ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_layers=num_layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=hidden_size // 4,
+        max_positions=max_positions,
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
+        values = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        return (values * gain / columns**0.5).to(dtype)
+
+    ones = torch.ones(hidden_size, dtype=dtype)
+    heads = config.num_heads + 2 * config.num_kv_heads
+    layers = [
+        Layer(
+            attention_norm=ones,
+            qkv=Dense(matrix(heads * config.head_dim, hidden_size, 2.0)),
+            output=Dense(matrix(hidden_size, hidden_size)),
+            mlp_norm=ones,
+            gate_up=Dense(matrix(2 * config.intermediate_size, hidden_size)),
+            down=Dense(matrix(hidden_size, config.intermediate_size)),
+        )
+        for _ in range(num_layers)
+    ]
+    embedding = matrix(vocab_size, hidden_size, hidden_size**0.5)
+    return Transformer(config, Weights(embedding, layers, ones, Dense(matrix(vocab_size, hidden_size, 3.0))))

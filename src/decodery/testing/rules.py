@@ -1,0 +1,63 @@
+"""Verification rules that are wrong on purpose. A law that cannot tell them from right ones proves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..core import noise
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..verify.base import Accepted, Laws, Rule
+from ..verify.rejection import Rejection
+
+
+@dataclass(frozen=True)
+class LongestMatch(Rule):
+    """Draws anew for every root-to-leaf path and keeps the longest match: a known mistake that favours drafts."""
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        best = Accepted([], -1)
+        leaves = [node for node in range(len(tree)) if not len(tree.children(node))]
+        for number, leaf in enumerate(leaves):
+            path: list[int] = []
+            for node in [*tree.path(leaf), -1]:
+                at = path[-1] if path else 0
+                token = _draw(laws, at, seq, number)
+                if node < 0 or token != tree.tokens[node]:
+                    break
+                path.append(node)
+            if best.bonus < 0 or len(path) > len(best.path):
+                best = Accepted(path, token)
+        return best
+
+
+@dataclass(frozen=True)
+class NoResidual(Rejection):
+    """Speculative sampling that forgets the residual: after a rejection it draws from the target's law unchanged."""
+
+    @staticmethod
+    def _test(
+        tree: TokenTree, law: torch.Tensor, node: int, children: list[int], seed: int, position: int
+    ) -> tuple[int | None, torch.Tensor]:
+        child, _ = Rejection._test(tree, law, node, children, seed, position)
+        return child, law
+
+
+@dataclass(frozen=True)
+class Credulous(Rule):
+    """Accepts every first child: any draft becomes text."""
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        path: list[int] = []
+        node = 0
+        while len(children := tree.children(node)):
+            node = int(children[0])
+            path.append(node)
+        return Accepted(path, laws.picks([node])[0])
+
+
+def _draw(laws: Laws, node: int, seq: Sequence, number: int) -> int:
+    log_probs = laws.probabilities(node).log()[None]
+    return int(noise.gumbel_argmax(log_probs, noise.mix(seq.seed, number), [laws.position(node)])[0])

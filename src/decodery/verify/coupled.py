@@ -1,0 +1,38 @@
+"""Coupled verification: the request's seed decides every token, and a draft is kept where it guessed that token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..registry import register
+from .base import Accepted, Laws, Rule
+
+
+@register(
+    "coupled",
+    paper="A* Sampling (2014)",
+    guarantee="seed-identical: the same tokens as plain decoding with the same seed, whatever drafted them",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class Coupled(Rule):
+    """Draws each token by the Gumbel-max trick with noise hashed from seed, output position and token id.
+
+    The token after a node is the argmax of its log-probabilities plus that noise (plain argmax when greedy); the walk
+    follows the child that carries it and ends where there is none. No draft can change what is drawn.
+    """
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        path: list[int] = []
+        node = 0
+        # On a CPU only visited nodes are worked out; elsewhere all at once, so that the device is read one time.
+        known = None if laws.logits.device.type == "cpu" else laws.picks(range(len(tree)))
+        while True:
+            token = known[node] if known else laws.picks([node])[0]
+            child = tree.child(node, token)
+            if child is None:
+                return Accepted(path, token)
+            path.append(child)
+            node = child

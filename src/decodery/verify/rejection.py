@@ -1,0 +1,95 @@
+"""Speculative sampling: accept a drafted token with probability min(1, p/q), else draw from what p has left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from ..core import noise
+from ..core.sequence import Sequence
+from ..core.tree import Origin, TokenTree
+from ..registry import register
+from .base import Accepted, Laws, Rule
+
+
+def sampled_law(p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
+    """Acceptance probability of one child drawn from q, and the law of the token emitted instead.
+
+    p, q: [vocab] float64 probabilities. The residual is norm(max(p - q, 0)); where p = q up to rounding a rejection
+    has probability zero and p is returned.
+    """
+    accept = 1.0 if p[token] >= q[token] else float(p[token] / q[token])
+    rest = (p - q).clamp_min(0.0)
+    mass = float(rest.sum())
+    return accept, (rest / mass if mass > 1e-12 else p)
+
+
+def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], torch.Tensor]:
+    """The same for deterministic children tried in order: a conditional acceptance probability each, then the rest.
+
+    p: [vocab] float64. Each child is accepted with what the remaining law gives it and taken out when it is not.
+    """
+    rest, accepts = p.clone(), []
+    for token in tokens:
+        accepts.append(float(rest[token]))
+        rest[token] = 0.0
+        mass = float(rest.sum())
+        if mass <= 1e-12:
+            return accepts + [1.0] * (len(tokens) - len(accepts)), p
+        rest /= mass
+    return accepts, rest
+
+
+@register(
+    "rejection",
+    paper="Fast Inference from Transformers via Speculative Decoding (2023)",
+    guarantee="distribution-identical: the same law as plain sampling; greedy-identical at temperature 0",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class Rejection(Rule):
+    """Accepts a drawn child c with probability min(1, p(c) / q(c)), else emits a draw from norm(max(p - q, 0)).
+
+    Deterministic children count as drawn from a point mass. Its uniforms and residual draws are hashed from seed and
+    output position in streams of their own, apart from the noise that drafted.
+    """
+
+    origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled"})
+    uses_draft_distributions: ClassVar[bool] = True
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        path: list[int] = []
+        node = 0
+        while True:
+            law = laws.probabilities(node)
+            children = tree.children(node).tolist()
+            position = laws.position(node)
+            child, rest = self._test(tree, law, node, children, seq.seed, position)
+            if child is None:
+                return Accepted(path, _draw(rest, seq.seed, position))
+            path.append(child)
+            node = child
+
+    @staticmethod
+    def _test(
+        tree: TokenTree, law: torch.Tensor, node: int, children: list[int], seed: int, position: int
+    ) -> tuple[int | None, torch.Tensor]:
+        tokens = [int(tree.tokens[child]) for child in children]
+        if not children:
+            return None, law
+        if tree.origin == "sampled":
+            accept, rest = sampled_law(law, tree.distributions[node], tokens[0])
+            accepts = [accept]
+        else:
+            accepts, rest = point_mass_law(law, tokens)
+        for number, accept in enumerate(accepts):
+            if noise.draw(seed, position, number, stream=noise.ACCEPT) < accept:
+                return children[number], rest
+        return None, rest
+
+
+def _draw(law: torch.Tensor, seed: int, position: int) -> int:
+    return int(noise.gumbel_argmax(law.log()[None], seed, [position], stream=noise.RESIDUAL)[0])
