@@ -72,7 +72,7 @@ class Warp(ABC):
         return ()
 
     def advance(self, state: Any, token: int, logprob: float) -> Any:
-        """State after `token`, chosen with natural log-probability `logprob` under the model; pure."""
+        """State after `token`, whose natural log-probability under this warp's input is `logprob`; pure."""
         return state
 
 
