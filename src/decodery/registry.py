@@ -81,25 +81,20 @@ def register(
     def add(cls: C) -> C:
         params = getattr(cls, "__dataclass_params__", None)
         if params is None or not params.frozen or "__dataclass_params__" not in vars(cls):
-            raise TypeError(
-                f"{cls.__name__} must be a frozen dataclass; put @register above @dataclass(frozen=True)"
-            )
+            raise TypeError(f"{cls.__name__} must be a frozen dataclass; put @register above @dataclass(frozen=True)")
         family = family_of(cls)
         if family is None:
             raise TypeError(f"{cls.__name__} derives from no base type of this package, so it has no family")
         known = _registered.setdefault(family, {})
         if name in known and _origin(known[name].cls) != _origin(cls):
-            raise ValueError(
-                f"the {family} method {name!r} is already registered by {known[name].cls.__name__}"
-            )
+            raise ValueError(f"the {family} method {name!r} is already registered by {known[name].cls.__name__}")
         year = re.search(r"\((\d{4})\)\s*$", paper)
         known[name] = Method(
             name=name,
             family=family,
             paper=paper or None,
             year=int(year[1]) if year else None,
-            guarantee=guarantee
-            or ("the law of the output is unchanged" if lossless else "changes the output"),
+            guarantee=guarantee or ("the law of the output is unchanged" if lossless else "changes the output"),
             lossless=lossless,
             needs=tuple(needs),
             summary=(cls.__doc__ or "").strip().partition("\n")[0],
@@ -147,9 +142,7 @@ def resolve(family: str, spec: Any) -> Any:
     if not isinstance(spec, str):
         actual = family_of(type(spec))
         if isinstance(spec, type) or (actual is not None and actual != family):
-            raise SettingsError(
-                f"{spec!r} is not an instance of a {family} method; pass an instance or a name"
-            )
+            raise SettingsError(f"{spec!r} is not an instance of a {family} method; pass an instance or a name")
         return spec
     name, _, settings = spec.partition(":")
     name = name.strip()
@@ -214,9 +207,7 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
             arguments = (arguments[0],) * len(parts)
         if len(arguments) != len(parts):
             raise ValueError(text)
-        return tuple(
-            _parse(part, member, separators[1:]) for part, member in zip(parts, arguments, strict=True)
-        )
+        return tuple(_parse(part, member, separators[1:]) for part, member in zip(parts, arguments, strict=True))
     if kind in (None, type(None)) and text.lower() == "none":
         return None
     if kind is bool and text.lower() in _TRUTH:
@@ -243,9 +234,7 @@ def _kind_name(kind: Any) -> str:
         return _listing([str(choice) for choice in typing.get_args(kind)], "or")
     if typing.get_origin(kind) is tuple:
         return (
-            "a list like a/b/c"
-            if typing.get_origin(typing.get_args(kind)[0]) is not tuple
-            else "a list like a:b/c:d"
+            "a list like a/b/c" if typing.get_origin(typing.get_args(kind)[0]) is not tuple else "a list like a:b/c:d"
         )
     return names.get(kind, "something a text can give; build the method in Python")
 
@@ -263,9 +252,7 @@ def _discover(family: str) -> None:
     if family in _discovered:
         return
     if family not in FAMILIES:
-        raise UnknownMethod(
-            f"there is no family {family!r} of methods; the families are {_listing(FAMILIES)}"
-        )
+        raise UnknownMethod(f"there is no family {family!r} of methods; the families are {_listing(FAMILIES)}")
     # Marked first: a module that resolves a method of its own family while it is imported must not come back
     # here.
     _discovered.add(family)

@@ -52,9 +52,7 @@ def draw(seed: int, position: int, token: int = 0, stream: int = ACCEPT) -> floa
     return (bits + 0.5) * 2.0**-52
 
 
-def uniform(
-    seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN
-) -> torch.Tensor:
+def uniform(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN) -> torch.Tensor:
     """Uniform numbers in (0, 1), float64: [...] for `tokens` [...] (int64) at one position, [n, ...] at n.
 
     Bit for bit the same on every device and for every subset of tokens.
@@ -64,9 +62,7 @@ def uniform(
     return (_bits(seed, position, tokens, stream).double() + 0.5) * 2.0**-52
 
 
-def gumbel(
-    seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN
-) -> torch.Tensor:
+def gumbel(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN) -> torch.Tensor:
     """Standard Gumbel noise -log(-log u), float64: [...] for `tokens` [...] at one position, [n, ...] at n.
 
     The same for every subset of tokens, and on every device up to the last bit of its logarithm.
@@ -76,9 +72,7 @@ def gumbel(
     return uniform(seed, position, tokens, stream).log_().neg_().log_().neg_()
 
 
-def gumbel_argmax(
-    log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN
-) -> torch.Tensor:
+def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], stream: int = TOKEN) -> torch.Tensor:
     """Token ids [n] int64: argmax over v of log_probs[i, v] + g(v), an exact draw from row i's distribution.
 
     log_probs: [n, V] float, normalised or not, -inf for what cannot be drawn, at least one finite entry per
@@ -95,9 +89,7 @@ def gumbel_argmax(
     return torch.tensor(chosen, dtype=torch.int64)
 
 
-def _bounded_argmax(
-    row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]
-) -> int:
+def _bounded_argmax(row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]) -> int:
     """The argmax of row + gumbel, with noise only where it can win. whole: bits of all tokens, by position.
 
     The tokens near the top reach some score. No noise exceeds `_MOST`, nor that of the largest bits among all
@@ -129,9 +121,7 @@ def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A
     spread = tokens * _signed(_STEP)
     keys = np.array([_signed(mix(seed, stream, int(each))) for each in position], dtype=np.int64)
     shaped = keys.reshape(-1, *[1] * tokens.ndim)
-    return _hash(
-        spread + (shaped if isinstance(spread, np.ndarray) else torch.from_numpy(shaped).to(spread.device))
-    )
+    return _hash(spread + (shaped if isinstance(spread, np.ndarray) else torch.from_numpy(shaped).to(spread.device)))
 
 
 def _hash(state: A) -> A:

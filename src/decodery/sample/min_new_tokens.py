@@ -9,7 +9,7 @@ import torch
 
 from ..registry import register
 from .base import Context, Stage, Warp, require_count
-from .exclude import exclude
+from .masks import exclude
 
 
 @register(

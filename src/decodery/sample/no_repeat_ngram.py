@@ -10,8 +10,8 @@ import torch
 
 from ..registry import register
 from .base import Context, Stage, Warp, require_count
-from .exclude import exclude
 from .history import histories
+from .masks import exclude
 
 
 @register(

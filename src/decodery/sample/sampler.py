@@ -137,7 +137,7 @@ class Sampler:
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
         """The state once `token` has been chosen after `context`; nothing is changed in place.
 
-        logits: [V], the model's own at `context`. A warp hears the token's log-probability under the logits it
+        logits: [V], the model's own at `context`. A warp hears the log-probability of the token under what it
         was given: after a temperature the tempered ones, before a truncation the whole distribution.
         """
         if not self.stateful:

@@ -10,6 +10,8 @@ import torch
 
 from ..registry import register
 from .base import Context, Stage, Warp, require_number
+from .masks import keep
+from .prefix import smallest_prefix
 
 
 @register(
@@ -39,27 +41,24 @@ class TopP(Warp):
             return logits
         if logits.device.type != "cpu":
             return _keep_prefix(logits, self.p)
-        kept = torch.full_like(logits, -torch.inf)
-        rows = zip(logits.numpy(), logits.softmax(dim=-1).numpy(), kept.numpy(), strict=True)
-        for row, probs, out in rows:
-            ids = _nucleus(row, probs, self.p)
-            out[ids] = row[ids]
-        return kept
+        probs = logits.softmax(dim=-1)
+        return keep(logits, (_nucleus(*row, self.p) for row in zip(logits.numpy(), probs.numpy(), strict=True)))
 
 
 def _nucleus(row: np.ndarray, probs: np.ndarray, p: float) -> np.ndarray:
-    """Ids of the nucleus, from a sort of the likely tokens only.
+    """Ids of the nucleus, found among the likely tokens.
 
-    All tokens below a probability c hold less than V c together, so those from (1 - p) / V up are always
-    enough but for rounding; often those from a much higher one are.
+    All tokens below a probability c hold less than V c together, so those from (1 - p) / V up are always enough
+    but for rounding; often those from a much higher one are.
     """
     for least in (1e-3, (1.0 - p) / len(row), 0.0):
         ids = np.flatnonzero(probs >= least)
-        ids = ids[np.argsort(-row[ids], kind="stable")]
-        mass = probs[ids].cumsum(dtype=np.float64)
-        if len(ids) and mass[-1] >= p:
+        if probs[ids].sum(dtype=np.float64) >= p:
             break
-    return ids[: int(mass.searchsorted(p)) + 1]
+    values = row[ids]
+    negated, needed = smallest_prefix(-values, probs[ids], p)
+    equal = ids[values == -negated]
+    return np.concatenate([ids[values > -negated], equal[:needed]])
 
 
 def _keep_prefix(logits: torch.Tensor, p: float) -> torch.Tensor:

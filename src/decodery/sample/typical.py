@@ -11,6 +11,8 @@ import torch
 from ..registry import register
 from .base import Context, Stage, Warp, require_number
 from .entropy import entropy
+from .masks import keep
+from .prefix import smallest_prefix
 
 
 @register("typical", paper="Locally Typical Sampling (2022)", guarantee="lossy; mass=1 is the identity")
@@ -39,37 +41,23 @@ class Typical(Warp):
         expected = entropy(log_probs)
         if logits.device.type != "cpu":
             return _keep_nearest(logits, log_probs, expected, self.mass)
-        kept = torch.full_like(logits, -torch.inf)
-        rows = zip(
-            logits.numpy(), (-log_probs).numpy(), expected.view(-1).tolist(), kept.numpy(), strict=True
-        )
-        for row, surprise, mean, out in rows:
-            ids = _typical_set(surprise, mean, self.mass)
-            out[ids] = row[ids]
-        return kept
+        rows = zip(log_probs.numpy(), expected.view(-1).tolist(), strict=True)
+        return keep(logits, (_typical_set(*row, self.mass) for row in rows))
 
 
-def _typical_set(surprise: np.ndarray, mean: float, mass: float) -> np.ndarray:
-    """Ids of the typical set, from a sort of the tokens that are not much more surprising than the mean.
-
-    The set is an interval around the mean. If its border lies inside the tokens looked at, the others are
-    outside.
-    """
-    for reach in (2.0, 4.0, 8.0, 16.0, np.inf):
-        most = min(mean + reach, float(np.finfo(np.float32).max))
-        ids = np.flatnonzero(surprise <= most)
-        near = np.abs(surprise[ids] - np.float32(mean))
-        order = np.argsort(near, kind="stable")
-        held = np.exp(-surprise[ids[order]]).cumsum(dtype=np.float64)
-        last = int(held.searchsorted(mass))
-        if last < len(ids) and mean + near[order[last]] < most:
-            return ids[near <= near[order[last]]]
-    return ids
+def _typical_set(log_probs: np.ndarray, expected: float, mass: float) -> np.ndarray:
+    """Ids of the typical set, found among the tokens within some reach of the entropy that holds enough."""
+    far = np.abs(-log_probs - np.float32(expected))
+    for reach in (2.0, 8.0, np.inf):
+        ids = np.flatnonzero(far < reach)
+        weights = np.exp(log_probs[ids])
+        if weights.sum(dtype=np.float64) >= mass:
+            break
+    farthest, _ = smallest_prefix(far[ids], weights, mass)
+    return ids[far[ids] <= farthest]
 
 
-def _keep_nearest(
-    logits: torch.Tensor, log_probs: torch.Tensor, expected: torch.Tensor, mass: float
-) -> torch.Tensor:
+def _keep_nearest(logits: torch.Tensor, log_probs: torch.Tensor, expected: torch.Tensor, mass: float) -> torch.Tensor:
     """The same by a full sort, without waiting for the device."""
     far = (-log_probs - expected.float()).abs()
     ordered, ids = far.sort(dim=-1)

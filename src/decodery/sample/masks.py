@@ -1,8 +1,8 @@
-"""Excluding tokens without ever excluding all of them."""
+"""Excluding tokens, by naming those that go or those that stay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -20,7 +20,15 @@ def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) 
     kept = logits.clone()
     for row in rows:
         kept[row, torch.as_tensor(banned[row], device=logits.device)] = -torch.inf
-    where = torch.tensor(rows, device=logits.device)
-    empty = kept[where].amax(dim=-1, keepdim=True) == -torch.inf
-    kept[where] = torch.where(empty, logits[where], kept[where])
-    return kept
+    empty = kept.amax(dim=-1, keepdim=True) == -torch.inf
+    if logits.device.type == "cpu" and not empty.any():
+        return kept
+    return torch.where(empty, logits, kept)
+
+
+def keep(logits: torch.Tensor, kept: Iterable[np.ndarray]) -> torch.Tensor:
+    """`logits` [n, V], on the CPU, at the ids that `kept` gives for each row; -inf elsewhere."""
+    result = torch.full_like(logits, -torch.inf)
+    for row, out, ids in zip(logits.numpy(), result.numpy(), kept, strict=True):
+        out[ids] = row[ids]
+    return result
