@@ -10,7 +10,7 @@ from typing import Any
 from ..core.sequence import FinishReason, Sequence, TokenLogprob
 from ..core.trace import Trace
 from ..draft.base import Drafter
-from ..errors import SettingsError
+from ..errors import PromptError, SettingsError
 from ..model.load import LoadedModel
 from ..registry import resolve
 from ..sample.sampler import Sampler
@@ -74,6 +74,8 @@ class LM:
 
         prompt: a text, or chat messages `{"role": ..., "content": ...}`.
         """
+        if not prompt:
+            raise PromptError("the prompt is empty: give the model something to read")
         if isinstance(prompt, str):
             if raw or self.chat is None:
                 return self.tokenizer.encode(prompt)
