@@ -53,9 +53,9 @@ def draw(seed: int, position: int, token: int = 0, stream: int = ACCEPT) -> floa
 
 
 def uniform(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN) -> torch.Tensor:
-    """Uniform numbers in (0, 1), float64: [...] for `tokens` [...] (int64) at one position, [n, ...] at n.
+    """Uniform numbers in (0, 1), float64: [m, ...] for `tokens` [m, ...] at one position, [n, m, ...] at n.
 
-    Bit for bit the same on every device and for every subset of tokens.
+    tokens: int64. Bit for bit the same on every device and for every subset of tokens.
     """
     if tokens.device.type == "cpu":
         return torch.from_numpy(_unit(_bits(seed, position, tokens.numpy(), stream)))
@@ -63,7 +63,7 @@ def uniform(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stre
 
 
 def gumbel(seed: int, position: int | Sequence[int], tokens: torch.Tensor, stream: int = TOKEN) -> torch.Tensor:
-    """Standard Gumbel noise -log(-log u), float64: [...] for `tokens` [...] at one position, [n, ...] at n.
+    """Standard Gumbel noise -log(-log u), float64: [m, ...] for `tokens` at one position, [n, m, ...] at n.
 
     The same for every subset of tokens, and on every device up to the last bit of its logarithm.
     """
@@ -115,7 +115,7 @@ def _at_least(row: np.ndarray, bound: float) -> np.ndarray:
 
 
 def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A:
-    """52 random bits per token, int64: [...] for one position, [n, ...] for n; products wrap around."""
+    """52 random bits per token, int64: [m, ...] for one position, [n, m, ...] for n; products wrap around."""
     if isinstance(position, int):
         return _hash(tokens * _signed(_STEP) + _signed(mix(seed, stream, position)))
     spread = tokens * _signed(_STEP)
