@@ -1,0 +1,55 @@
+// What Python hands over: plain structs of pointers and counts, mirrored field by field in native.py.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+// A linear layer. weight: panels of 32 outputs, [panel][in / 4][2][16][4] unsigned bytes (value + 128), with `in`
+// padded to a multiple of 64; scale and bias: [panels * 32], bias may be null.
+struct Linear {
+    const uint8_t* weight;
+    const float* scale;
+    const float* bias;
+    int32_t in, out;
+};
+
+struct Layer {
+    Linear qkv, output, gate_up, down;
+    const float *attention_norm, *mlp_norm;
+    const float *q_norm, *k_norm;                       // [head_dim] or null
+    const float *post_attention_norm, *post_mlp_norm;   // [hidden] or null
+    int32_t window;                                     // 0: sees all positions
+    int32_t rope;                                       // 0: global, 1: local angles
+};
+
+struct Model {
+    const Layer* layers;
+    const float* norm;
+    Linear head;
+    int32_t hidden, intermediate, heads, kv_heads, head_dim;
+    int32_t gelu;                                       // 0: silu, 1: gelu by tanh
+    float eps, attention_scale;
+};
+
+// One sequence's rows. cache: [layers][2][kv_heads][capacity][head_dim] with these strides in elements; content is
+// slots [0, lengths[layer]), the rows are written behind it. mask: [rows][rows] bytes, null for causal order.
+struct Segment {
+    void* cache;
+    const int64_t* lengths;
+    const int32_t* slots;                               // positions of the slots, [layers][slots_stride]
+    const int64_t* positions;                           // positions of the rows
+    const uint8_t* mask;
+    int64_t layer_stride, kind_stride, head_stride, slots_stride;
+    int32_t rows;
+    int32_t bf16;                                       // cache elements: 0 float32, 1 bfloat16
+};
+
+// One pass over some layers. cos, sin: [2 (global, local)][rows][head_dim / 2]. taps: per layer run, where the hidden
+// states after it are copied, or null.
+struct Pass {
+    float* hidden;
+    const Segment* segments;
+    const int32_t* run;
+    float* const* taps;
+    const float *cos[2], *sin[2];
+    int32_t rows, segment_count, run_count;
+};

@@ -1,0 +1,134 @@
+// Attention of a few queries that share one key-value head. Included once per instruction set.
+//
+// A row's visible slots have a logical order: cached slots, then its own pass's visible rows. Every score is a sum of
+// its own, the softmax runs over lanes of the logical index, values are added one after the other. So the result is
+// that of decoding one token at a time, whatever else is in the pass.
+
+// Slots a row sees: [begin, end), then `count` more at `list`.
+struct Visible {
+    int32_t begin, end;
+    const int32_t* list;
+    int32_t count;
+
+    int32_t total() const { return end - begin + count; }
+};
+
+template <int C>
+INLINE int32_t chunks(int32_t dim) { return C > 0 ? C : (dim + 15) / 16; }
+
+// out[0..16) = q . key[i]; every key is `dim` long.
+template <int C, class E, class Key>
+INLINE f16 scores16(const float* q, int32_t dim, const Key& key) {
+    f16 s[16];
+#pragma GCC unroll 16
+    for (int32_t i = 0; i < 16; ++i) {
+        // This order of keys is what reduce16 puts into ascending lanes.
+        const E* k = key((i % 4) * 4 + i / 4);
+        s[i] = load(q) * load(k, C > 0 ? 16 : dim);
+        for (int32_t c = 1; c < chunks<C>(dim); ++c)
+            s[i] = s[i] + load(q + c * 16) * load(k + c * 16, C > 0 ? 16 : dim - c * 16);
+    }
+    return reduce16(s);
+}
+
+// scores[i] = q . keys[slot(i)] for i in [0, n); the last vector may run over n.
+template <int C, class E>
+static void score_range(const float* q, const E* keys, int32_t dim, int32_t n, float* scores) {
+    int32_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        const E* base = keys + int64_t(i) * dim;
+        store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) { return base + k * dim; }));
+    }
+    if (i < n)
+        store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) {
+            return keys + int64_t(i + k < n ? i + k : n - 1) * dim;
+        }));
+}
+template <int C, class E>
+static void score_list(const float* q, const E* keys, int32_t dim, const int32_t* list, int32_t n, float* scores) {
+    for (int32_t i = 0; i < n; i += 16)
+        store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) {
+            return keys + int64_t(list[i + k < n ? i + k : n - 1]) * dim;
+        }));
+}
+
+// In place: scores to exponentials of their distance from the largest; returns the sum.
+static float softmax(float* scores, int32_t n) {
+    f16 top = splat(-__builtin_inff());
+    for (int32_t i = 0; i < n; i += 16) {
+        const f16 s = load(scores + i);
+        if (i + 16 <= n) top = larger(s, top);
+        else for (int32_t lane = 0; lane < n - i; ++lane) top[lane] = s[lane] > top[lane] ? s[lane] : top[lane];
+    }
+    const float m = maximum<float>(top);
+    f16 sum = splat(0.0f);
+    for (int32_t i = 0; i < n; i += 16) {
+        const f16 e = exponential(load(scores + i) - m);
+        store(scores + i, e, n - i);
+        sum = sum + load(scores + i, n - i);
+    }
+    return total(sum);
+}
+
+// o += sum of p[i] * values[i], in order.
+template <int C, class E, class Value>
+INLINE void add_values(float* o, const float* p, int32_t dim, int32_t n, const Value& value) {
+    if constexpr (C > 0) {
+        f16 sum[C];
+        for (int32_t c = 0; c < C; ++c) sum[c] = load(o + c * 16);
+        for (int32_t i = 0; i < n; ++i) {
+            const E* v = value(i);
+            for (int32_t c = 0; c < C; ++c) sum[c] = sum[c] + load(v + c * 16) * p[i];
+        }
+        for (int32_t c = 0; c < C; ++c) store(o + c * 16, sum[c]);
+    } else {
+        for (int32_t i = 0; i < n; ++i) {
+            const E* v = value(i);
+            for (int32_t c = 0; c < chunks<C>(dim); ++c)
+                store(o + c * 16, load(o + c * 16) + load(v + c * 16, dim - c * 16) * p[i]);
+        }
+    }
+}
+
+// Queries [count][stride] (already scaled) with what each of them sees; out: where each result goes.
+// scores: count rows of score_stride floats; sums: [count].
+template <int C, class E>
+static void attend(const float* const* queries, const Visible* visible, float* const* out, int32_t count, const E* keys,
+                   const E* values, int32_t dim, float* scores, int64_t score_stride, float* accumulators) {
+    constexpr int32_t block = 64;
+    const int32_t wide = chunks<C>(dim) * 16;
+    int32_t begin = visible[0].begin, end = visible[0].end;
+    for (int32_t i = 1; i < count; ++i) {
+        begin = visible[i].begin < begin ? visible[i].begin : begin;
+        end = visible[i].end > end ? visible[i].end : end;
+    }
+    for (int32_t from = begin; from < end; from += block) {
+        const int32_t n = end - from < block ? end - from : block;
+        for (int32_t i = 0; i < count; ++i)
+            score_range<C, E>(queries[i], keys + int64_t(from) * dim, dim, n, scores + i * score_stride + (from - begin));
+    }
+    float inverse[most_queries];
+    for (int32_t i = 0; i < count; ++i) {
+        const Visible& seen = visible[i];
+        float* own = scores + i * score_stride + (seen.begin - begin);
+        score_list<C, E>(queries[i], keys, dim, seen.list, seen.count, own + (seen.end - seen.begin));
+        inverse[i] = 1.0f / softmax(own, seen.total());
+        for (int32_t c = 0; c < wide; c += 16) store(accumulators + i * wide + c, splat(0.0f));
+    }
+    for (int32_t from = begin; from < end; from += block)
+        for (int32_t i = 0; i < count; ++i) {
+            const int32_t first = visible[i].begin > from ? visible[i].begin : from;
+            const int32_t last = visible[i].end < from + block ? visible[i].end : from + block;
+            const E* base = values + int64_t(first) * dim;
+            add_values<C, E>(accumulators + i * wide, scores + i * score_stride + (first - begin), dim, last - first,
+                             [&](int32_t k) { return base + int64_t(k) * dim; });
+        }
+    for (int32_t i = 0; i < count; ++i) {
+        const Visible& seen = visible[i];
+        const float* p = scores + i * score_stride + (seen.end - begin);
+        add_values<C, E>(accumulators + i * wide, p, dim, seen.count,
+                         [&](int32_t k) { return values + int64_t(seen.list[k]) * dim; });
+        for (int32_t c = 0; c < wide; c += 16)
+            store(out[i] + c, load(accumulators + i * wide + c) * inverse[i], dim - c);
+    }
+}

@@ -1,0 +1,22 @@
+// AVX2 without VNNI: exact by way of 16-bit products.
+#include "state.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+#include <immintrin.h>
+
+#define DECODERY_TILE_ROWS 2
+#define DECODERY_VNNI 0
+
+namespace avx2 {
+#include "avx2_kernels.h"
+}  // namespace avx2
+
+const Kernels avx2_kernels = {"AVX2", avx2::run_layers, avx2::run_head, avx2::run_linear, avx2::run_read};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

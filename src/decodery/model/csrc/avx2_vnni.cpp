@@ -1,0 +1,22 @@
+// AVX2 with its own VNNI (AVX-VNNI).
+#include "state.h"
+#if defined(DECODERY_AVX_VNNI)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avxvnni"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,avxvnni")
+#endif
+#include <immintrin.h>
+
+#define DECODERY_TILE_ROWS 2
+#define DECODERY_VNNI 1
+
+namespace avx2_vnni {
+#include "avx2_kernels.h"
+}  // namespace avx2_vnni
+
+const Kernels avx2_vnni_kernels = {"AVX2 VNNI", avx2_vnni::run_layers, avx2_vnni::run_head, avx2_vnni::run_linear, avx2_vnni::run_read};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,55 @@
+// AVX-512 with VNNI: one instruction multiplies 64 bytes by 4 broadcast ones and adds to 16 integers.
+#include "state.h"
+#if defined(__x86_64__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,prefer-vector-width=512")
+#endif
+#include <immintrin.h>
+
+#define DECODERY_TILE_ROWS 8
+
+namespace avx512 {
+#include "vec.h"
+
+using Ints = __m512i;
+using Bytes = __m512i;
+using Four = __m512i;
+constexpr int32_t weight_offset = 128;
+INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE Bytes weights(const uint8_t* p) { return _mm512_load_si512(p); }
+INLINE Four four(const int8_t* p) {
+    int32_t x;
+    __builtin_memcpy(&x, p, 4);
+    return _mm512_set1_epi32(x);
+}
+INLINE Ints dot(Ints sum, Bytes w, Four x) { return _mm512_dpbusd_epi32(sum, w, x); }
+INLINE f16 floats(Ints x) { return __builtin_convertvector(reinterpret_cast<i16>(x), f16); }
+INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
+
+// The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order
+// of `total`: 8 apart, 4, 2, 1.
+INLINE f16 reduce16(const f16* s) {
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; ++i) {
+        const __m512 x = reinterpret_cast<__m512>(s[2 * i]), y = reinterpret_cast<__m512>(s[2 * i + 1]);
+        a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+    }
+    for (int i = 0; i < 4; ++i)
+        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88), _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+    for (int i = 0; i < 2; ++i)
+        c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+    return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd)));
+}
+
+#include "gemm.h"
+#include "attention.h"
+#include "pass.h"
+}  // namespace avx512
+
+const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_head, avx512::run_linear, avx512::run_read};
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

@@ -1,0 +1,116 @@
+// Rows of int8 activations times panels of int8 weights. Included once per instruction set.
+//
+// Activations carry one scale per row and group of 64 inputs, weights one per output. A group's products are summed in
+// integers, groups are added as floats in ascending order: a row's result does not depend on the rows beside it.
+
+// One row of n floats; the bytes behind n are zero.
+static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a) {
+    int8_t* q = a.q + int64_t(row) * a.width;
+    for (int32_t g = 0; g < a.groups(); ++g, q += group_size) {
+        f16 v[4];
+        i16 top = isplat(0);
+        for (int32_t i = 0; i < 4; ++i) {
+            const int32_t left = n - g * group_size - i * 16;
+            v[i] = left > 0 ? load(x + g * group_size + i * 16, left) : splat(0.0f);
+            // As integers, magnitudes keep their order and NaN is the largest.
+            const i16 bits = reinterpret_cast<i16>(magnitude(v[i]));
+            top = bits > top ? bits : top;
+        }
+        const int32_t bits = maximum<int32_t>(top);
+        float largest;
+        __builtin_memcpy(&largest, &bits, 4);
+        const bool finite = bits < 0x7f800000, tiny = largest < 1e-30f;
+        const float inverse = finite && !tiny ? 127.0f / largest : 0.0f;
+        i16 sum = isplat(0);
+        for (int32_t i = 0; i < 4; ++i) {
+            const i16 whole = __builtin_convertvector(nearest(v[i] * inverse), i16);
+            sum += whole;
+            *reinterpret_cast<s8x16_loose*>(q + i * 16) = __builtin_convertvector(whole, s8x16);
+        }
+        int32_t all = 0;
+        for (int32_t i = 0; i < 16; ++i) all += sum[i];
+        const int64_t index = int64_t(row) * a.groups() + g;
+        a.scale[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest / 127.0f;
+        a.offset[index] = -weight_offset * all;
+    }
+}
+
+// sums[r][32] for R rows and one panel. `ahead`: how many bytes ahead of its reading it asks for weights.
+template <int R>
+static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+    const int32_t groups = a.groups();
+    const int64_t stride = a.width;
+    const int8_t* q = a.q + row * stride;
+    const float* scale = a.scale + int64_t(row) * groups;
+    const int32_t* offset = a.offset + int64_t(row) * groups;
+    f16 sum[R][2];
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = splat(0.0f);
+    for (int32_t g = 0; g < groups; ++g) {
+        Ints acc[R][2];
+        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = ints(offset[r * groups + g]);
+#pragma GCC unroll 4
+        for (int32_t k = 0; k < group_size; k += 4, w += 2 * 64) {
+            __builtin_prefetch(w + ahead);
+            __builtin_prefetch(w + ahead + 64);
+            const Bytes w0 = weights(w), w1 = weights(w + 64);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Four x = four(q + r * stride + k);
+                acc[r][0] = dot(acc[r][0], w0, x);
+                acc[r][1] = dot(acc[r][1], w1, x);
+            }
+        }
+        q += group_size;
+        for (int r = 0; r < R; ++r) {
+            const float s = scale[r * groups + g];
+            sum[r][0] = sum[r][0] + floats(acc[r][0]) * s;
+            sum[r][1] = sum[r][1] + floats(acc[r][1]) * s;
+        }
+    }
+    for (int r = 0; r < R; ++r) {
+        store(sums + r * panel_width, sum[r][0]);
+        store(sums + r * panel_width + 16, sum[r][1]);
+    }
+}
+
+static void tile_rows(int32_t r, const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+    switch (r) {
+        case 1: return tile<1>(w, a, row, sums, ahead);
+        case 2: return tile<2>(w, a, row, sums, ahead);
+#if DECODERY_TILE_ROWS > 2
+        case 3: return tile<3>(w, a, row, sums, ahead);
+        case 4: return tile<4>(w, a, row, sums, ahead);
+        case 5: return tile<5>(w, a, row, sums, ahead);
+        case 6: return tile<6>(w, a, row, sums, ahead);
+        case 7: return tile<7>(w, a, row, sums, ahead);
+        case 8: return tile<8>(w, a, row, sums, ahead);
+#endif
+    }
+}
+
+// out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
+template <class Out>
+static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
+    constexpr int32_t most = DECODERY_TILE_ROWS;
+    constexpr int64_t ahead = 4096;
+    alignas(64) float sums[most * panel_width];
+    const int32_t blocks = (rows + most - 1) / most;
+    const Range mine = share(panels(linear), thread, team.threads);
+    for (int32_t p = mine.begin; p < mine.end; ++p) {
+        const uint8_t* w = linear.weight + int64_t(p) * panel_width * a.width;
+        const f16 s0 = load(linear.scale + p * panel_width), s1 = load(linear.scale + p * panel_width + 16);
+        for (int32_t block = 0; block < blocks; ++block) {
+            const Range span = share(rows, block, blocks);
+            tile_rows(span.end - span.begin, w, a, span.begin, sums, block == 0 ? ahead : 0);
+            for (int32_t row = span.begin; row < span.end; ++row) {
+                const float* sum = sums + (row - span.begin) * panel_width;
+                f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;
+                if (linear.bias != nullptr) {
+                    y0 = y0 + load(linear.bias + p * panel_width);
+                    y1 = y1 + load(linear.bias + p * panel_width + 16);
+                }
+                out(p, row, y0, y1);
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+// The C interface Python calls: choice of instruction set, working memory, packing, measuring.
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "state.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_avx_vnni() {
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+}
+#endif
+
+// Every kernel set this machine can run, the fastest first; the list ends with null.
+const Kernels* const* usable() {
+    static const Kernels* list[5] = {};
+    if (list[0] != nullptr) return list;
+    int32_t n = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        list[n++] = &avx512_kernels;
+#if defined(DECODERY_AVX_VNNI)
+    if (avx2 && has_avx_vnni()) list[n++] = &avx2_vnni_kernels;
+#endif
+    if (avx2) list[n++] = &avx2_kernels;
+#endif
+    list[n++] = &portable_kernels;
+    return list;
+}
+
+const Kernels* chosen = usable()[0];
+int32_t threads = 1;
+
+// Working memory of the calling thread, kept from pass to pass.
+struct Arena {
+    char* memory = nullptr;
+    size_t size = 0;
+    ~Arena() { free(memory); }
+    bool reserve(size_t wanted) {
+        if (wanted <= size) return true;
+        free(memory);
+        wanted += wanted / 4;
+        memory = static_cast<char*>(aligned_alloc(64, (wanted + 63) / 64 * 64));
+        size = memory != nullptr ? wanted : 0;
+        return memory != nullptr;
+    }
+};
+thread_local Arena arena;
+
+// First run with no memory to learn the size, then with memory to set the pointers.
+struct Layout {
+    char* base;
+    size_t used = 0;
+
+    template <class T>
+    void take(T*& pointer, int64_t count) {
+        pointer = reinterpret_cast<T*>(base + used);
+        used += (size_t(count) * sizeof(T) + 63) / 64 * 64;
+    }
+    void take(Quantized& a, int64_t rows, int32_t width) {
+        a.width = round_up(width, group_size);
+        take(a.q, rows * a.width);
+        take(a.scale, rows * a.groups());
+        take(a.offset, rows * a.groups());
+    }
+};
+
+struct Sizes {
+    int64_t longest = 0, listed = 0, marked = 0;    // slots one row can see; visible own rows in all; rows with a mask
+};
+
+Sizes measure(const Model& model, const Pass& pass) {
+    Sizes sizes;
+    for (int32_t s = 0; s < pass.segment_count; ++s) {
+        const Segment& segment = pass.segments[s];
+        for (int32_t i = 0; i < pass.run_count; ++i) {
+            const int64_t seen = segment.lengths[pass.run[i]] + segment.rows;
+            if (seen > sizes.longest) sizes.longest = seen;
+        }
+        if (segment.mask == nullptr) continue;
+        sizes.marked += segment.rows + 1;
+        for (int64_t i = 0; i < int64_t(segment.rows) * segment.rows; ++i) sizes.listed += segment.mask[i] != 0;
+    }
+    return sizes;
+}
+
+void arrange(State& state, Layout& layout, const Sizes& sizes, Rows*& rows, int32_t*& starts, int32_t*& own) {
+    const Model& model = *state.model;
+    const Pass& pass = *state.pass;
+    const int64_t n = pass.rows, wide = round_up(model.head_dim, 16);
+    const int32_t heads = model.heads * model.head_dim;
+    layout.take(rows, pass.segment_count);
+    layout.take(starts, sizes.marked);
+    layout.take(own, sizes.listed);
+    layout.take(state.qkv, n * (heads + 2 * model.kv_heads * model.head_dim));
+    layout.take(state.queries, n * model.heads * wide);
+    layout.take(state.context, n * heads);
+    layout.take(state.branch, n * model.hidden);
+    layout.take(state.act, n * model.intermediate);
+    layout.take(state.narrow, n, model.hidden);
+    layout.take(state.wide, n, heads);
+    layout.take(state.inner, n, model.intermediate);
+    state.score_stride = (sizes.longest + 31) / 16 * 16;
+    const int64_t attention = most_queries * (wide + state.score_stride);
+    const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
+    state.scratch_stride = attention > normed ? attention : normed;
+    state.lists_stride = most_queries * sizes.longest;
+    layout.take(state.scratch, threads * state.scratch_stride);
+    layout.take(state.lists, threads * state.lists_stride);
+}
+
+void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
+    int32_t first = 0, listed = 0;
+    for (int32_t s = 0; s < pass.segment_count; ++s) {
+        const Segment& segment = pass.segments[s];
+        rows[s] = {first, segment.mask != nullptr ? starts : nullptr, own};
+        first += segment.rows;
+        if (segment.mask == nullptr) continue;
+        for (int32_t row = 0; row < segment.rows; ++row) {
+            *starts++ = listed;
+            const uint8_t* sees = segment.mask + int64_t(row) * segment.rows;
+            for (int32_t other = 0; other < segment.rows; ++other)
+                if (sees[other] != 0) own[listed++] = other;
+        }
+        *starts++ = listed;
+    }
+}
+
+}  // namespace
+
+// Name of the i-th usable kernel set, null past the last.
+EXPORT const char* decodery_kernels(int32_t i) {
+    for (int32_t n = 0; usable()[n] != nullptr; ++n)
+        if (n == i) return usable()[n]->name;
+    return nullptr;
+}
+EXPORT void decodery_choose(int32_t i) { chosen = usable()[i]; }
+EXPORT void decodery_threads(int32_t n) { threads = n < 1 ? 1 : n; }
+
+// Lays weight [.][in] out as `Linear` says; rows[i]: which of its rows output i is, -1 for none.
+EXPORT void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed) {
+    const int32_t width = round_up(in, group_size);
+    for (int32_t o = 0; o < out; ++o) {
+        const int8_t* from = weight + int64_t(rows[o]) * in;
+        uint8_t* panel = packed + int64_t(o / panel_width) * panel_width * width + (o % panel_width) * 4;
+        for (int32_t k = 0; k < width; ++k)
+            panel[k / 4 * panel_width * 4 + k % 4] = rows[o] >= 0 && k < in ? uint8_t(from[k]) ^ 0x80 : 0x80;
+    }
+}
+
+// Returns 0, or 1 when there is no memory. ticks: [stages] or null.
+EXPORT int32_t decodery_layers(const Model* model, const Pass* pass, int64_t* ticks) {
+    State state = {};
+    state.model = model;
+    state.pass = pass;
+    state.ticks = ticks;
+    const Sizes sizes = measure(*model, *pass);
+    Rows* rows;
+    int32_t *starts, *own;
+    Layout size{nullptr};
+    arrange(state, size, sizes, rows, starts, own);
+    if (!arena.reserve(size.used)) return 1;
+    Layout layout{arena.memory};
+    arrange(state, layout, sizes, rows, starts, own);
+    list_rows(*pass, rows, starts, own);
+    state.rows = rows;
+    run_parallel(threads, chosen->layers, &state);
+    return 0;
+}
+
+static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows, float* y) {
+    Pass pass = {};
+    pass.hidden = const_cast<float*>(x);
+    pass.rows = rows;
+    State state = {};
+    state.model = &model;
+    state.pass = &pass;
+    state.logits = y;
+    state.scratch_stride = round_up(model.hidden, 16);
+    Layout layout{nullptr};
+    for (int32_t attempt = 0; attempt < 2; ++attempt) {
+        layout = Layout{arena.memory};
+        layout.take(state.narrow, rows, model.hidden);
+        layout.take(state.scratch, threads * state.scratch_stride);
+        if (!arena.reserve(layout.used)) return 1;
+    }
+    run_parallel(threads, job, &state);
+    return 0;
+}
+
+// Final norm and head: [rows][hidden] -> logits [rows][vocab].
+EXPORT int32_t decodery_head(const Model* model, const float* hidden, int32_t rows, float* logits) {
+    return run_one(chosen->head, *model, hidden, rows, logits);
+}
+
+// One linear layer: x [rows][in] -> y [rows][out].
+EXPORT int32_t decodery_linear(const Linear* linear, const float* x, int32_t rows, float* y) {
+    Model model = {};
+    model.head = *linear;
+    model.hidden = linear->in;
+    return run_one(chosen->linear, model, x, rows, y);
+}
+
+// Seconds to read `bytes` of a buffer once with all threads.
+EXPORT double decodery_read(const void* buffer, int64_t bytes) {
+    Model model = {};
+    model.hidden = int32_t(bytes / 64);
+    Pass pass = {};
+    pass.hidden = static_cast<float*>(const_cast<void*>(buffer));
+    State state = {};
+    state.model = &model;
+    state.pass = &pass;
+    if (!arena.reserve(size_t(threads) * 64)) return 0.0;
+    state.logits = reinterpret_cast<float*>(arena.memory);
+    timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    run_parallel(threads, chosen->read, &state);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    return double(end.tv_sec - begin.tv_sec) + 1e-9 * double(end.tv_nsec - begin.tv_nsec);
+}

@@ -1,0 +1,50 @@
+// The threads of one process: a pool that runs one job at a time, and the barrier between the stages of a job.
+#pragma once
+#include <sched.h>
+#include <stdint.h>
+#if defined(__x86_64__) || defined(__i386__)
+#define DECODERY_PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define DECODERY_PAUSE() __asm__ __volatile__("yield")
+#else
+#define DECODERY_PAUSE() ((void)0)
+#endif
+
+// Threads wait spinning, because a stage takes microseconds; after a while they let others have the core.
+struct Team {
+    alignas(64) int32_t arrived = 0;
+    alignas(64) int32_t generation = 0;
+    alignas(64) int32_t next = 0;    // next work item of a stage whose items are handed out one by one
+    int32_t threads = 1;
+
+    void barrier() {
+        if (threads == 1) {
+            next = 0;
+            return;
+        }
+        const int32_t seen = __atomic_load_n(&generation, __ATOMIC_RELAXED);
+        if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == threads) {
+            arrived = 0;
+            next = 0;
+            __atomic_store_n(&generation, seen + 1, __ATOMIC_RELEASE);
+            return;
+        }
+        for (int32_t spins = 0; __atomic_load_n(&generation, __ATOMIC_ACQUIRE) == seen; ++spins) {
+            if (spins < 2000) DECODERY_PAUSE();
+            else sched_yield();
+        }
+    }
+    int32_t take() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
+};
+
+// job(context, thread, team) runs once on every thread; returns when all are done.
+using Job = void (*)(void* context, int32_t thread, Team& team);
+void run_parallel(int32_t threads, Job job, void* context);
+
+struct Range {
+    int32_t begin, end;
+};
+// Thread `thread`'s share of `count` items: contiguous, sizes differ by at most one.
+inline Range share(int32_t count, int32_t thread, int32_t threads) {
+    return {int32_t(int64_t(count) * thread / threads), int32_t(int64_t(count) * (thread + 1) / threads)};
+}

@@ -1,0 +1,297 @@
+// A pass over some layers: every thread runs the same stages and meets the others at the barrier between them.
+// Included once per instruction set.
+
+// y = x / rms(x) * weight over n floats.
+static void normalize(const float* x, const float* weight, int32_t n, float eps, float* y) {
+    f16 squares = splat(0.0f);
+    for (int32_t i = 0; i < n; i += 16) {
+        const f16 v = load(x + i, n - i);
+        squares = squares + v * v;
+    }
+    const float r = 1.0f / __builtin_sqrtf(total(squares) / float(n) + eps);
+    for (int32_t i = 0; i < n; i += 16) store(y + i, load(x + i, n - i) * r * load(weight + i, n - i), n - i);
+}
+
+// Turns the pair (i, i + dim / 2) by the row's angle, times scale.
+static void rotate(const float* x, const float* cos, const float* sin, int32_t dim, float scale, float* y) {
+    const int32_t half = dim / 2;
+    for (int32_t i = 0; i < half; i += 16) {
+        const int32_t n = half - i;
+        const f16 a = load(x + i, n), b = load(x + half + i, n), c = load(cos + i, n), s = load(sin + i, n);
+        store(y + i, (a * c - b * s) * scale, n);
+        store(y + half + i, (b * c + a * s) * scale, n);
+    }
+}
+
+template <class E>
+INLINE void copy_head(const float* x, int32_t dim, E* y) {
+    for (int32_t i = 0; i < dim; i += 16) store(y + i, load(x + i, dim - i), dim - i);
+}
+
+struct Runner {
+    const State& state;
+    const Model& model;
+    const Pass& pass;
+    const int32_t thread;
+    Team& team;
+    int64_t clock;
+
+    Runner(const State& s, int32_t thread_, Team& team_)
+        : state(s), model(*s.model), pass(*s.pass), thread(thread_), team(team_), clock(timing() ? now() : 0) {}
+
+    bool timing() const { return thread == 0 && state.ticks != nullptr; }
+    void lap(Stage stage) {
+        if (!timing()) return;
+        const int64_t t = now();
+        state.ticks[stage] += t - clock;
+        clock = t;
+    }
+    void meet(Stage stage) {
+        lap(stage);
+        team.barrier();
+        lap(stage_wait);
+    }
+    Range my_rows() const { return share(pass.rows, thread, team.threads); }
+    float* scratch() const { return state.scratch + thread * state.scratch_stride; }
+
+    void norm_quantize(const float* weight) {
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            normalize(pass.hidden + int64_t(row) * model.hidden, weight, model.hidden, model.eps, scratch());
+            quantize(scratch(), model.hidden, row, state.narrow);
+        }
+        meet(stage_norm);
+    }
+    void quantize_rows(const float* x, int32_t n, const Quantized& a) {
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) quantize(x + int64_t(row) * n, n, row, a);
+        meet(stage_norm);
+    }
+
+    void project(const Linear& linear, const Quantized& a, float* y) {
+        const int64_t stride = linear.out;
+        multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
+            const int32_t first = panel * panel_width, left = linear.out - first;
+            float* to = y + row * stride + first;
+            store(to, y0, left);
+            if (left > 16) store(to + 16, y1, left - 16);
+        });
+        meet(stage_matmul);
+    }
+    // A panel holds 16 gates and the 16 values they open.
+    void project_gated(const Linear& linear) {
+        const int64_t stride = model.intermediate;
+        const bool is_gelu = model.gelu != 0;
+        multiply(linear, state.narrow, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 gate, f16 up) {
+            const int32_t first = panel * 16;
+            store(state.act + row * stride + first, (is_gelu ? gelu(gate) : silu(gate)) * up, model.intermediate - first);
+        });
+        meet(stage_matmul);
+    }
+    // Adds the layer's result, normed first if the family does so, to the residual stream.
+    void project_residual(const Linear& linear, const Quantized& a, const float* post_norm) {
+        if (post_norm != nullptr) {
+            project(linear, a, state.branch);
+            const Range mine = my_rows();
+            for (int32_t row = mine.begin; row < mine.end; ++row) {
+                normalize(state.branch + int64_t(row) * model.hidden, post_norm, model.hidden, model.eps, scratch());
+                add(pass.hidden + int64_t(row) * model.hidden, scratch());
+            }
+            return meet(stage_norm);
+        }
+        multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
+            const int32_t first = panel * panel_width, left = model.hidden - first;
+            float* to = pass.hidden + int64_t(row) * model.hidden + first;
+            store(to, load(to, left) + y0, left);
+            if (left > 16) store(to + 16, load(to + 16, left - 16) + y1, left - 16);
+        });
+        meet(stage_matmul);
+    }
+    void add(float* to, const float* x) const {
+        for (int32_t i = 0; i < model.hidden; i += 16)
+            store(to + i, load(to + i, model.hidden - i) + load(x + i, model.hidden - i), model.hidden - i);
+    }
+
+    // Queries are normed, turned and scaled; keys and values go behind the cache's content.
+    void rope(const Layer& layer, int32_t index) {
+        const int32_t dim = model.head_dim, per_row = model.heads + 2 * model.kv_heads, wide = round_up(dim, 16);
+        const Range mine = share(pass.rows * per_row, thread, team.threads);
+        float* turned = scratch();
+        int32_t s = 0;
+        for (int32_t item = mine.begin; item < mine.end; ++item) {
+            const int32_t row = item / per_row, head = item % per_row;
+            while (row >= state.rows[s].first + pass.segments[s].rows) ++s;
+            const float* x = state.qkv + int64_t(item) * dim;
+            const float* cos = pass.cos[layer.rope] + int64_t(row) * (dim / 2);
+            const float* sin = pass.sin[layer.rope] + int64_t(row) * (dim / 2);
+            const bool is_query = head < model.heads, is_value = head >= model.heads + model.kv_heads;
+            if (!is_value && layer.q_norm != nullptr) {
+                normalize(x, is_query ? layer.q_norm : layer.k_norm, dim, model.eps, turned);
+                x = turned;
+            }
+            if (is_query) {
+                float* q = state.queries + (int64_t(row) * model.heads + head) * wide;
+                rotate(x, cos, sin, dim, model.attention_scale, q);
+                for (int32_t i = dim; i < wide; ++i) q[i] = 0.0f;
+                continue;
+            }
+            if (!is_value) {
+                rotate(x, cos, sin, dim, 1.0f, turned + wide);
+                x = turned + wide;
+            }
+            const Segment& segment = pass.segments[s];
+            const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
+            const int64_t slot = segment.lengths[index] + row - state.rows[s].first;
+            const int64_t at = index * segment.layer_stride + kind * segment.kind_stride + kv_head * segment.head_stride + slot * dim;
+            if (segment.bf16) copy_head(x, dim, static_cast<Bf16*>(segment.cache) + at);
+            else copy_head(x, dim, static_cast<float*>(segment.cache) + at);
+        }
+        meet(stage_rope);
+    }
+
+    // What one row sees; slots that are not one run go to `list`, whose used part it returns past.
+    int32_t* look(const Segment& segment, const Rows& rows, const Layer& layer, int32_t index, int32_t row, int32_t* list,
+                  Visible& seen) const {
+        const int32_t length = int32_t(segment.lengths[index]);
+        const int32_t* slots = segment.slots + index * segment.slots_stride;
+        const int64_t position = segment.positions[row], window = layer.window;
+        const auto near = [&](int64_t other) {
+            const int64_t distance = other > position ? other - position : position - other;
+            return window == 0 || distance < window;
+        };
+        seen = {0, length, list, 0};
+        if (window != 0) {
+            while (seen.begin < seen.end && !near(slots[seen.begin])) ++seen.begin;
+            while (seen.end > seen.begin && !near(slots[seen.end - 1])) --seen.end;
+        }
+        if (rows.starts == nullptr) {
+            // Causal order: own rows up to this one directly follow the cached slots.
+            int32_t first = 0;
+            while (!near(segment.positions[first])) ++first;
+            if (first == 0 && seen.end == length) {
+                seen.end = length + row + 1;
+                return list;
+            }
+            if (seen.begin == seen.end) {
+                seen = {length + first, length + row + 1, list, 0};
+                return list;
+            }
+            for (int32_t i = first; i <= row; ++i) *list++ = length + i;
+        } else {
+            for (int32_t i = rows.starts[row]; i < rows.starts[row + 1]; ++i)
+                if (near(segment.positions[rows.own[i]])) *list++ = length + rows.own[i];
+        }
+        seen.count = int32_t(list - seen.list);
+        return list;
+    }
+
+    template <class E>
+    void attend_item(const Layer& layer, int32_t index, int32_t s, int32_t kv_head, Range span) {
+        const Segment& segment = pass.segments[s];
+        const int32_t dim = model.head_dim, wide = round_up(dim, 16), group = model.heads / model.kv_heads;
+        const float* queries[most_queries];
+        float* out[most_queries];
+        Visible visible[most_queries];
+        int32_t* list = state.lists + thread * state.lists_stride;
+        for (int32_t i = span.begin; i < span.end; ++i) {
+            const int32_t row = i / group, head = kv_head * group + i % group, n = i - span.begin;
+            const int64_t at = int64_t(state.rows[s].first + row) * model.heads + head;
+            queries[n] = state.queries + at * wide;
+            out[n] = state.context + at * dim;
+            if (n > 0 && i % group > 0) visible[n] = visible[n - 1];
+            else list = look(segment, state.rows[s], layer, index, row, list, visible[n]);
+        }
+        const E* keys = static_cast<const E*>(segment.cache) + index * segment.layer_stride + kv_head * segment.head_stride;
+        const E* values = keys + segment.kind_stride;
+        float* sums = scratch();
+        float* scores = sums + most_queries * wide;
+        const int32_t count = span.end - span.begin;
+        if (dim == 64) attend<4>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
+        else if (dim == 128) attend<8>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
+        else attend<0>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
+    }
+
+    // Work items are (segment, key-value head, some of its queries), handed out one by one.
+    void attention(const Layer& layer, int32_t index) {
+        const int32_t group = model.heads / model.kv_heads;
+        int32_t item = team.take(), first = 0;
+        for (int32_t s = 0; s < pass.segment_count; ++s) {
+            const Segment& segment = pass.segments[s];
+            const int32_t queries = segment.rows * group;
+            const int32_t fine = (4 * team.threads + model.kv_heads - 1) / model.kv_heads;
+            const int32_t coarse = (queries + most_queries - 1) / most_queries;
+            const int32_t wanted = team.threads > 1 && fine > coarse ? fine : coarse;
+            const int32_t parts = wanted < queries ? wanted : queries;
+            const int32_t items = parts * model.kv_heads;
+            for (; item < first + items; item = team.take()) {
+                const int32_t kv_head = (item - first) / parts;
+                const Range span = share(queries, (item - first) % parts, parts);
+                if (segment.bf16) attend_item<Bf16>(layer, index, s, kv_head, span);
+                else attend_item<float>(layer, index, s, kv_head, span);
+            }
+            first += items;
+        }
+        meet(stage_attention);
+    }
+
+    void layer(int32_t index) {
+        const Layer& layer = model.layers[index];
+        norm_quantize(layer.attention_norm);
+        project(layer.qkv, state.narrow, state.qkv);
+        rope(layer, index);
+        attention(layer, index);
+        quantize_rows(state.context, model.heads * model.head_dim, state.wide);
+        project_residual(layer.output, state.wide, layer.post_attention_norm);
+        norm_quantize(layer.mlp_norm);
+        project_gated(layer.gate_up);
+        quantize_rows(state.act, model.intermediate, state.inner);
+        project_residual(layer.down, state.inner, layer.post_mlp_norm);
+    }
+};
+
+static void run_layers(void* context, int32_t thread, Team& team) {
+    const State& state = *static_cast<const State*>(context);
+    Runner runner(state, thread, team);
+    const Pass& pass = *state.pass;
+    for (int32_t i = 0; i < pass.run_count; ++i) {
+        runner.layer(pass.run[i]);
+        if (pass.taps[i] == nullptr) continue;
+        const Range mine = runner.my_rows();
+        const int64_t hidden = state.model->hidden;
+        __builtin_memcpy(pass.taps[i] + mine.begin * hidden, pass.hidden + mine.begin * hidden,
+                         size_t(mine.end - mine.begin) * hidden * sizeof(float));
+        // The next barrier comes before anybody writes the residual stream again.
+    }
+}
+
+static void run_head(void* context, int32_t thread, Team& team) {
+    const State& state = *static_cast<const State*>(context);
+    Runner runner(state, thread, team);
+    runner.norm_quantize(state.model->norm);
+    runner.project(state.model->head, state.narrow, state.logits);
+}
+
+// Rows times one layer: model.head and its input are those of this layer, nothing is normed.
+static void run_linear(void* context, int32_t thread, Team& team) {
+    const State& state = *static_cast<const State*>(context);
+    Runner runner(state, thread, team);
+    runner.quantize_rows(state.pass->hidden, state.model->hidden, state.narrow);
+    runner.project(state.model->head, state.narrow, state.logits);
+}
+
+// Reads this thread's share of a buffer in order: pass.hidden has model.hidden vectors of 64 bytes.
+static void run_read(void* context, int32_t thread, Team& team) {
+    const State& state = *static_cast<const State*>(context);
+    const int64_t vectors = state.model->hidden;
+    const int64_t begin = vectors * thread / team.threads / 4 * 4, end = vectors * (thread + 1) / team.threads / 4 * 4;
+    const float* x = state.pass->hidden;
+    i16 sum[4] = {};
+    for (int64_t i = begin; i < end; i += 4)
+        for (int32_t j = 0; j < 4; ++j) {
+            __builtin_prefetch(x + (i + j) * 16 + 1024);
+            sum[j] ^= reinterpret_cast<i16>(load(x + (i + j) * 16));
+        }
+    // The result must be used, or nothing would be read.
+    const i16 all = sum[0] ^ sum[1] ^ sum[2] ^ sum[3];
+    state.logits[thread * 16] = float(all[0] ^ all[7] ^ all[15]);
+}

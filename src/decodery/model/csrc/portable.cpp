@@ -1,0 +1,54 @@
+// Plain C++ for any machine, vectorised as far as the compiler can.
+#include "state.h"
+
+#if !defined(__x86_64__)
+#include <time.h>
+#endif
+
+#define DECODERY_TILE_ROWS 4
+
+namespace portable {
+#include "vec.h"
+
+using Ints = i16;
+struct Bytes {
+    int8_t value[64];
+};
+struct Four {
+    int32_t value[4];
+};
+constexpr int32_t weight_offset = 0;
+INLINE Ints ints(int32_t x) { return isplat(x); }
+INLINE Bytes weights(const uint8_t* p) {
+    Bytes w;
+    for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] ^ 0x80);
+    return w;
+}
+INLINE Four four(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+INLINE Ints dot(Ints sum, const Bytes& w, const Four& x) {
+    for (int i = 0; i < 16; ++i)
+        for (int j = 0; j < 4; ++j) sum[i] += w.value[4 * i + j] * x.value[j];
+    return sum;
+}
+INLINE f16 floats(Ints x) { return __builtin_convertvector(x, f16); }
+INLINE int64_t now() {
+#if defined(__x86_64__)
+    return int64_t(__builtin_ia32_rdtsc());
+#else
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+#endif
+}
+INLINE f16 reduce16(const f16* s) {
+    f16 result;
+    for (int i = 0; i < 16; ++i) result[(i % 4) * 4 + i / 4] = total(s[i]);
+    return result;
+}
+
+#include "gemm.h"
+#include "attention.h"
+#include "pass.h"
+}  // namespace portable
+
+const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_head, portable::run_linear, portable::run_read};

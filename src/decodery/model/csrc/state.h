@@ -1,0 +1,58 @@
+// The working memory of one pass, laid out by native.cpp and used by every instruction set alike.
+#pragma once
+#include "abi.h"
+#include "parallel.h"
+
+constexpr int32_t group_size = 64;     // inputs that share one activation scale
+constexpr int32_t panel_width = 32;    // outputs computed side by side
+constexpr int32_t most_queries = 24;   // queries of one attention work item
+
+inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
+inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
+
+// Rows of bytes, width a multiple of 64. scale, offset: [rows][width / 64]; offset is what weights stored as
+// value + 128 would add too much.
+struct Quantized {
+    int8_t* q;
+    float* scale;
+    int32_t* offset;
+    int32_t width;
+
+    int32_t groups() const { return width / group_size; }
+};
+
+// Where a segment's rows start in the pass and, if it has a mask, which own rows each of them sees, ascending.
+struct Rows {
+    int32_t first;
+    const int32_t* starts;    // [rows + 1] into own; null for causal order
+    const int32_t* own;
+};
+
+struct State {
+    const Model* model;
+    const Pass* pass;
+    const Rows* rows;                      // [segments]
+    float *qkv, *queries, *context, *branch, *act;
+    Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
+    float* scratch;                        // per thread: a normed row, then attention's accumulators and scores
+    int32_t* lists;                        // per thread: visible slots
+    int64_t scratch_stride, lists_stride, score_stride;
+    float* logits;                         // head only: [rows][vocab]
+    int64_t* ticks;                        // thread 0's time per stage, or null
+};
+
+enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, stage_count };
+
+// What one instruction set provides.
+struct Kernels {
+    const char* name;
+    Job layers, head, linear, read;
+};
+#if defined(__x86_64__)
+extern const Kernels avx512_kernels, avx2_kernels;
+#if defined(__clang__) || __GNUC__ >= 11
+#define DECODERY_AVX_VNNI 1
+extern const Kernels avx2_vnni_kernels;
+#endif
+#endif
+extern const Kernels portable_kernels;

@@ -1,0 +1,106 @@
+// Sixteen floats at a time, the same on every instruction set. Multiplications and additions are never fused and sums
+// run in a fixed lane order, so the result of a row is the same bits everywhere; the compiler lowers the vectors to
+// whatever the machine has.
+// Included once per instruction set, inside its namespace.
+
+typedef float f16 __attribute__((vector_size(64)));
+typedef int32_t i16 __attribute__((vector_size(64)));
+typedef float f16_loose __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint16_t u16x16_loose __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef int8_t s8x16 __attribute__((vector_size(16)));
+typedef int8_t s8x16_loose __attribute__((vector_size(16), aligned(1), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE f16 splat(float x) { return f16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE i16 isplat(int32_t x) { return i16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+INLINE f16 load(const float* p) { return *reinterpret_cast<const f16_loose*>(p); }
+INLINE void store(float* p, f16 x) { *reinterpret_cast<f16_loose*>(p) = x; }
+
+// The first n of 16 lanes; the others are zero.
+static __attribute__((noinline)) f16 load_part(const float* p, int32_t n) {
+    float lanes[16] = {};
+    for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+static __attribute__((noinline)) void store_part(float* p, const float* lanes, int32_t n) {
+    for (int32_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+INLINE f16 load(const float* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
+INLINE void store(float* p, f16 x, int32_t n) {
+    if (n >= 16) return store(p, x);
+    float lanes[16];
+    store(lanes, x);
+    store_part(p, lanes, n);
+}
+
+// bfloat16 is the upper half of a float; storing rounds to nearest even.
+struct Bf16 {
+    uint16_t bits;
+};
+INLINE f16 widen(u16x16 x) { return reinterpret_cast<f16>(__builtin_convertvector(x, u32x16) << 16); }
+INLINE u16x16 narrow(f16 x) {
+    const u32x16 bits = reinterpret_cast<u32x16>(x);
+    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, u16x16);
+}
+INLINE f16 load(const Bf16* p) { return widen(*reinterpret_cast<const u16x16_loose*>(p)); }
+static __attribute__((noinline)) f16 load_part(const Bf16* p, int32_t n) {
+    Bf16 lanes[16] = {};
+    for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+INLINE f16 load(const Bf16* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
+INLINE void store(Bf16* p, f16 x, int32_t n) {
+    const u16x16 y = narrow(x);
+    if (n >= 16) *reinterpret_cast<u16x16_loose*>(p) = y;
+    else __builtin_memcpy(p, &y, size_t(n > 0 ? n : 0) * sizeof(Bf16));
+}
+
+INLINE f16 select(i16 mask, f16 yes, f16 no) {
+    return reinterpret_cast<f16>((mask & reinterpret_cast<i16>(yes)) | (~mask & reinterpret_cast<i16>(no)));
+}
+INLINE f16 larger(f16 a, f16 b) { return select(a > b, a, b); }
+INLINE f16 magnitude(f16 x) { return reinterpret_cast<f16>(reinterpret_cast<i16>(x) & 0x7fffffff); }
+
+// Nearest integer, ties to even, for magnitudes below 2^22.
+INLINE f16 nearest(f16 x) { return (x + 12582912.0f) - 12582912.0f; }
+
+// Lanes i and i + 8 first, then 4 apart, 2, 1.
+INLINE float total(f16 x) {
+    float s[16];
+    store(s, x);
+    for (int32_t width = 8; width > 0; width /= 2)
+        for (int32_t i = 0; i < width; ++i) s[i] = s[i] + s[i + width];
+    return s[0];
+}
+template <class T, class Vector>
+INLINE T maximum(Vector x) {
+    T s[16];
+    __builtin_memcpy(s, &x, 64);
+    for (int32_t width = 8; width > 0; width /= 2)
+        for (int32_t i = 0; i < width; ++i) s[i] = s[i + width] > s[i] ? s[i + width] : s[i];
+    return s[0];
+}
+
+// e^x to within two units in the last place; below -87 it is the smallest normal number's neighbourhood.
+INLINE f16 exponential(f16 x) {
+    x = select(x > 88.0f, splat(88.0f), x);
+    x = select(x < -87.0f, splat(-87.0f), x);
+    const f16 n = nearest(x * 1.44269504f);
+    const f16 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    f16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * r) * r + r + 1.0f;
+    return reinterpret_cast<f16>(reinterpret_cast<i16>(p) + (__builtin_convertvector(n, i16) << 23));
+}
+
+INLINE f16 silu(f16 x) { return x / (exponential(-x) + 1.0f); }
+INLINE f16 gelu(f16 x) {
+    const f16 u = (x + x * x * x * 0.044715f) * 0.7978845608f;
+    return x * 0.5f * (2.0f - 2.0f / (exponential(u + u) + 1.0f));
+}

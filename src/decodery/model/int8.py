@@ -1,0 +1,82 @@
+"""Linear layers with int8 weights and int8 activations, summed in integers.
+
+Weights carry one scale per output, activations one per row and group of 64 inputs, found anew for every row. A group's
+products are exact integers, and groups are added in ascending order as float32, so a row's result does not depend on
+the rows beside it: every kernel gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.functional import pad
+
+from . import native
+
+if TYPE_CHECKING:
+    from .native import Packed
+
+
+@dataclass
+class Int8Linear:
+    """weight: [out, in] int8 in [-127, 127]; scale: [out] float32; bias: [out] float32 or None."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None = None
+    _packed: Packed | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Linear:
+        """[out, in] floating point, rounded to 255 even steps per output."""
+        weight = weight.detach().float()
+        scale = weight.abs().amax(dim=1) / 127.0
+        steps = weight / scale.clamp(min=1e-30)[:, None]
+        whole = steps.round_().clamp_(-127, 127).to(torch.int8)
+        return cls(whole, scale, None if bias is None else bias.detach().float())
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32."""
+        if native.library() is None or rows.device.type != "cpu":
+            return self.portable(rows)
+        if self._packed is None:
+            self._packed = native.Packed(self)
+        return self._packed(rows.float())
+
+    def portable(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same arithmetic in PyTorch alone."""
+        whole, scale = quantize_rows(rows.float())
+        outputs = self.weight.shape[0]
+        result = torch.zeros(len(rows), outputs, device=rows.device)
+        for group in range(scale.shape[1]):
+            span = slice(group * native.GROUP, (group + 1) * native.GROUP)
+            weight = self.weight[:, span].float()
+            # Sums of 64 products stay below 2^24: exact in float32, whatever the order.
+            part = whole[:, group, : weight.shape[1]] @ weight.T
+            result += part * scale[:, group, None]
+        result *= self.scale
+        return result if self.bias is None else result + self.bias
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a file keeps of this layer, by name."""
+        kept = {"weight": self.weight, "scale": self.scale}
+        return kept if self.bias is None else kept | {"bias": self.bias}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> Int8Linear:
+        """The layer that `tensors` came from."""
+        return cls(tensors["weight"], tensors["scale"], tensors.get("bias"))
+
+
+def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[N, in] float32 -> whole numbers in [-127, 127], [N, groups, 64] float32, and scales [N, groups]."""
+    n, inputs = rows.shape
+    groups = -(-inputs // native.GROUP)
+    parts = pad(rows, (0, groups * native.GROUP - inputs)).view(n, groups, native.GROUP)
+    largest = parts.abs().amax(dim=-1)
+    finite, tiny = largest.isfinite(), largest < 1e-30
+    inverse = torch.where(finite & ~tiny, 127.0 / largest, 0.0)
+    scale = torch.where(finite, torch.where(tiny, 0.0, largest / 127.0), torch.nan)
+    return (parts * inverse[..., None]).round(), scale
