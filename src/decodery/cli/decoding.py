@@ -1,0 +1,94 @@
+"""Decoding under the eyes of a person: text as it comes, Ctrl-C, and a line of figures."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..decode.lm import LM, Output
+    from ..decode.request import Request
+
+_CONTROLS = {code: None for code in [*range(32), *range(127, 160)] if code not in (9, 10)}
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C inside is only noted, for the function this gives to report; a second one interrupts.
+
+    A pass is never cut in two, so that the cache stays fit for use.
+    """
+    pressed = False
+
+    def note(signal_number: int, frame: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def decode(lm: LM, requests: list[Request], write: Callable[[str], None] | None = None) -> list[Output]:
+    """Decode requests of one prompt together, to the end or to a Ctrl-C, which keeps the text that is there.
+
+    write: gets the pieces of the first one's text as they come.
+    """
+    engine = lm.engine()
+    first = engine.submit(requests[0])
+    sequences = [first, *(engine.submit(request, like=first) for request in requests[1:])]
+    with stop_on_interrupt() as stopped:
+        while not all(seq.finished for seq in sequences):
+            engine.step()
+            if stopped():
+                for seq in sequences:
+                    seq.cancel()
+            if write is not None and first.text is not None:
+                write(first.text.release(final=first.finished))
+    return [lm.output(seq) for seq in sequences]
+
+
+class Screen:
+    """Writes a streamed text to standard output and ends its last line.
+
+    On a terminal, control characters are left out: a model's text must not move the cursor or change a title.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = sys.stdout.isatty()
+        self._last = ""
+
+    def write(self, piece: str) -> None:
+        if piece:
+            click.echo(piece.translate(_CONTROLS) if self._terminal else piece, nl=False)
+            self._last = piece[-1]
+
+    def end(self) -> None:
+        if self._last != "\n":
+            click.echo()
+
+
+def figures(output: Output) -> str:
+    """One line about a generation."""
+    trace = output.trace
+    parts = [f"{len(output.tokens)} tokens"]
+    if trace.passes:
+        parts += [f"{trace.tokens_per_pass:.2f} per pass", f"{trace.tokens_per_second:.0f} tokens/s"]
+    parts.append(f"{trace.seconds:.1f} s")
+    if output.finish_reason != "stop":
+        parts.append("cut at the length limit" if output.finish_reason == "length" else "stopped")
+    return ", ".join(parts)
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, apart from the text."""
+    click.secho(text, err=True, dim=True)

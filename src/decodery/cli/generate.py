@@ -1,0 +1,72 @@
+"""`decodery generate`: one prompt in, its text out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import Command, decoding_options, given, model_options, output_option, read_prompt
+
+if TYPE_CHECKING:
+    from ..decode.lm import Output
+
+
+@click.command(cls=Command)
+@click.argument("prompt", required=False)
+@model_options
+@decoding_options
+@output_option(
+    "--n", type=click.IntRange(min=1), default=1, metavar="N", help="Write N texts, with seeds SEED, SEED+1 ..."
+)
+@output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
+@output_option("--json", "as_json", is_flag=True, help="Print one object (a list for --n above 1) and nothing else.")
+@output_option("--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest beside.")
+def generate(
+    prompt: str | None,
+    model: str,
+    dtype: str,
+    n: int,
+    raw: bool,
+    as_json: bool,
+    logprobs: int | None,
+    **settings: Any,
+) -> None:
+    """Answer PROMPT, or standard input where it is "-" or missing.
+
+    Ctrl-C stops the generation and keeps the text written so far.
+    """
+    if logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json")
+    text, settings = read_prompt(prompt), given(settings)
+    from .. import load
+    from .decoding import Screen, decode, figures, note
+
+    lm = load(model, dtype=dtype)
+    tokens = lm.encode(text, raw=raw)
+    first = lm.request(tokens, logprobs=logprobs, **settings)
+    seeds = range(first.seed + 1, first.seed + n)
+    requests = [first, *(lm.request(tokens, logprobs=logprobs, **settings | {"seed": seed}) for seed in seeds)]
+    if as_json:
+        outputs = [output.to_dict() for output in decode(lm, requests)]
+        click.echo(json.dumps(outputs if n > 1 else outputs[0], ensure_ascii=False))
+    elif n == 1:
+        screen = Screen()
+        (output,) = decode(lm, requests, screen.write)
+        screen.end()
+        if sys.stdout.isatty() and sys.stderr.isatty():
+            note(figures(output))
+    else:
+        _print_all(decode(lm, requests))
+
+
+def _print_all(outputs: list[Output]) -> None:
+    from .decoding import Screen
+
+    for number, output in enumerate(outputs):
+        click.echo(f"{'' if number == 0 else chr(10)}--- seed {output.seed}")
+        screen = Screen()
+        screen.write(output.text)
+        screen.end()

@@ -1,0 +1,110 @@
+"""`decodery methods`: what is in the box."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import json
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import UnknownMethod
+
+if TYPE_CHECKING:
+    from ..registry import Method
+
+
+_OPTIONS = {"draft": "--drafter", "verify": "--rule", "sample": "--sampler"}
+"""The option of `generate` and `chat` that takes a method of a family."""
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
+def methods(name: str | None, as_json: bool) -> None:
+    """List every method, or tell all about the one called NAME."""
+    from .. import registry
+
+    found = registry.methods()
+    if name is not None:
+        known = [method.name for method in found]
+        found = [method for method in found if method.name == name]
+        if not found:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            advice = f"try {', '.join(near)}" if near else "`decodery methods` lists them all"
+            raise UnknownMethod(f"no method is called {name!r}; {advice}")
+    if as_json:
+        described = [method.as_dict() | ({"settings": _settings(method)} if name else {}) for method in found]
+        click.echo(json.dumps(described, indent=2, ensure_ascii=False, default=str))
+    elif name is None:
+        _print_list(found)
+    else:
+        click.echo("\n\n".join(_page(method) for method in found))
+
+
+def _settings(method: Method) -> list[dict[str, Any]]:
+    """Name, type and default of every setting, as plain data; no default where one must be given."""
+    described = []
+    for field in dataclasses.fields(method.cls):
+        if field.init:
+            entry: dict[str, Any] = {"name": field.name, "type": str(field.type)}
+            if field.default is not dataclasses.MISSING:
+                entry["default"] = field.default
+            elif field.default_factory is not dataclasses.MISSING:
+                entry["default"] = field.default_factory()
+            described.append(entry)
+    return described
+
+
+def _print_list(found: list[Method]) -> None:
+    """One line per method; on a terminal long summaries are wrapped to its width."""
+    terminal = sys.stdout.isatty()
+    columns = shutil.get_terminal_size().columns
+    width = max(len(method.name) for method in found)
+    family = ""
+    for method in found:
+        if method.family != family:
+            click.secho(f"{'' if not family else chr(10)}{method.family}", bold=True)
+            family = method.family
+        head = f"  {method.name:<{width}}  {method.year or '':<4}  {'lossless' if method.lossless else '':<8}  "
+        room = columns - len(head)
+        lines = textwrap.wrap(method.summary, room) if terminal and room >= 20 else [method.summary]
+        click.echo(head + f"\n{' ' * len(head)}".join(lines))
+    if terminal:
+        click.echo("\n`decodery methods NAME` tells more about one.")
+
+
+def _page(method: Method) -> str:
+    facts = [
+        f"{method.name}  ({method.family})",
+        f"paper:      {method.paper or '-'}",
+        f"guarantee:  {method.guarantee}",
+        f"needs:      {', '.join(method.needs) or '-'}",
+        "",
+        inspect.getdoc(method.cls) or "",
+    ]
+    settings = _settings(method)
+    if settings:
+        facts += ["", "settings:"]
+        facts += [f"  {_setting(entry)}" for entry in settings]
+    if method.family in _OPTIONS:
+        example = "".join(f":{entry['name']}={_text(entry['default'])}" for entry in settings[:1] if "default" in entry)
+        facts += ["", f"use: decodery generate {_OPTIONS[method.family]} {method.name}{example} ..."]
+    return "\n".join(facts)
+
+
+def _text(value: Any) -> str:
+    """A default as `registry.resolve` reads it; tuples are joined, by "/" and within by ":"."""
+    if isinstance(value, tuple):
+        return "/".join(":".join(map(str, item)) if isinstance(item, tuple) else str(item) for item in value)
+    return str(value)
+
+
+def _setting(entry: dict[str, Any]) -> str:
+    default = f" = {entry['default']!r}" if "default" in entry else "  (must be given)"
+    return f"{entry['name']}: {entry['type']}{default}"

@@ -1,0 +1,162 @@
+"""The options that several commands share, shown under headings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ..errors import PromptError, SettingsError
+
+_MOST_INPUT = 1 << 24
+_CHANCE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0}
+"""Settings that only shape chance, and their neutral values."""
+
+
+class Option(click.Option):
+    """An option that is listed under a heading."""
+
+    def __init__(self, *args: Any, heading: str = "Other", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+class Command(click.Command):
+    """A command whose help lists the options by heading."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                groups.setdefault(getattr(param, "heading", "Other"), []).append(record)
+        for heading, records in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _options(*options: Decorator) -> Decorator:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def _option(heading: str, *names: str, **settings: Any) -> Decorator:
+    return click.option(*names, cls=Option, heading=heading, **settings)
+
+
+def output_option(*names: str, **settings: Any) -> Decorator:
+    """An option about what is printed."""
+    return _option("Output", *names, **settings)
+
+
+def _bias(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
+    pairs: dict[int, float] = {}
+    for value in values:
+        token, equals, amount = value.partition("=")
+        try:
+            pairs[int(token)] = float(amount if equals else "")
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not ID=VALUE, such as 42=-100", ctx, param) from None
+    return pairs or None
+
+
+model_options = _options(
+    _option(
+        "Model",
+        *("-m", "--model"),
+        default="smollm2",
+        show_default=True,
+        help="An embedded model, a folder, a .gguf file or a Hub id.",
+    ),
+    _option(
+        "Model",
+        "--dtype",
+        type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
+        default="auto",
+        show_default=True,
+        help="Precision of the weights; auto is the checkpoint's own.",
+    ),
+)
+
+decoding_options = _options(
+    _option("Length", "--max-new-tokens", type=int, metavar="N", help="Stop after N tokens (256)."),
+    _option("Length", "--min-new-tokens", type=int, metavar="N", help="Do not end before N tokens."),
+    _option("Length", "--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated."),
+    _option("Length", "--ignore-eos", is_flag=True, default=None, help="Go on after the model's end token."),
+    _option("Sampling", "--temperature", type=float, metavar="T", help="0 is greedy (0)."),
+    _option("Sampling", "--seed", type=int, metavar="N", help="Decides the text, alone (0)."),
+    _option("Sampling", "--top-k", type=int, metavar="K", help="Keep the K likeliest tokens."),
+    _option("Sampling", "--top-p", type=float, metavar="P", help="Keep the likeliest tokens that hold P."),
+    _option("Sampling", "--min-p", type=float, metavar="M", help="Keep tokens of at least M times the top."),
+    _option("Sampling", "--typical", type=float, metavar="P", help="Keep the most typical tokens that hold P."),
+    _option("Sampling", "--epsilon", type=float, metavar="E", help="Keep tokens of at least probability E."),
+    _option("Sampling", "--eta", type=float, metavar="E", help="Like epsilon, scaled by the entropy."),
+    _option("Sampling", "--repetition-penalty", type=float, metavar="R", help="Divide seen tokens by R (1)."),
+    _option("Sampling", "--presence-penalty", type=float, metavar="A", help="Subtract A from used tokens."),
+    _option("Sampling", "--frequency-penalty", type=float, metavar="A", help="Subtract A per use of a token."),
+    _option("Sampling", "--no-repeat-ngram", type=int, metavar="N", help="Never write N tokens twice."),
+    _option(
+        "Sampling",
+        "--logit-bias",
+        multiple=True,
+        callback=_bias,
+        metavar="ID=VALUE",
+        help="Add VALUE to the logit of token ID; may be repeated.",
+    ),
+    _option("Sampling", "--order", metavar="NAME", help="Order of these: default, hf, vllm or llamacpp."),
+    _option(
+        "Sampling",
+        "--sampler",
+        multiple=True,
+        metavar="SPEC",
+        help="In place of all these: one warp, such as top-p:p=0.9; repeated, they apply in the order given.",
+    ),
+    _option(
+        "Speculation",
+        "--drafter",
+        metavar="SPEC",
+        help="auto, none or a name with settings, such as prompt-lookup:length=5 (auto). "
+        "Under the default rule it never changes the text.",
+    ),
+    _option("Speculation", "--rule", metavar="SPEC", help="How drafts are verified (coupled)."),
+)
+
+
+def given(settings: dict[str, Any]) -> dict[str, Any]:
+    """The decoding options that were given, as keyword arguments of `LM.request`.
+
+    Raises SettingsError where one of them could have no effect.
+    """
+    chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
+    idle = [name for name, neutral in _CHANCE.items() if chosen.get(name, neutral) != neutral]
+    if idle and not chosen.get("temperature") and "sampler" not in chosen:
+        names = " and ".join("--" + name.replace("_", "-") for name in idle)
+        raise SettingsError(
+            f"{names} would have no effect, because temperature 0 always takes the likeliest token: "
+            "add --temperature 0.7, say"
+        )
+    return chosen
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt: the argument, or standard input where that is "-" or missing. One final newline is dropped."""
+    if argument not in (None, "-"):
+        return str(argument)
+    if argument is None and sys.stdin.isatty():
+        raise click.UsageError('a prompt is missing: give one, as in: decodery generate "Explain tides."')
+    data = sys.stdin.buffer.read(_MOST_INPUT + 1)
+    if len(data) > _MOST_INPUT:
+        raise PromptError("standard input is longer than 16 MiB, more than any model reads: give a shorter prompt")
+    try:
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from error

