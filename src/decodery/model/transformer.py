@@ -9,10 +9,13 @@ import numpy as np
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
-from .attention import attend, rotate, visibility
+from . import native
+from .attention import attend, attend_by_row, rotate, visibility
 from .batch import Batch, Scores, Segment
 from .cache import KVCache
 from .config import ModelConfig, Rope
+from .int8 import Int8Linear
+from .native import Int8Stack
 from .rope import rope_table
 from .weights import Layer, Weights
 
@@ -29,6 +32,10 @@ class Transformer:
         self.dtype = weights.norm.dtype
         self.device = weights.norm.device
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._int8 = isinstance(weights.head, Int8Linear)
+        self._stack: Int8Stack | None = None
+        if self._int8 and self.device.type == "cpu" and native.library() is not None:
+            self._stack = Int8Stack(config, weights, self.angles)
 
     @property
     def vocab_size(self) -> int:
@@ -77,6 +84,8 @@ class Transformer:
         """Run the layers `run` (None: all) over [N, hidden]; returns the residual stream and the tapped states."""
         run = range(self.config.num_layers) if run is None else run
         _open_caches(batch, self.config.causal)
+        if self._stack is not None:
+            return self._stack.layers(hidden, batch, run, taps)
         step = _Pass(self, batch)
         tapped = {0: hidden} if 0 in taps else {}
         for index in run:
@@ -87,6 +96,8 @@ class Transformer:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32."""
+        if self._stack is not None:
+            return self._stack.head(hidden)
         normed = rms_norm(hidden, hidden.shape[-1:], self.weights.norm, self.config.norm_eps)
         logits = self.weights.head(normed)
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
@@ -126,7 +137,9 @@ class Transformer:
                 segment.cache.write(index, own_keys, own_values)
                 seen_keys, seen_values = segment.cache.view(index)
             mask = step.mask(number, index)
-            parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
+            # Whole-number products make int8 exact; attention then has to be as well.
+            attention = attend_by_row if self._int8 else attend
+            parts.append(attention(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
         return layer.output(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

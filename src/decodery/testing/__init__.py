@@ -10,7 +10,7 @@ from .laws import (
     decode,
     enumerate_law,
 )
-from .models import TableModel, tiny_transformer
+from .models import TableModel, tiny_transformer, to_int8
 from .statistics import chi_square
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "decode",
     "enumerate_law",
     "tiny_transformer",
+    "to_int8",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from ..core.noise import uniform
 from ..model.batch import Batch, Scores, Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
+from ..model.int8 import Int8Linear
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Weights
+from ..model.weights import Dense, Layer, Linear, Weights
 
 
 class TableModel:
@@ -107,3 +109,33 @@ def tiny_transformer(
     ]
     embedding = matrix(vocab_size, hidden_size, hidden_size**0.5)
     return Transformer(config, Weights(embedding, layers, ones, Dense(matrix(vocab_size, hidden_size, 3.0))))
+
+
+def to_int8(model: Transformer) -> Transformer:
+    """The same model with int8 linear layers, whose results are exact to the bit whatever shares a pass."""
+
+    def converted(linear: Linear) -> Int8Linear:
+        assert isinstance(linear, Dense)
+        return Int8Linear.quantize(linear.weight, linear.bias)
+
+    def floats(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.float()
+
+    old = model.weights
+    layers = [
+        replace(
+            layer,
+            qkv=converted(layer.qkv),
+            output=converted(layer.output),
+            gate_up=converted(layer.gate_up),
+            down=converted(layer.down),
+            attention_norm=layer.attention_norm.float(),
+            mlp_norm=layer.mlp_norm.float(),
+            q_norm=floats(layer.q_norm),
+            k_norm=floats(layer.k_norm),
+            post_attention_norm=floats(layer.post_attention_norm),
+            post_mlp_norm=floats(layer.post_mlp_norm),
+        )
+        for layer in old.layers
+    ]
+    return Transformer(model.config, Weights(old.embedding.float(), layers, old.norm.float(), converted(old.head)))

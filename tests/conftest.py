@@ -1,0 +1,36 @@
+"""What all tests share: one thread budget, the evaluation data folder, the real model loaded once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of evaluation data, named by DECODERY_DATA."""
+    folder = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip("no evaluation data: set DECODERY_DATA to a folder with spec_bench_dev.jsonl")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2():  # noqa: ANN201 - the annotation would import the package while tests are collected
+    """The embedded model in float32, in which greedy texts are compared token by token."""
+    import decodery
+
+    return decodery.load("smollm2", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_int8():  # noqa: ANN201
+    """The embedded model at its default precision."""
+    import decodery
+
+    return decodery.load("smollm2")

@@ -1,0 +1,46 @@
+"""Every registered method that the conformance matrix runs, with settings that suit tiny models.
+
+Adding a method means adding a line here; `test_conformance.py` fails while one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from decodery.draft.base import Drafter
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.model.protocol import LanguageModel
+from decodery.sample import Sampler
+from decodery.verify.base import Rule
+from decodery.verify.coupled import Coupled
+from decodery.verify.rejection import Rejection
+
+DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
+    "prompt-lookup": lambda other: PromptLookup(length=5),
+    "draft-model": lambda other: DraftModel(other, length=3),
+}
+"""By name: a drafter, given a model that is like the target but not equal to it."""
+
+RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection()}
+
+SAMPLERS: dict[str, Sampler] = {
+    "greedy": Sampler.from_settings(),
+    "greedy-penalties": Sampler.from_settings(repetition_penalty=1.3, frequency_penalty=0.4, no_repeat_ngram=3),
+    "plain": Sampler.from_settings(temperature=1.0),
+    "nucleus": Sampler.from_settings(temperature=0.7, top_p=0.9),
+    "everything": Sampler.from_settings(
+        temperature=1.3,
+        top_k=30,
+        top_p=0.95,
+        min_p=0.02,
+        typical=0.95,
+        epsilon=1e-3,
+        eta=1e-3,
+        presence_penalty=0.3,
+        repetition_penalty=1.1,
+        logit_bias={3: 1.0},
+        min_new_tokens=5,
+        eos_ids=(0,),
+    ),
+}

@@ -1,0 +1,190 @@
+"""Every drafter x rule x sampler through the laws, on tiny models in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from methods import DRAFTERS, RULES, SAMPLERS
+
+from decodery.budget.base import Budget
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.draft.base import Drafter
+from decodery.errors import SettingsError, VocabularyMismatch
+from decodery.registry import methods
+from decodery.testing import (
+    Garbage,
+    LawBroken,
+    Oracle,
+    TableModel,
+    check_batch,
+    check_distribution,
+    check_identical,
+    check_state,
+    decode,
+    tiny_transformer,
+)
+from decodery.testing.rules import Credulous, LongestMatch, NoResidual
+from decodery.verify.rejection import point_mass_law, sampled_law
+
+TARGET = tiny_transformer(0)
+OTHER = tiny_transformer(0, num_layers=1)
+"""The target's first layer alone: a draft model that agrees now and then."""
+PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, [11], list(range(2, 40))]
+SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.greedy}
+
+
+def test_the_lists_name_every_registered_method() -> None:
+    assert set(DRAFTERS) == {method.name for method in methods("draft")}
+    assert set(RULES) == {method.name for method in methods("verify")}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_coupled_gives_the_tokens_of_plain_decoding(drafter: str, sampler: str) -> None:
+    check_identical(TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), sampler=SAMPLERS[sampler], eos_ids=(0,))
+
+
+@pytest.mark.parametrize("sampler", [name for name, sampler in SAMPLERS.items() if sampler.greedy])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_rejection_is_greedy_identical(drafter: str, sampler: str) -> None:
+    check_identical(
+        TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), rule=RULES["rejection"], sampler=SAMPLERS[sampler]
+    )
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_batch_gives_what_its_members_give_alone(drafter: str, rule: str) -> None:
+    for sampler in (SAMPLERS["greedy"], SAMPLERS["everything"]):
+        check_batch(TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=sampler)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_cache_equals_a_fresh_prefill_after_every_step(drafter: str, rule: str) -> None:
+    for sampler in (SAMPLERS["greedy"], SAMPLERS["nucleus"]):
+        check_state(TARGET, PROMPTS[1], drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=sampler)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("rule", RULES)
+def test_garbage_drafts_change_nothing(rule: str, sampler: str) -> None:
+    if rule == "coupled" or SAMPLERS[sampler].greedy:
+        check_identical(TARGET, PROMPTS, drafter=Garbage(), rule=RULES[rule], sampler=SAMPLERS[sampler])
+    check_state(TARGET, PROMPTS[0], drafter=Garbage(), rule=RULES[rule], sampler=SAMPLERS[sampler])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_accepted_paths_anywhere_in_a_tree(sampler: str) -> None:
+    (plain,) = decode(TARGET, PROMPTS[:1], sampler=SAMPLERS[sampler], max_new_tokens=40)
+    oracle = Oracle(tuple(plain.tokens))
+    (run,) = check_identical(
+        TARGET, PROMPTS[:1], drafter=oracle, sampler=SAMPLERS[sampler], seeds=(0,), max_new_tokens=40
+    )
+    assert run.trace.tokens_per_pass > 3
+    check_state(TARGET, PROMPTS[0], drafter=oracle, sampler=SAMPLERS[sampler], max_new_tokens=40)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_model_that_drafts_for_itself_is_always_right(sampler: str, rule: str) -> None:
+    drafter = DRAFTERS["draft-model"](TARGET)
+    (run,) = decode(TARGET, PROMPTS[:1], drafter=drafter, rule=RULES[rule], sampler=SAMPLERS[sampler], max_new_tokens=21)
+    assert [step.emitted for step in run.trace.decoding] == [4] * 5
+
+
+def _tilted(seed: int) -> TableModel:
+    return TableModel(4, seed=seed, order=2)
+
+
+@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
+def test_rejection_keeps_the_law(drafter: str | None) -> None:
+    check_distribution(
+        _tilted(0),
+        [1, 2],
+        drafter=DRAFTERS[drafter](_tilted(7)) if drafter else None,
+        rule=RULES["rejection"],
+        sampler=SAMPLERS["nucleus"],
+    )
+
+
+def test_coupled_keeps_the_law() -> None:
+    # Seed-identity makes every drafter's law that of plain decoding, so one drafter stands for all.
+    penalised = SAMPLERS["everything"]
+    check_distribution(_tilted(0), [1, 2], drafter=DRAFTERS["draft-model"](_tilted(7)), sampler=penalised)
+
+
+class _Wide(Drafter):
+    """The same two-level tree at every step: enough structure for a wrong rule to show its bias."""
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        if budget.depth < 2:
+            return TokenTree.root(seq.pending)
+        return TokenTree.from_paths(seq.pending, [(0, 1), (0, 2), (1, 1), (2, 0)])
+
+
+@pytest.mark.parametrize(
+    ("rule", "drafter"),
+    [(NoResidual(), "draft-model"), (LongestMatch(), None), (Credulous(), "prompt-lookup")],
+    ids=["no-residual", "longest-match", "credulous"],
+)
+def test_wrong_rules_are_caught(rule, drafter) -> None:  # noqa: ANN001
+    chosen = DRAFTERS[drafter](_tilted(7)) if drafter else _Wide()
+    with pytest.raises(LawBroken, match="enumerated law"):
+        check_distribution(_tilted(0), [1, 2], drafter=chosen, rule=rule, draws=4000, least=1e-6)
+
+
+def test_wrong_rules_break_identity_too() -> None:
+    with pytest.raises(LawBroken, match="departs from plain decoding"):
+        check_identical(TARGET, PROMPTS, drafter=DRAFTERS["prompt-lookup"](OTHER), rule=Credulous())
+
+
+def _random_laws(count: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    random = np.random.default_rng(5)
+    pairs = []
+    for number in range(count):
+        p, q = random.dirichlet(np.full(size, 0.5)), random.dirichlet(np.full(size, 0.5))
+        if number % 5 == 0:
+            p = np.eye(size)[number % size]
+        if number % 7 == 0:
+            q[number % size] = 0
+            q /= q.sum()
+        pairs.append((torch.from_numpy(p), torch.from_numpy(q)))
+    return pairs
+
+
+def test_the_sampled_rule_emits_the_target_law_by_enumeration() -> None:
+    for p, q in _random_laws(50, 5):
+        emitted = torch.zeros_like(p)
+        for token in range(5):
+            accept, rest = sampled_law(p, q, token)
+            if q[token] > 0:
+                emitted[token] += q[token] * accept
+                emitted += q[token] * (1 - accept) * rest
+        assert (emitted - p).abs().max() < 1e-12
+
+
+def test_the_point_mass_rule_emits_the_target_law_by_enumeration() -> None:
+    for p, _ in _random_laws(50, 5):
+        for children in ([], [2], [4, 0], [1, 3, 0], [0, 1, 2, 3, 4]):
+            accepts, rest = point_mass_law(p, children)
+            emitted, reach = torch.zeros_like(p), 1.0
+            for token, accept in zip(children, accepts, strict=True):
+                emitted[token] += reach * accept
+                reach *= 1 - accept
+            assert (emitted + reach * rest - p).abs().max() < 1e-12
+
+
+def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
+    class WithoutReplacement(Drafter):
+        origin = "without-replacement"
+
+    with pytest.raises(SettingsError, match="cannot verify without-replacement drafts"):
+        decode(TARGET, PROMPTS[:1], drafter=WithoutReplacement(), rule=RULES["rejection"])
+
+
+def test_a_draft_model_with_another_vocabulary_is_refused() -> None:
+    with pytest.raises(VocabularyMismatch, match="65 tokens and the target 64"):
+        decode(TARGET, PROMPTS[:1], drafter=DRAFTERS["draft-model"](tiny_transformer(vocab_size=65)))
