@@ -48,8 +48,7 @@ def worst_p_value(hashed: Hash) -> float:
     )
     tests = [stats.kstest(block.ravel(), "uniform").pvalue]
     tests.append(stats.chisquare(np.histogram(block, bins=256, range=(0, 1))[0]).pvalue)
-    for axis in range(4):
-        tests.append(pair_p_value(np.delete(block, 0, axis), np.delete(block, -1, axis)))
+    tests += [pair_p_value(np.delete(block, 0, axis), np.delete(block, -1, axis)) for axis in range(4)]
     # Along the diagonals of (position, token), where a hash of their sum or difference would repeat itself.
     tests.append(pair_p_value(block[..., 1:, :-1], block[..., :-1, 1:]))
     tests.append(pair_p_value(block[..., 1:, 1:], block[..., :-1, :-1]))

@@ -82,9 +82,10 @@ def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], 
         tokens = torch.arange(log_probs.shape[1], device=log_probs.device)
         return (log_probs.double() + gumbel(seed, positions, tokens, stream)).argmax(dim=-1)
     whole: dict[int, np.ndarray] = {}
+    rows = log_probs if log_probs.dtype == torch.float64 else log_probs.float()
     chosen = [
         _bounded_argmax(row, seed, int(position), stream, whole)
-        for row, position in zip(log_probs.float().numpy(), positions, strict=True)
+        for row, position in zip(rows.numpy(), positions, strict=True)
     ]
     return torch.tensor(chosen, dtype=torch.int64)
 

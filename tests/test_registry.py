@@ -1,0 +1,181 @@
+"""Methods are found by name, built from one text, and described the way users see them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodery import registry
+from decodery.errors import SettingsError, UnknownMethod
+from decodery.registry import family_of, method_of, methods, register, resolve
+from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    methods()
+    monkeypatch.setattr(registry, "_registered", {name: dict(each) for name, each in registry._registered.items()})
+    yield
+
+
+class Nothing(Warp):
+    stage = Stage.EDIT
+
+    def warp(self, logits: Any, contexts: Any) -> Any:
+        return logits
+
+
+@dataclass(frozen=True)
+class Settings(Nothing):
+    """Has a setting of every kind.
+
+    More about it.
+    """
+
+    whole: int
+    real: float = 0.5
+    switch: bool = False
+    text: str = "a"
+    maybe: int | None = 3
+    which: Literal["x", "y"] = "x"
+    several: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, float], ...] = ()
+
+
+def test_every_method_is_described() -> None:
+    found = methods()
+    assert {"top-p", "coupled", "prompt-lookup"} <= {method.name for method in found}
+    for method in found:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name)
+        assert method.summary.endswith(".") and method.guarantee and method.family in registry.FAMILIES
+        assert (method.year is None) == (method.paper is None), f"{method.name}: write the paper as 'Title (year)'"
+        assert f"decodery.{method.family}." in method.cls.__module__ + "."
+        keys = ["name", "family", "paper", "year", "guarantee", "lossless", "needs", "summary"]
+        assert list(method.as_dict()) == keys
+
+
+def test_methods_of_one_family_are_sorted_and_unique() -> None:
+    names = [method.name for method in methods("sample")]
+    assert names == sorted(set(names)) and "coupled" not in names
+    with pytest.raises(UnknownMethod, match="families are draft"):
+        methods("sampel")
+
+
+def test_a_name_an_instance_and_a_text_resolve() -> None:
+    assert resolve("sample", "top-k") == TopK()
+    assert resolve("sample", " top-k : k = 7 ") == TopK(7)
+    own = TopP(0.3)
+    assert resolve("sample", own) is own
+    assert resolve("sample", "logit-bias:bias=12:-100/40:2.5") == LogitBias(((12, -100.0), (40, 2.5)))
+    assert resolve("sample", "min-new-tokens:count=3,eos=1/2") == MinNewTokens(3, (1, 2))
+
+
+def test_every_kind_of_field_is_read_from_text() -> None:
+    register("settings")(Settings)
+    text = "settings:whole=-4,real=1e-3,switch=yes,text=a b,maybe=none,which=y,several=1/2/3,pairs=1:0.5/2:-1"
+    expected = Settings(-4, 0.001, True, "a b", None, "y", (1, 2, 3), ((1, 0.5), (2, -1.0)))
+    assert resolve("sample", text) == expected
+    assert resolve("sample", "settings:whole=1,maybe=5,several=,switch=False") == Settings(1, maybe=5)
+
+
+@given(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.lists(st.integers()))
+def test_what_python_prints_is_read_back(whole: int, real: float, switch: bool, several: list[int]) -> None:
+    register("settings")(Settings)
+    text = f"settings:whole={whole},real={real},switch={switch},several={'/'.join(map(str, several))}"
+    assert resolve("sample", text) == Settings(whole, real, switch, several=tuple(several))
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("top-q", r"no sample method is called 'top-q'; try top-p and top-k"),
+        ("prompt-lookup", r"no sample method is called 'prompt-lookup'"),
+        ("", r"no sample method is called ''"),
+    ],
+)
+def test_an_unknown_name_names_the_nearest(spec: str, said: str) -> None:
+    with pytest.raises(UnknownMethod, match=said):
+        resolve("sample", spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("top-p:q=0.5", "top-p has no setting 'q'; its settings are p"),
+        ("top-p:p=high", "top-p: p=high is not a number"),
+        ("top-p:0.5", "'0.5' is not key=value; its settings are p"),
+        ("top-p:p=0.5,p=0.6", "p is given twice"),
+        ("top-p:p=1.5", "top-p must be a finite number above 0 and at most 1, not 1.5"),
+        ("top-p:p=nan", "top-p must be"),
+        ("top-k:k=1.5", "k=1.5 is not a whole number"),
+        ("settings", "settings needs whole, as in settings:whole=..."),
+        ("settings:whole=1,switch=maybe", "switch=maybe is not true or false"),
+        ("settings:whole=1,maybe=x", "maybe=x is not a whole number or none"),
+        ("settings:whole=1,which=z", "which=z is not x or y"),
+        ("settings:whole=1,several=1/b", "several=1/b is not a list like a/b/c"),
+        ("settings:whole=1,pairs=1", "pairs=1 is not a list like a:b/c:d"),
+    ],
+)
+def test_a_bad_setting_is_named_in_one_sentence(spec: str, said: str) -> None:
+    register("settings")(Settings)
+    with pytest.raises(SettingsError) as caught:
+        resolve("sample", spec)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_method_of_another_family_is_refused() -> None:
+    with pytest.raises(SettingsError, match="not an instance of a verify method"):
+        resolve("verify", TopK())
+    with pytest.raises(SettingsError, match="not an instance of a sample method"):
+        resolve("sample", TopK)
+
+
+def test_a_users_class_joins_the_family_of_its_base() -> None:
+    @register("mine", paper="A Title (1999)", needs=["hidden states"], lossless=True)
+    @dataclass(frozen=True)
+    class Mine(Nothing):
+        """Does nothing.
+
+        And more.
+        """
+
+    assert family_of(Mine) == "sample" and resolve("sample", "mine") == Mine()
+    method = method_of(Mine())
+    assert method is not None and method in methods("sample")
+    assert (method.paper, method.year, method.summary) == ("A Title (1999)", 1999, "Does nothing.")
+    assert method.needs == ("hidden states",) and method.lossless and method.guarantee
+    with pytest.raises(SettingsError, match="it has no settings"):
+        resolve("sample", "mine:a=1")
+
+
+def test_a_class_that_cannot_be_a_method_is_refused() -> None:
+    with pytest.raises(TypeError, match="frozen dataclass"):
+        register("plain")(Nothing)
+    with pytest.raises(TypeError, match="frozen dataclass"):
+
+        class Child(TopK):
+            """Inherits a dataclass without being one."""
+
+        register("child")(Child)
+    with pytest.raises(TypeError, match="no family"):
+
+        @register("stray")
+        @dataclass(frozen=True)
+        class Stray:
+            """Belongs nowhere."""
+
+    assert method_of(object()) is None
+
+
+def test_a_taken_name_is_refused_and_a_reload_is_not() -> None:
+    register("settings")(Settings)
+    register("settings")(Settings)
+    with pytest.raises(ValueError, match="already registered by TopP"):
+        register("top-p")(Settings)
