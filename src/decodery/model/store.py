@@ -1,0 +1,147 @@
+"""The user's cache directory: where files lie, how they are written whole or not at all, how they are recognised."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import DecoderyError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done and how much there is to do (bytes)."""
+
+
+def home() -> Path:
+    """The cache directory: DECODERY_HOME where it is set, else the platform's place for caches."""
+    if chosen := os.environ.get("DECODERY_HOME"):
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        return base / "decodery" / "Cache"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "decodery"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodery"
+
+
+def make_directory(path: Path) -> Path:
+    """Create `path` and its parents; one sentence where that is not possible."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DecoderyError(
+            f"cannot create the cache directory {path} ({error.strerror}): "
+            "set DECODERY_HOME to a directory you may write to"
+        ) from error
+    return path
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A directory inside the cache for something unfinished; it is gone when the block ends, however it ends."""
+    parent = make_directory(home() / "unfinished")
+    for left in parent.iterdir():
+        # What a killed process left behind; a day is longer than any download or conversion.
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 86_400:
+                shutil.rmtree(left)
+    path = Path(tempfile.mkdtemp(dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary path whose file takes the place of `target`, inside the cache, when the block ends well."""
+    make_directory(target.parent)
+    with workspace() as directory:
+        temporary = directory / target.name
+        try:
+            yield temporary
+            # On disk before it gets its name: a crash of the machine must not leave an empty file under it.
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except OSError as error:
+            raise DecoderyError(
+                f"cannot write {target} ({error.strerror or error}): "
+                "free some space or set DECODERY_HOME to another directory"
+            ) from error
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a small file whole."""
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock `path`, so that no other process builds the same thing at the same time."""
+    from filelock import FileLock
+
+    make_directory(path.parent)
+    with FileLock(path):
+        yield
+
+
+def sha256(path: Path, what: str, progress: Progress) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    digest, done, size = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            done += len(chunk)
+            progress(what, done, size)
+    return digest.hexdigest()
+
+
+def fingerprint(files: Sequence[Path]) -> str:
+    """A key that changes when one of these files is replaced: from names, sizes and times, without reading them."""
+    digest = hashlib.sha256()
+    for path in files:
+        status = path.stat()
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:32]
+
+
+def remove_others(kept: Path) -> None:
+    """Remove the directories beside `kept`: earlier states of the same source that nothing refers to any more."""
+    for sibling in kept.parent.iterdir():
+        if sibling != kept and sibling.is_dir():
+            with suppress(OSError):
+                shutil.rmtree(sibling)
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Report no progress."""
+
+
+@contextmanager
+def terminal_progress() -> Iterator[Progress]:
+    """A progress bar on standard error where a person is watching, else silence."""
+    if not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    tasks: dict[str, int] = {}
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield report
