@@ -1,0 +1,198 @@
+"""Text to token ids and back, with the exact bytes behind every token."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CorruptFile, PromptError, UnsupportedModel
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_MOST_BYTES = 1 << 28
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What a checkpoint says of texts beside its tokenizer.
+
+    bos_id, eos_ids: ids that begin (None: none) and end a text; special: texts of the special tokens by name, such
+    as "bos_token"; chat_template: source of the Jinja template, None where there is none.
+    """
+
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    special: dict[str, str]
+    chat_template: str | None
+
+
+class Tokenizer:
+    """Wraps a `tokenizers.Tokenizer` whose tokens stand for bytes: byte-level or SentencePiece with byte fallback.
+
+    eos_ids: every id that ends a text. bos_id: the id that begins one, None where the model has none.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, bos_id: int | None = None, eos_ids: Sequence[int] = ()
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        self.bos_id = bos_id
+        self.eos_ids = tuple(eos_ids)
+        self._added = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
+        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._decoder = _Decoder(backend)
+        self._pieces: dict[int, bytes] = {}
+
+    @classmethod
+    def from_file(cls, path: Path, *, bos_id: int | None = None, eos_ids: Sequence[int] = ()) -> Tokenizer:
+        """Read a tokenizer.json."""
+        import tokenizers
+
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise CorruptFile(f"{path} is larger than any tokenizer")
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except FileNotFoundError as error:
+            raise CorruptFile(f"there is no tokenizer at {path}: add the model's tokenizer.json") from error
+        except CorruptFile:
+            raise
+        except Exception as error:  # the library raises bare Exception
+            raise CorruptFile(f"{path} is not a tokenizer: {error}") from error
+        return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens have a text; a model's vocabulary may be padded beyond it."""
+        return self.backend.get_vocab_size()
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of `text`. special: add what the model wants around a text, such as its first token.
+
+        Texts of special tokens are recognised inside `text` either way.
+        """
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except (TypeError, UnicodeError) as error:
+            raise PromptError(f"the prompt is not valid text: {error}") from error
+
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of `ids`. special: show special tokens instead of leaving them out."""
+        stream = self.stream(special=special)
+        return stream.push(ids) + stream.finish()
+
+    def stream(self, *, special: bool = False) -> TokenStream:
+        """A decoder that is fed piece by piece."""
+        return TokenStream(self, special, self._decoder.strips_first_space)
+
+    def piece(self, id: int) -> bytes:
+        """The bytes that token `id` stands for inside a text; none for an id without a text."""
+        found = self._pieces.get(id)
+        if found is None:
+            found = self._pieces[id] = self._bytes_of(id)
+        return found
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its own spelling, such as "<|im_end|>"."""
+        return self.backend.token_to_id(token)
+
+    def _bytes_of(self, id: int) -> bytes:
+        if id in self._added:
+            return self._added[id].encode()
+        token = self.backend.id_to_token(id) if id >= 0 else None
+        return b"" if token is None else self._decoder.token_bytes(token)
+
+
+class TokenStream:
+    """Turns ids into text as they come. What `push` and `finish` return joins to `Tokenizer.decode` of all ids.
+
+    Bytes of an unfinished character are held back; bytes that are no character become U+FFFD.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, special: bool, strip_first_space: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = frozenset() if special else tokenizer.special_ids
+        self._strip = strip_first_space
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Take further ids; returns the text that is complete."""
+        piece = self._tokenizer.piece
+        return self._trim(self._decoder.decode(b"".join(piece(id) for id in ids if id not in self._hidden)))
+
+    def finish(self) -> str:
+        """No id will follow: returns what was held back."""
+        return self._trim(self._decoder.decode(b"", True))
+
+    def _trim(self, text: str) -> str:
+        if self._strip and text:
+            self._strip = False
+            return text.removeprefix(" ")
+        return text
+
+
+class _Decoder:
+    """How a tokenizer spells bytes in its tokens."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        steps = _flatten(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
+        kinds = [step["type"] for step in steps]
+        self.byte_level = "ByteLevel" in kinds
+        self._replacements = [
+            (step["pattern"].get("String", ""), step["content"]) for step in steps if step["type"] == "Replace"
+        ]
+        self._replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
+        known = {"ByteLevel", "Fuse"} if self.byte_level else {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        if not kinds or not known.issuperset(kinds) or any(not pattern for pattern, _ in self._replacements):
+            names = ", ".join(kinds) or "none"
+            raise UnsupportedModel(f"the tokenizer's decoder ({names}) is neither byte-level nor SentencePiece")
+        self.strips_first_space = any(
+            (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
+            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
+            for step in steps
+        )
+        self._alphabet = byte_alphabet() if self.byte_level else {}
+
+    def token_bytes(self, token: str) -> bytes:
+        if self.byte_level:
+            try:
+                return bytes(self._alphabet[character] for character in token)
+            except KeyError:
+                return token.encode()
+        if match := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(match[1], 16)])
+        for pattern, content in self._replacements:
+            token = token.replace(pattern, content)
+        return token.encode()
+
+
+def add_beginning(backend: tokenizers.Tokenizer, bos_id: int | None) -> None:
+    """Make `encode` begin every text with token `bos_id`; None: with nothing."""
+    from tokenizers import processors
+
+    first = None if bos_id is None else backend.id_to_token(bos_id)
+    if first is None:
+        backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    else:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[first, "$A"], pair=[first, "$A", "$B"], special_tokens=[(first, bos_id)]
+        )
+
+
+def _flatten(step: dict[str, Any]) -> list[dict[str, Any]]:
+    return [inner for part in step["decoders"] for inner in _flatten(part)] if "decoders" in step else [step]
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The printable character by which byte-level tokenizers (GPT-2, 2019) spell each byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
