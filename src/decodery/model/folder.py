@@ -1,0 +1,183 @@
+"""A Hugging Face checkpoint folder: config.json, safetensors (one file or shards), tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import CorruptFile, UnsupportedModel
+from .config import ModelConfig
+from .families import Fields, read_config, stores_norms_less_one, tensor_name, token_ids
+from .fused import slots
+from .tokenizer import TextFacts, Tokenizer, add_beginning
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_MOST_JSON = 1 << 26
+_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_PRECISIONS = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Left in old checkpoints, computed anew by everyone; and heads that some trainers add beside the model.
+_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file of bounded size."""
+    try:
+        if path.stat().st_size > _MOST_JSON:
+            raise CorruptFile(f"{path} is too large for what it should hold")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CorruptFile(f"{path.parent} has no {path.name}: the model folder is incomplete") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path} is not a JSON file: {error}") from error
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files that decide what is loaded from `folder`, by name."""
+    wanted = [*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.jinja")]
+    return sorted(path for path in wanted if path.is_file())
+
+
+class FolderCheckpoint:
+    """A folder as a source of weights.
+
+    precision: the floating point type that most of the weights have.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config: ModelConfig = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
+        self._shards = _Shards(folder)
+        self.precision = self._shards.precision()
+        self._refuse_unread()
+
+    def part(self, name: str) -> torch.Tensor:
+        """The part `name` (see `fused.slots`) as the file has it; a norm's weight ready to multiply."""
+        tensor = self._shards.tensor(tensor_name(name, self.config))
+        if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
+            return tensor.float() + 1.0
+        return tensor
+
+    def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
+        """The tokenizer and what goes with it."""
+        return _read_texts(self.folder)
+
+    def close(self) -> None:
+        self._shards.close()
+
+    def _refuse_unread(self) -> None:
+        """A tensor of the model that would not be used means a part that would not be run."""
+        used = {tensor_name(part, self.config) for slot in slots(self.config) for part in slot.parts}
+        for name in self._shards.names:
+            if name.startswith("model.") and name not in used and not name.endswith(_IGNORED_ENDINGS):
+                raise UnsupportedModel(f"{self.folder}: the tensor {name} belongs to a part that is not supported")
+
+
+class _Shards:
+    """The tensors of one or several safetensors files; each is mapped when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, Any] = {}
+        index = folder / _INDEX
+        if index.exists():
+            weight_map = Fields(read_json(index), str(index)).value("weight_map")
+            self.names: dict[str, str] = Fields(weight_map, f"{index}: weight_map").raw
+            for file in set(map(str, self.names.values())):
+                if Path(file).name != file or not file.endswith(".safetensors"):
+                    raise CorruptFile(f"{index} names the shard {file!r}, which is not a safetensors file beside it")
+                if not (folder / file).exists():
+                    raise CorruptFile(f"{folder} has no {file}, which its index names: download the missing shard")
+        elif (folder / _SINGLE).exists():
+            self.names = dict.fromkeys(self._file(_SINGLE).keys(), _SINGLE)
+        elif list(folder.glob("*.bin")) or list(folder.glob("*.pt")):
+            raise UnsupportedModel(
+                f"{folder} has only pickled weights, which can run code: convert them to safetensors"
+            )
+        else:
+            raise CorruptFile(f"{folder} has no {_SINGLE}: the model folder is incomplete")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        from safetensors import SafetensorError
+
+        if name not in self.names:
+            raise CorruptFile(f"{self.folder} has no tensor {name}: the weights are incomplete")
+        try:
+            tensor: torch.Tensor = self._file(self.names[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise CorruptFile(f"{self.folder / self.names[name]}: cannot read tensor {name}: {error}") from error
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise UnsupportedModel(f"{self.folder}: tensor {name} is of type {tensor.dtype}, which is not supported")
+        return tensor
+
+    def precision(self) -> str:
+        sizes: Counter[str] = Counter()
+        for file in sorted(set(self.names.values())):
+            opened = self._file(file)
+            for name in opened.keys():  # noqa: SIM118 (not a dict)
+                part = opened.get_slice(name)
+                sizes[part.get_dtype()] += torch.Size(part.get_shape()).numel()
+        if not sizes:
+            raise CorruptFile(f"{self.folder} has no weights in its safetensors files")
+        kind = sizes.most_common(1)[0][0]
+        if kind not in _PRECISIONS:
+            raise UnsupportedModel(f"{self.folder}: weights of type {kind} are not supported")
+        return _PRECISIONS[kind]
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def _file(self, name: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if name not in self._open:
+            try:
+                self._open[name] = safe_open(self.folder / name, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CorruptFile(f"{self.folder / name} is truncated or no safetensors file: {error}") from error
+        return self._open[name]
+
+
+def _read_texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
+    """The tokenizer of `folder` and what its configuration files say of texts."""
+    backend = Tokenizer.from_file(folder / "tokenizer.json").backend
+    config = _optional(folder / "config.json")
+    generation = _optional(folder / "generation_config.json")
+    settings = _optional(folder / "tokenizer_config.json")
+    special = {}
+    for name, token in settings.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            special[name] = text
+    ends = [*(token_ids(generation.get("eos_token_id")) or token_ids(config.get("eos_token_id")))]
+    begins = token_ids(generation.get("bos_token_id")) or token_ids(config.get("bos_token_id"))
+    end, begin = (backend.token_to_id(special.get(name, "")) for name in ("eos_token", "bos_token"))
+    if end is not None and end not in ends:
+        ends.append(end)
+    bos = begin if begin is not None else begins[0] if begins else None
+    if isinstance(settings.get("add_bos_token"), bool):
+        add_beginning(backend, bos if settings["add_bos_token"] else None)
+    return backend, TextFacts(bos, tuple(ends), special, _chat_template(folder, settings))
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+    """The default chat template's source, from chat_template.jinja or tokenizer_config.json."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        if file.stat().st_size > _MOST_JSON:
+            raise CorruptFile(f"{file} is too large for a chat template")
+        return file.read_text(encoding="utf-8", errors="replace")
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return Fields(read_json(path), str(path)).raw if path.exists() else {}

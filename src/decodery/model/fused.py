@@ -1,0 +1,175 @@
+"""A model's weights as one safetensors file in the fused form of `Weights`: written in a stream, read in place."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CorruptFile
+from .config import ModelConfig
+from .int8 import Int8Linear
+from .store import Progress, replacing
+from .weights import Dense, Layer, Linear, Weights
+
+Part = Callable[[str], torch.Tensor]
+"""Gives the tensor of a part by its name, such as "embedding.weight" or "layers.3.q.bias", in any float dtype."""
+
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One fused tensor: its parts are stacked along the first dimension. linear: may be quantized."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[str, ...]
+    linear: bool = False
+
+
+def slots(config: ModelConfig) -> Iterator[Slot]:
+    """Every tensor of a model of this configuration, in the order of use."""
+    hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    attention = config.num_heads * dim
+    fused = attention + 2 * config.num_kv_heads * dim
+    yield Slot("embedding.weight", (config.vocab_size, hidden), ("embedding.weight",))
+    for index in range(config.num_layers):
+        prefix = f"layers.{index}."
+
+        def norm(name: str, size: int, prefix: str = prefix) -> Slot:
+            return Slot(f"{prefix}{name}.weight", (size,), (f"{prefix}{name}.weight",))
+
+        def linear(
+            name: str, shape: tuple[int, int], parts: tuple[str, ...], bias: bool, prefix: str = prefix
+        ) -> Iterator[Slot]:
+            names = [prefix + part for part in parts]
+            yield Slot(f"{prefix}{name}.weight", shape, tuple(f"{part}.weight" for part in names), linear=True)
+            if bias:
+                yield Slot(f"{prefix}{name}.bias", shape[:1], tuple(f"{part}.bias" for part in names))
+
+        yield norm("attention_norm", hidden)
+        yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+        if config.qk_norm:
+            yield norm("q_norm", dim)
+            yield norm("k_norm", dim)
+        yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+        yield norm("mlp_norm", hidden)
+        yield from linear("gate_up", (2 * inner, hidden), ("gate", "up"), config.mlp_bias)
+        yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
+        if config.sandwich_norms:
+            yield norm("post_attention_norm", hidden)
+            yield norm("post_mlp_norm", hidden)
+    yield Slot("norm.weight", (hidden,), ("norm.weight",))
+    source = "embedding.weight" if config.tie_embeddings else "head.weight"
+    yield Slot("head.weight", (config.vocab_size, hidden), (source,), linear=True)
+
+
+def write(
+    path: Path, config: ModelConfig, dtype: torch.dtype, part: Part, *, quantize: bool = False, progress: Progress
+) -> None:
+    """Write the weights to `path` in `dtype`, one fused tensor in memory at a time.
+
+    quantize: linear layers become `Int8Linear`; all else is float32, but for the embedding, whose rows are only
+    looked up, in bfloat16.
+    """
+    stored = [slot for slot in slots(config) if quantize or slot.name != "head.weight" or not config.tie_embeddings]
+    plan: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for slot in stored:
+        if quantize and slot.linear:
+            plan[slot.name] = torch.int8, slot.shape
+            plan[slot.name.replace(".weight", ".scale")] = torch.float32, slot.shape[:1]
+        elif quantize:
+            plan[slot.name] = torch.bfloat16 if slot.name == "embedding.weight" else torch.float32, slot.shape
+        else:
+            plan[slot.name] = dtype, slot.shape
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        offsets = _write_header(file, plan)
+        total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
+        done = 0
+        for slot in stored:
+            fused = _fuse(slot, part)
+            if quantize and slot.linear:
+                layer = Int8Linear.quantize(fused)
+                tensors = {slot.name: layer.weight, slot.name.replace(".weight", ".scale"): layer.scale}
+            else:
+                tensors = {slot.name: fused.to(plan[slot.name][0])}
+            for name, tensor in tensors.items():
+                file.seek(offsets[name])
+                file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+                done += _size(*plan[name])
+            progress("converting", done, total)
+
+
+def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
+    """The weights that `write` wrote; on a CPU they are mapped, not copied."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise CorruptFile(f"the converted weights {path} are damaged: remove that file and load again") from error
+
+    def linear(name: str) -> Linear:
+        weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+        scale = tensors.get(f"{name}.scale")
+        return Dense(weight, bias) if scale is None else Int8Linear(weight, scale, bias)
+
+    def layer(index: int) -> Layer:
+        prefix = f"layers.{index}."
+        norms = (field.name for field in fields(Layer) if field.name.endswith("norm"))
+        weights = {name: tensors.get(f"{prefix}{name}.weight") for name in norms}
+        linears = {name: linear(prefix + name) for name in ("qkv", "output", "gate_up", "down")}
+        return Layer(**weights, **linears)  # type: ignore[arg-type]
+
+    embedding = tensors["embedding.weight"]
+    return Weights(
+        embedding=embedding,
+        layers=[layer(index) for index in range(config.num_layers)],
+        norm=tensors["norm.weight"],
+        head=linear("head") if "head.weight" in tensors else Dense(embedding),
+    )
+
+
+def _fuse(slot: Slot, part: Part) -> torch.Tensor:
+    """The slot's parts stacked, checked against the shape that the configuration promises."""
+    parts = [part(name) for name in slot.parts]
+    try:
+        fused = parts[0] if len(parts) == 1 else torch.cat(parts)
+    except RuntimeError as error:
+        raise CorruptFile(f"the weights of {slot.name} do not fit together: {error}") from error
+    if tuple(fused.shape) != slot.shape:
+        raise CorruptFile(
+            f"the weights of {slot.name} have shape {list(fused.shape)}, the configuration says {list(slot.shape)}"
+        )
+    return fused
+
+
+def _write_header(file: Any, plan: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, int]:
+    """Write the safetensors header; returns where each tensor's bytes belong.
+
+    Wider types come first, as the format asks, so every tensor starts at a multiple of its element size.
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for name in sorted(plan, key=lambda name: -plan[name][0].itemsize):
+        dtype, shape = plan[name]
+        start, end = end, end + _size(dtype, shape)
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    file.write(struct.pack("<Q", len(text)) + text)
+    return {name: 8 + len(text) + entry["data_offsets"][0] for name, entry in header.items()}
+
+
+def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,179 @@
+"""The GGUF container: metadata and (quantized) tensors of a file that may be truncated, damaged or hostile."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import CorruptFile, UnsupportedModel
+
+# Far above any real file (262,144 tokens, 50 keys, 2,000 tensors), low enough that a hostile header costs nothing.
+_MOST_KEYS = 1 << 16
+_MOST_TENSORS = 1 << 17
+_MOST_ELEMENTS = 1 << 22
+_MOST_HEADER = 1 << 26
+_CHUNK = 1 << 20
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies. shape: rows first; kind: the number of its GGML type; offset: of its first byte."""
+
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+class GGUFFile:
+    """An opened file. metadata: {key: str, number, bool, list or array}; tensors: {name: TensorInfo}."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise CorruptFile(f"cannot read {path}: {error}") from error
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._read_header()
+
+    def close(self) -> None:
+        self._data.close()
+
+    def kind_name(self, name: str) -> str:
+        """The name of a tensor's GGML type, such as "Q4_K"."""
+        from gguf import GGMLQuantizationType
+
+        return GGMLQuantizationType(self.tensors[name].kind).name
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The tensor as float32, its quantized blocks expanded."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        info = self.tensors.get(name)
+        if info is None:
+            raise CorruptFile(f"{self.path} has no tensor {name}: the file is incomplete")
+        kind = GGMLQuantizationType(info.kind)
+        block, size = GGML_QUANT_SIZES[kind]
+        length = info.shape[-1]
+        rows = int(np.prod(info.shape[:-1], dtype=np.int64))
+        row_bytes = length // block * size
+        raw = np.frombuffer(self._data, np.uint8, rows * row_bytes, info.offset).reshape(rows, row_bytes)
+        result = np.empty((rows, length), dtype=np.float32)
+        step = max(1, _CHUNK // length)
+
+        def expand(start: int) -> None:
+            result[start : start + step] = dequantize(raw[start : start + step], kind)
+
+        try:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(expand, range(0, rows, step)))
+        except NotImplementedError as error:
+            raise UnsupportedModel(
+                f"{self.path}: tensor {name} is of type {kind.name}, which is unknown here"
+            ) from error
+        return result.reshape(info.shape)
+
+    def _read_header(self) -> None:
+        reader = _Reader(self._data, self.path)
+        magic, version = reader.unpack("<4sI")
+        if magic != b"GGUF":
+            raise CorruptFile(f"{self.path} is not a GGUF file: it does not begin with the letters GGUF")
+        if version not in (2, 3):
+            what = "big-endian" if version & 0xFFFF == 0 else f"version {version}"
+            raise UnsupportedModel(f"{self.path} is a {what} GGUF file: only little-endian versions 2 and 3 are read")
+        tensor_count, key_count = reader.unpack("<QQ")
+        if key_count > _MOST_KEYS or tensor_count > _MOST_TENSORS:
+            raise CorruptFile(f"{self.path} claims {key_count} metadata keys and {tensor_count} tensors: it is damaged")
+        for _ in range(key_count):
+            key = reader.string()
+            (kind,) = reader.unpack("<I")
+            self.metadata[key] = reader.value(kind)
+        infos = [(reader.string(), *reader.tensor_info()) for _ in range(tensor_count)]
+        alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
+            raise CorruptFile(f"{self.path}: general.alignment is {alignment!r}: the file is damaged")
+        start = -(-reader.at // alignment) * alignment
+        for name, shape, kind, offset in infos:
+            self._add(name, shape, kind, start + offset)
+
+    def _add(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> None:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        try:
+            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+        except (KeyError, ValueError):
+            raise UnsupportedModel(f"{self.path}: tensor {name} is of the unknown type {kind}") from None
+        elements = 1
+        for length in shape:
+            elements *= length
+        if not shape or elements == 0 or shape[-1] % block or name in self.tensors:
+            raise CorruptFile(f"{self.path}: tensor {name} has the impossible shape {list(shape)}: it is damaged")
+        if offset + elements // block * size > len(self._data):
+            raise CorruptFile(f"{self.path} ends before the data of tensor {name}: it was not downloaded completely")
+        self.tensors[name] = TensorInfo(shape, kind, offset)
+
+
+class _Reader:
+    """Reads the header front to back; every length is checked against what is left before anything is made of it."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data, self.path, self.at = data, path, 0
+        self.end = min(len(data), _MOST_HEADER)
+
+    def take(self, size: int) -> int:
+        """Move on by `size` bytes; returns where they begin."""
+        start = self.at
+        if size > self.end - start:
+            raise CorruptFile(f"{self.path} ends inside its header: it is truncated or damaged")
+        self.at = start + size
+        return start
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack_from(layout, self.data, self.take(struct.calcsize(layout)))
+
+    def string(self) -> str:
+        (size,) = self.unpack("<Q")
+        start = self.take(size)
+        # Some converters cut long texts in the middle of a character.
+        return self.data[start : start + size].decode("utf-8", errors="replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            return self.numbers(kind, 1)[0].item()
+        kind, count = self.unpack("<IQ")
+        if count > _MOST_ELEMENTS:
+            raise CorruptFile(f"{self.path} claims a list of {count} values: it is damaged")
+        if kind == _STRING:
+            return [self.string() for _ in range(count)]
+        return self.numbers(kind, count)
+
+    def numbers(self, kind: int, count: int) -> np.ndarray:
+        if kind not in _SCALARS:
+            raise CorruptFile(f"{self.path} has a metadata value of the unknown kind {kind}: it is damaged")
+        dtype = np.dtype(_SCALARS[kind])
+        return np.frombuffer(self.data, dtype, count, self.take(dtype.itemsize * count)).copy()
+
+    def tensor_info(self) -> tuple[tuple[int, ...], int, int]:
+        """Shape with rows first, type and offset of a tensor."""
+        (dimensions,) = self.unpack("<I")
+        if dimensions > 4:
+            raise CorruptFile(f"{self.path} has a tensor of {dimensions} dimensions: it is damaged")
+        shape = self.unpack(f"<{dimensions}Q")
+        kind, offset = self.unpack("<IQ")
+        return tuple(reversed(shape)), kind, offset

@@ -1,0 +1,205 @@
+"""From the metadata and tensors of a GGUF file to `ModelConfig` and the parts of `Weights`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import CorruptFile, UnsupportedModel
+from .config import ModelConfig, Rope
+from .families import MOST_LAYERS, Fields
+from .fused import slots
+from .gguf_file import GGUFFile
+from .gguf_tokenizer import read_texts
+from .tokenizer import TextFacts
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+# What these keys switch on is not in the forward pass; zero is how files say "off".
+_UNSUPPORTED = (
+    "expert_count",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+    "embedding_scale",
+    "rope.scaling.yarn_log_multiplier",
+)
+_HEAD = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
+_LAYER = {
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "output": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+    "post_mlp_norm": "post_ffw_norm",
+}
+_FREQUENCIES = "rope_freqs.weight"
+
+
+class GGUFCheckpoint:
+    """A GGUF file as a source of weights.
+
+    precision: "quantized", or the floating point type that most of the weights have.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.file = GGUFFile(path)
+        self.origin = str(path)
+        self.config = self._read_config()
+        self.precision = self._read_precision()
+        self._refuse_unread()
+
+    def part(self, name: str) -> torch.Tensor:
+        """The part `name` (see `fused.slots`) in float32."""
+        tensor = torch.from_numpy(self.file.tensor(_tensor_name(name)))
+        if self.config.family == "llama" and name.startswith("layers.") and name.split(".")[2] in ("q", "k"):
+            return _pairs_to_halves(tensor, self.config.head_dim)
+        return tensor
+
+    def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
+        """The tokenizer and what goes with it."""
+        return read_texts(self.file.metadata, self.origin)
+
+    def close(self) -> None:
+        self.file.close()
+
+    def _read_config(self) -> ModelConfig:
+        file, origin = self.file, self.origin
+        architecture = file.metadata.get("general.architecture")
+        if architecture not in _FAMILIES:
+            raise UnsupportedModel(f"{origin}: the architecture {architecture!r} is not one of {', '.join(_FAMILIES)}")
+        if file.metadata.get("split.count", 1) != 1:
+            raise UnsupportedModel(f"{origin} is one of several parts: join them with llama-gguf-split --merge first")
+        prefix = f"{architecture}."
+        named = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+        fields = Fields(named, origin)
+        for key in _UNSUPPORTED:
+            if named.get(key):
+                raise fields.unsupported(key)
+        if not named.get("attention.causal", True):
+            raise fields.unsupported("attention.causal")
+        family = _FAMILIES[architecture]
+        gemma = family == "gemma3_text"
+        embedding = file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
+        layers = fields.count("block_count", most=MOST_LAYERS)
+        hidden, heads = fields.count("embedding_length"), fields.count("attention.head_count")
+        kv_heads = fields.count("attention.head_count_kv", heads)
+        head_dim = fields.count("attention.key_length", hidden // heads or None)
+        if heads % kv_heads or head_dim % 2 or named.get("attention.value_length", head_dim) != head_dim:
+            raise CorruptFile(f"{origin}: {heads} heads of {head_dim} do not fit {kv_heads} key-value heads")
+        if fields.count("rope.dimension_count", head_dim) != head_dim:
+            raise fields.unsupported("rope.dimension_count")
+        window, sliding = _sliding(fields, gemma, layers)
+        # The largest Gemma 3 alone scales by the width of its heads in the residual stream.
+        scale = (hidden / heads if gemma and layers == 62 else head_dim) ** -0.5
+        return ModelConfig(
+            vocab_size=embedding.shape[0],
+            hidden_size=hidden,
+            intermediate_size=fields.count("feed_forward_length"),
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_positions=fields.count("context_length"),
+            family=family,
+            norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+            rope=self._rope(fields, 1_000_000.0 if gemma else 10_000.0, head_dim),
+            local_rope=Rope(theta=fields.number("rope.freq_base_swa", 10_000.0)) if gemma else None,
+            sliding_window=window,
+            sliding_layers=sliding,
+            tie_embeddings="output.weight" not in file.tensors,
+            qkv_bias="blk.0.attn_q.bias" in file.tensors,
+            output_bias="blk.0.attn_output.bias" in file.tensors,
+            mlp_bias="blk.0.ffn_down.bias" in file.tensors,
+            qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+            sandwich_norms=gemma,
+            activation="gelu_tanh" if gemma else "silu",
+            embedding_scale=hidden**0.5 if gemma else 1.0,
+            attention_scale=fields.number("attention.scale", scale),
+        )
+
+    def _rope(self, fields: Fields, theta: float, head_dim: int) -> Rope:
+        theta = fields.number("rope.freq_base", theta)
+        if _FREQUENCIES in self.file.tensors:
+            factors = self.file.tensor(_FREQUENCIES).ravel().tolist()
+            if len(factors) != head_dim // 2 or min(factors) <= 0:
+                raise CorruptFile(f"{self.origin}: {_FREQUENCIES} should hold {head_dim // 2} positive numbers")
+            return Rope(theta=theta, kind="factors", factors=tuple(factors))
+        kind = fields.raw.get("rope.scaling.type", "none")
+        if kind == "none":
+            return Rope(theta=theta)
+        factor = fields.number("rope.scaling.factor")
+        if kind == "linear":
+            return Rope(theta=theta, kind="linear", factor=factor)
+        if kind != "yarn":
+            raise fields.unsupported("rope.scaling.type")
+        if fields.raw.get("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise fields.unsupported("rope.scaling.attn_factor")
+        return Rope(
+            theta=theta,
+            kind="yarn",
+            factor=factor,
+            original_max_positions=fields.count("rope.scaling.original_context_length"),
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+        )
+
+    def _read_precision(self) -> str:
+        sizes: Counter[str] = Counter()
+        for name, info in self.file.tensors.items():
+            if len(info.shape) == 2:
+                sizes[self.file.kind_name(name)] += info.shape[0] * info.shape[1]
+        kind = sizes.most_common(1)[0][0]
+        return {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(kind, "quantized")
+
+    def _refuse_unread(self) -> None:
+        """A tensor that would not be used means a part of the model that would not be run."""
+        used = {_tensor_name(part) for slot in slots(self.config) for part in slot.parts}
+        for name in self.file.tensors:
+            if name not in used and name != _FREQUENCIES and not name.endswith("attn_rot_embd"):
+                raise UnsupportedModel(f"{self.origin}: the tensor {name} belongs to a part that is not supported")
+
+
+def _sliding(fields: Fields, gemma: bool, layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    if "attention.sliding_window" not in fields.raw or not fields.raw["attention.sliding_window"]:
+        return None, (False,) * layers
+    window = fields.count("attention.sliding_window")
+    pattern: Any = fields.raw.get("attention.sliding_window_pattern", 6 if gemma else None)
+    if pattern is None:
+        return window, (True,) * layers
+    if isinstance(pattern, int):
+        return window, tuple(pattern > 0 and (layer + 1) % pattern != 0 for layer in range(layers))
+    if len(pattern) != layers:
+        raise CorruptFile(f"{fields.origin}: attention.sliding_window_pattern should have {layers} values")
+    return window, tuple(bool(value) for value in pattern)
+
+
+def _tensor_name(part: str) -> str:
+    """What a GGUF file calls `part`, such as "layers.3.q.weight" -> "blk.3.attn_q.weight"."""
+    path, kind = part.rsplit(".", 1)
+    if path in _HEAD:
+        return f"{_HEAD[path]}.{kind}"
+    _, layer, name = path.split(".")
+    return f"blk.{layer}.{_LAYER[name]}.{kind}"
+
+
+def _pairs_to_halves(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of each head from rotation pairs side by side, as Llama's GGUF files have them, to halves."""
+    if tensor.shape[0] % head_dim:
+        return tensor
+    return tensor.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
