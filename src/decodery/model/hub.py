@@ -1,0 +1,59 @@
+"""Models from the Hugging Face Hub, through `huggingface_hub`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ..errors import ModelNotFound
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+# No pickles, no code; "consolidated" files repeat the weights in another layout.
+_FILES = ["*.json", "*.jinja", "model*.safetensors", "merges.txt"]
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` looks like owner/model."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
+def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -> Path:
+    """The local folder of a Hub model; fetched where it is not there yet, brought up to date with `refresh`."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if not refresh:
+        try:
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, local_files_only=True))
+            if _is_complete(folder):
+                return folder
+        except LocalEntryNotFoundError:
+            pass
+    at = f"{name} at {revision}" if revision else name
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+    except GatedRepoError as error:
+        raise ModelNotFound(
+            f"the Hub asks for permission to use {at}: request it there and run `hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"the Hub has no model {at}, or it is private: check the name or run `hf auth login`"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        raise ModelNotFound(
+            f"cannot fetch {at} from the Hub ({type(error).__name__}): check the network, or copy the model's folder "
+            "here and give its path"
+        ) from error
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether an earlier fetch brought all weights: one file, or every shard that the index names."""
+    if (folder / "model.safetensors").exists():
+        return (folder / "config.json").exists()
+    try:
+        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        return all((folder / shard).exists() for shard in set(index["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False

@@ -1,0 +1,240 @@
+"""From a name to a model that is ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import importlib.util
+import json
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from . import embedded, fused, hub
+from .chat import ChatTemplate
+from .config import ModelConfig, Rope
+from .folder import FolderCheckpoint, model_files, read_json
+from .protocol import LanguageModel
+from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
+from .tokenizer import Tokenizer
+from .transformer import Transformer
+
+if TYPE_CHECKING:
+    from .gguf_model import GGUFCheckpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+FORMAT = 1
+"""Version of what is kept under the cache directory; another number makes everything be converted anew."""
+
+_TOKENIZER, _DESCRIPTION = "tokenizer.json", "model.json"
+
+
+@dataclass
+class LoadedModel:
+    """A model, its tokenizer, its chat template where it has one, and what it was loaded as."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    name: str
+    dtype: str
+
+
+def load(
+    name: str | Path = "smollm2", *, dtype: str = "auto", device: str = "auto", revision: str | None = None
+) -> LoadedModel:
+    """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
+
+    dtype: "float32", "bfloat16", "int8" (weights and activations of linear layers) or "auto", the checkpoint's own
+    precision: int8 for a quantized GGUF, bfloat16 for a bfloat16 checkpoint where the processor computes in it, float32
+    elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
+
+    Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
+    """
+    if dtype not in (*DTYPES, "auto"):
+        raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
+    target = _device(device)
+    source = _find(str(name), revision)
+    try:
+        return _open(source, dtype, target)
+    except UnsupportedModel as error:
+        if source.folder is None:
+            raise
+        if importlib.util.find_spec("transformers") is None:
+            raise UnsupportedModel(f"{error}; with transformers installed it can be run through that") from error
+        from .adapter import load_folder
+
+        return load_folder(source.folder, source.name, dtype, target)
+
+
+class _Source:
+    """Where a model comes from and where its converted form is kept.
+
+    entry: directory of the converted form. folder: the Hugging Face folder it comes from, None for a GGUF file.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entry: Path,
+        opener: Callable[[], FolderCheckpoint | GGUFCheckpoint],
+        folder: Path | None = None,
+    ) -> None:
+        self.name, self.entry, self.folder = name, entry, folder
+        self._opener = opener
+
+    @cached_property
+    def checkpoint(self) -> FolderCheckpoint | GGUFCheckpoint:
+        return self._opener()
+
+
+def _find(name: str, revision: str | None) -> _Source:
+    if name in embedded.EMBEDDED:
+        entry = _converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
+        return _Source(name, entry, lambda: _gguf(_pulled(name)))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _from_folder(name, path)
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            raise ModelNotFound(f"{name} is a file of weights alone: give the folder that holds it and its config.json")
+        entry = _converted() / _key(path) / fingerprint([path])
+        return _Source(path.stem, entry, lambda: _gguf(path))
+    if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
+        return _from_folder(name, hub.snapshot(name, revision))
+    known = list(embedded.EMBEDDED)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"give {', '.join(known)}, a folder, a .gguf file or a Hub id"
+    kind = "file or folder" if "/" in name or name.endswith(".gguf") else "model"
+    raise ModelNotFound(f"there is no {kind} {name!r}: {hint}")
+
+
+def _from_folder(name: str, folder: Path) -> _Source:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(folder.glob("*.gguf"))
+        advice = f"give the file {ggufs[0]}" if ggufs else "give a Hugging Face model folder"
+        raise ModelNotFound(f"the folder {folder} has no config.json: {advice}")
+    entry = _converted() / _key(folder) / fingerprint(model_files(folder))
+    return _Source(name, entry, lambda: FolderCheckpoint(folder), folder)
+
+
+def _converted() -> Path:
+    return home() / "converted" / f"v{FORMAT}"
+
+
+def _key(path: Path) -> str:
+    whole = path.resolve()
+    return f"{whole.stem[:40]}-{hashlib.sha256(str(whole).encode()).hexdigest()[:16]}"
+
+
+def _pulled(name: str) -> Path:
+    return embedded.gguf_path(name) if embedded.is_pulled(name) else embedded.pull(name)
+
+
+def _gguf(path: Path) -> GGUFCheckpoint:
+    from .gguf_model import GGUFCheckpoint
+
+    return GGUFCheckpoint(path)
+
+
+def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
+    """Open the converted form of `source`, making first what of it is missing."""
+    entry = source.entry
+    if not (entry / _DESCRIPTION).exists():
+        with locked(entry.parent / f"{entry.name}.lock"):
+            if not (entry / _DESCRIPTION).exists():
+                _describe(source)
+    description = read_json(entry / _DESCRIPTION)
+    try:
+        config = _config_from_json(description["config"])
+        chosen = choose_dtype(dtype, description["precision"], device)
+        special, template = description["special"], description["chat_template"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CorruptFile(f"{entry / _DESCRIPTION} is damaged: remove the folder {entry} and load again") from error
+    weights = entry / f"{chosen}.safetensors"
+    if not weights.exists():
+        with locked(entry.parent / f"{entry.name}.lock"):
+            if not weights.exists():
+                _convert(source, config, chosen, weights)
+    return LoadedModel(
+        model=Transformer(config, fused.read(weights, config, device)),
+        tokenizer=Tokenizer.from_file(entry / _TOKENIZER, bos_id=config.bos_id, eos_ids=config.eos_ids),
+        chat=ChatTemplate(template, special) if template else None,
+        name=source.name,
+        dtype=chosen,
+    )
+
+
+def _describe(source: _Source) -> None:
+    """Write what there is to know of a model but its weights."""
+    checkpoint, entry = source.checkpoint, source.entry
+    tokenizer, facts = checkpoint.texts()
+    config = dataclasses.replace(checkpoint.config, bos_id=facts.bos_id, eos_ids=facts.eos_ids)
+    with replacing(entry / _TOKENIZER) as temporary:
+        tokenizer.save(str(temporary), pretty=False)
+    description = {
+        "config": dataclasses.asdict(config),
+        "precision": checkpoint.precision,
+        "special": facts.special,
+        "chat_template": facts.chat_template,
+    }
+    write_text(entry / _DESCRIPTION, json.dumps(description))
+
+
+def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> None:
+    quantize = dtype == "int8"
+    with terminal_progress() as progress:
+        fused.write(target, config, DTYPES[dtype], source.checkpoint.part, quantize=quantize, progress=progress)
+    source.checkpoint.close()
+    if source.entry.parent != _converted():
+        remove_others(source.entry)
+
+
+def _config_from_json(raw: dict[str, Any]) -> ModelConfig:
+    def rope(fields: dict[str, Any] | None) -> Rope | None:
+        return None if fields is None else Rope(**{**fields, "factors": tuple(fields["factors"])})
+
+    ropes = {name: rope(raw[name]) for name in ("rope", "local_rope")}
+    tuples = {name: tuple(raw[name]) for name in ("sliding_layers", "eos_ids")}
+    return ModelConfig(**{**raw, **ropes, **tuples})
+
+
+def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
+    """The dtype that "auto" means for a checkpoint of this precision on this device."""
+    if dtype != "auto":
+        return dtype
+    if precision == "quantized" and device.type == "cpu":
+        return "int8"
+    return "bfloat16" if precision in ("bfloat16", "quantized") and _computes_bfloat16(device) else "float32"
+
+
+def _computes_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 products are done in hardware there, not emulated."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return device.type in ("xpu", "mps")
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        try:
+            return " bf16" in Path("/proc/cpuinfo").read_text()
+        except OSError:
+            return False
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise SettingsError(f"there is no device {device!r} here: leave device at auto, or use cpu") from error
+    return chosen
