@@ -13,6 +13,7 @@ import torch
 from ..core.noise import gumbel_argmax
 from ..errors import NumericalError, SettingsError
 from ..registry import resolve
+from ._threads import one_thread
 from .base import Context, Stage, Warp
 from .epsilon import Epsilon
 from .eta import Eta
@@ -154,6 +155,7 @@ class Sampler:
         state = self.after(context, token, logits)
         return Context(context.prompt_length, [*context.tokens, token], state, context.seed)
 
+    @one_thread
     def law(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
 
@@ -175,12 +177,14 @@ class Sampler:
             logits = after
         return logits
 
+    @one_thread
     def probabilities(self, law: torch.Tensor) -> torch.Tensor:
         """[n, V] float64 of a law, every row summing to 1; one-hot when greedy."""
         if not self.greedy:
             return law.double().softmax(dim=-1)
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
 
+    @one_thread
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
         """The token ids [n] that the noise of `seed` at the n output positions draws from a law."""
         if not self.greedy:
