@@ -411,6 +411,15 @@ def test_a_row_does_not_depend_on_the_others(name: str) -> None:
         assert torch.equal(alone[0], together[index])
 
 
+def test_the_entropy_of_a_row_does_not_depend_on_the_others() -> None:
+    log_probs = (distinct_rows(12, 50_000, seed=9) * 2).log_softmax(-1)
+    alone = [typical_file.entropy(row[None].clone()) for row in log_probs]
+    assert torch.equal(torch.cat(alone), typical_file.entropy(log_probs))
+    plain = [entropy(row.double().exp().tolist()) for row in log_probs[:3]]
+    assert torch.cat(alone[:3]).flatten().tolist() == pytest.approx(plain, rel=1e-5)
+    assert typical_file.entropy(torch.tensor([[0.0, -INF, -INF]])).item() == 0.0
+
+
 @pytest.mark.parametrize("name", ACTIVE)
 def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
     result = ACTIVE[name].warp(ROWS, contexts_for(len(ROWS)))
