@@ -65,7 +65,12 @@ class FolderCheckpoint:
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
-        return _read_texts(self.folder)
+        backend = Tokenizer.from_file(self.folder / "tokenizer.json").backend
+        facts = read_facts(self.folder, backend)
+        wanted = _optional(self.folder / "tokenizer_config.json").get("add_bos_token")
+        if isinstance(wanted, bool):
+            add_beginning(backend, facts.bos_id if wanted else None)
+        return backend, facts
 
     def close(self) -> None:
         self._shards.close()
@@ -143,9 +148,8 @@ class _Shards:
         return self._open[name]
 
 
-def _read_texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
-    """The tokenizer of `folder` and what its configuration files say of texts."""
-    backend = Tokenizer.from_file(folder / "tokenizer.json").backend
+def read_facts(folder: Path, backend: tokenizers.Tokenizer) -> TextFacts:
+    """What the configuration files of `folder` say of texts; `backend` is its tokenizer."""
     config = _optional(folder / "config.json")
     generation = _optional(folder / "generation_config.json")
     settings = _optional(folder / "tokenizer_config.json")
@@ -160,9 +164,7 @@ def _read_texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
     if end is not None and end not in ends:
         ends.append(end)
     bos = begin if begin is not None else begins[0] if begins else None
-    if isinstance(settings.get("add_bos_token"), bool):
-        add_beginning(backend, bos if settings["add_bos_token"] else None)
-    return backend, TextFacts(bos, tuple(ends), special, _chat_template(folder, settings))
+    return TextFacts(bos, tuple(ends), special, _chat_template(folder, settings))
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:

@@ -76,7 +76,9 @@ class GGUFFile:
         step = max(1, _CHUNK // length)
 
         def expand(start: int) -> None:
-            result[start : start + step] = dequantize(raw[start : start + step], kind)
+            # A damaged block may hold an infinite scale; what comes of it shows in the logits, not as a warning.
+            with np.errstate(all="ignore"):
+                result[start : start + step] = dequantize(raw[start : start + step], kind)
 
         try:
             with ThreadPoolExecutor() as pool:

@@ -20,6 +20,7 @@ from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
 from . import embedded, fused, hub
 from .chat import ChatTemplate
 from .config import ModelConfig, Rope
+from .families import read_config
 from .folder import FolderCheckpoint, model_files, read_json
 from .protocol import LanguageModel
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
@@ -62,16 +63,24 @@ def load(
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
     target = _device(device)
     source = _find(str(name), revision)
-    try:
-        return _open(source, dtype, target)
-    except UnsupportedModel as error:
-        if source.folder is None:
-            raise
-        if importlib.util.find_spec("transformers") is None:
-            raise UnsupportedModel(f"{error}; with transformers installed it can be run through that") from error
-        from .adapter import load_folder
+    if source.folder is not None:
+        try:
+            read_config(read_json(source.folder / "config.json"))
+        except UnsupportedModel as error:
+            return _through_transformers(source.folder, source.name, dtype, target, error)
+    return _open(source, dtype, target)
 
-        return load_folder(source.folder, source.name, dtype, target)
+
+def _through_transformers(
+    folder: Path, name: str, dtype: str, device: torch.device, reason: UnsupportedModel
+) -> LoadedModel:
+    if importlib.util.find_spec("transformers") is None:
+        raise UnsupportedModel(
+            f"{reason}; with transformers installed (pip install transformers) it can run"
+        ) from reason
+    from .adapter import load_folder
+
+    return load_folder(folder, name, dtype, device)
 
 
 class _Source:

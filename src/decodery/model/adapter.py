@@ -1,0 +1,270 @@
+"""Any causal language model of `transformers` behind the `LanguageModel` protocol. Imports transformers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from ..errors import CorruptFile, SettingsError, UnsupportedModel
+from .attention import visibility
+from .batch import Batch, Scores, Segment
+from .cache import KVCache
+from .chat import ChatTemplate
+from .config import ModelConfig
+from .families import token_ids
+from .folder import read_facts
+from .load import DTYPES, LoadedModel, choose_dtype
+from .tokenizer import Tokenizer
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+class TransformersModel:
+    """Runs a `transformers` model, one segment at a time, with keys and values in a `KVCache`.
+
+    The model must keep one key and one value per token and layer, and take position ids and a mask for its rows;
+    whether it heeds the mask is tried out before the first tree.
+    """
+
+    def __init__(self, hf_model: PreTrainedModel) -> None:
+        self.hf_model = hf_model.eval()
+        self.device = hf_model.device
+        self.dtype = hf_model.dtype
+        name = type(hf_model).__name__
+        if getattr(hf_model.config, "_attn_implementation", "eager") not in ("sdpa", "eager"):
+            raise UnsupportedModel(f"{name} does not take masks for its rows: load it with attn_implementation='sdpa'")
+        accepted = inspect.signature(hf_model.forward).parameters
+        if "position_ids" not in accepted or "past_key_values" not in accepted:
+            raise UnsupportedModel(f"{name} takes no position ids or no cache, so it cannot be decoded step by step")
+        self._keeps_rows = "logits_to_keep" in accepted
+        self.config = self._probe()
+        self._blocks = next(
+            (
+                module
+                for module in hf_model.modules()
+                if isinstance(module, torch.nn.ModuleList) and len(module) == self.config.num_layers
+            ),
+            None,
+        )
+        self._heeds_masks = False
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def new_cache(self) -> KVCache:
+        config = self.config
+        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
+        """See `LanguageModel.forward`; `layers` is not supported."""
+        if layers is not None:
+            raise UnsupportedModel("a model run through transformers always runs all of its layers")
+        if not self._heeds_masks and any(_branches(segment) for segment in batch.segments):
+            self._try_masks()
+        logits, tapped = [], []
+        for segment in batch.segments:
+            with self._tapping(taps) as states:
+                logits.append(self._run(segment))
+            tapped.append(states)
+        hidden = {tap: torch.cat([states[tap] for states in tapped]) for tap in taps}
+        return Scores(torch.cat(logits), batch.logit_rows[1], hidden, batch.offsets)
+
+    def _run(self, segment: Segment) -> torch.Tensor:
+        """Logits [m, vocab] float32 of the requested rows of one segment."""
+        cache = self.new_cache() if segment.cache is None else segment.cache
+        cache.reserve(segment.positions)
+        positions = torch.from_numpy(np.asarray(segment.positions, dtype=np.int64)).to(self.device)
+        given: dict[str, Any] = {
+            "position_ids": positions[None],
+            "attention_mask": self._masks(segment, cache),
+            "past_key_values": Cache(layers=[_Slots(cache, layer) for layer in range(self.config.num_layers)]),
+            "use_cache": True,
+        }
+        if segment.embeddings is not None:
+            given["inputs_embeds"] = segment.embeddings.to(self.device, self.dtype)[None]
+        else:
+            given["input_ids"] = torch.as_tensor(segment.tokens, device=self.device)[None]
+        rows = None
+        if segment.logit_rows is not None:
+            rows = torch.as_tensor(np.asarray(segment.logit_rows, dtype=np.int64), device=self.device)
+            if self._keeps_rows:
+                given["logits_to_keep"] = rows
+        logits = self.hf_model(**given).logits[0]
+        if rows is not None and not self._keeps_rows:
+            logits = logits[rows]
+        return logits.float()
+
+    def _masks(self, segment: Segment, cache: KVCache) -> torch.Tensor | dict[str, torch.Tensor]:
+        """What is added to attention weights, [1, 1, n, cached + n]; one for each kind of layer where there are two."""
+        if cache.evicted:
+            raise UnsupportedModel("a cache that lost some of its tokens cannot be used by a model of transformers")
+        seen = Segment(segment.positions, mask=segment.mask, cache=cache)
+        shape = len(segment), cache.length + len(segment)
+
+        def mask(window: int | None) -> torch.Tensor:
+            visible = visibility(seen, 0, window)
+            added = torch.zeros(shape, dtype=self.dtype, device=self.device)
+            if visible is not None:
+                hidden = torch.from_numpy(~visible).to(self.device)
+                added.masked_fill_(hidden, torch.finfo(self.dtype).min)
+            return added[None, None]
+
+        sliding = self.config.sliding_layers
+        if any(sliding) and not all(sliding):
+            return {"full_attention": mask(None), "sliding_attention": mask(self.config.sliding_window)}
+        return mask(self.config.sliding_window)
+
+    @contextmanager
+    def _tapping(self, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Collects [n, hidden] after as many blocks as each tap says; a hook sees it before any final norm."""
+        states: dict[int, torch.Tensor] = {}
+        if taps and self._blocks is None:
+            raise UnsupportedModel(
+                f"the layers of {type(self.hf_model).__name__} cannot be told apart: no hidden states"
+            )
+
+        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            states[0] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        def after(tap: int) -> Any:
+            def hook(module: Any, args: Any, output: Any) -> None:
+                states[tap] = (output if isinstance(output, torch.Tensor) else output[0])[0]
+
+            return hook
+
+        handles = []
+        for tap in taps:
+            assert self._blocks is not None
+            if tap == 0:
+                handles.append(self._blocks[0].register_forward_pre_hook(before, with_kwargs=True))
+            else:
+                handles.append(self._blocks[tap - 1].register_forward_hook(after(tap)))
+        try:
+            yield states
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @torch.inference_mode()
+    def _probe(self) -> ModelConfig:
+        """The shapes of this model, learnt from its cache after one token."""
+        name, config = type(self.hf_model).__name__, self.hf_model.config.get_text_config()
+        output = self.hf_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=True)
+        slots = getattr(output.past_key_values, "layers", [])
+        # A state-space or quantized layer has no plain tensors here and counts as None.
+        pairs = [(getattr(slot, "keys", None), getattr(slot, "values", None)) for slot in slots]
+        shapes = {
+            tuple(keys.shape) if keys is not None and values is not None and keys.shape == values.shape else None
+            for keys, values in pairs
+        }
+        shape = next(iter(shapes), None)
+        if len(shapes) != 1 or shape is None:
+            raise UnsupportedModel(f"{name} keeps a state other than one key and one value per token and layer")
+        kinds = getattr(config, "layer_types", None)
+        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+        if kinds and not set(kinds) <= set(_KINDS):
+            raise UnsupportedModel(f"{name} has layers of the kinds {', '.join(sorted(set(kinds)))}")
+        sliding = [kind == _KINDS[1] for kind in kinds] if kinds else [window is not None] * len(slots)
+        heads = getattr(config, "num_attention_heads", shape[1])
+        begins = token_ids(getattr(config, "bos_token_id", None))
+        return ModelConfig(
+            vocab_size=output.logits.shape[-1],
+            hidden_size=self.hf_model.get_input_embeddings().weight.shape[1],
+            intermediate_size=getattr(config, "intermediate_size", None) or 0,
+            num_layers=len(slots),
+            num_heads=heads,
+            num_kv_heads=shape[1],
+            head_dim=shape[3],
+            max_positions=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
+            family=config.model_type,
+            sliding_window=window if any(sliding) else None,
+            sliding_layers=tuple(sliding),
+            bos_id=begins[0] if begins else None,
+            eos_ids=token_ids(getattr(config, "eos_token_id", None)),
+        )
+
+    def _try_masks(self) -> None:
+        """Compare two branches scored at once with each scored alone; refuse trees where they differ."""
+        root, *leaves = (np.arange(3) + 1) % self.vocab_size
+        alone = [self._run(Segment(np.arange(2), tokens=np.array([root, leaf]), logit_rows=[1])) for leaf in leaves]
+        mask = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=bool)
+        tree = Segment(np.array([0, 1, 1]), tokens=np.array([root, *leaves]), mask=mask, logit_rows=[1, 2])
+        difference = (self._run(tree) - torch.cat(alone)).abs().max()
+        limit = 1e-3 if self.dtype == torch.float32 else 0.3
+        if not difference <= limit * max(1.0, float(alone[0].abs().max())):
+            raise UnsupportedModel(
+                f"{type(self.hf_model).__name__} does not heed masks for its rows: use drafters that propose chains"
+            )
+        self._heeds_masks = True
+
+
+class _Slots(DynamicLayer):
+    """One layer of a `KVCache` as transformers sees it."""
+
+    is_sliding = False
+
+    def __init__(self, cache: KVCache, layer: int) -> None:
+        super().__init__()
+        self.cache, self.layer = cache, layer
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.cache.write(self.layer, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        keys, values = self.cache.view(self.layer)
+        return keys[None], values[None]
+
+    def get_seq_length(self) -> int:
+        return int(self.cache.lengths[self.layer])
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+
+def _branches(segment: Segment) -> bool:
+    return segment.mask is not None and not np.array_equal(segment.mask, np.tri(len(segment), dtype=bool))
+
+
+def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
+    """Load a folder whose architecture only transformers knows; its own code is never run, pickles never read."""
+    if dtype == "int8":
+        raise SettingsError(f"{name} runs through transformers, which has no int8 here: choose float32 or bfloat16")
+    try:
+        hf_model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+    except (ValueError, KeyError, ImportError) as error:
+        raise UnsupportedModel(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    except Exception as error:  # safetensors and transformers raise errors of their own for damaged files
+        raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
+    model = TransformersModel(hf_model.to(device=device, dtype=DTYPES[chosen]))
+    try:
+        backend = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        ).backend_tokenizer
+    except Exception as error:  # as above
+        raise CorruptFile(f"{folder} has no tokenizer that can be read: add the model's tokenizer.json") from error
+    facts = read_facts(folder, backend)
+    return LoadedModel(
+        model=model,
+        tokenizer=Tokenizer(backend, bos_id=facts.bos_id, eos_ids=facts.eos_ids),
+        chat=ChatTemplate(facts.chat_template, facts.special) if facts.chat_template else None,
+        name=name,
+        dtype=chosen,
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
