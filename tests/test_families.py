@@ -1,0 +1,145 @@
+"""Every family gives the logits that `transformers` gives, and what cannot be run faithfully is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from decodery.errors import CorruptFile, UnsupportedModel
+from decodery.model.batch import Batch, Segment
+from decodery.model.config import Rope
+from decodery.model.families import read_config
+from decodery.model.load import load
+from decodery.model.transformer import Transformer
+from tiny_models import CASES, assert_same_logits, make_model, random_ids, save
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers(case: str, tmp_path: Path) -> None:
+    theirs = make_model(case)
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu")
+    assert isinstance(ours.model, Transformer)
+    assert ours.model.config.family == CASES[case][0]
+    assert_same_logits(ours.model, theirs)
+
+
+def test_any_mask_among_the_rows_of_a_pass(tmp_path: Path) -> None:
+    theirs = make_model("llama")
+    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+    rng = np.random.default_rng(0)
+    n, cached = 12, 7
+    mask = np.tril(rng.random((n, n)) < 0.4) | np.eye(n, dtype=bool)
+    ids, positions = random_ids(cached + n), cached + np.sort(rng.integers(0, 6, n))
+    cache = ours.new_cache()
+    ours.forward(Batch([Segment.chunk(ids[:cached], cache)]))
+    cache.keep(range(cached))
+    logits = ours.forward(Batch([Segment(positions, tokens=ids[cached:], mask=mask, cache=cache)])).logits
+
+    whole = np.tri(cached + n, dtype=bool)
+    whole[cached:, cached:] = mask
+    hidden = torch.from_numpy(np.where(whole, 0.0, np.finfo(np.float32).min).astype(np.float32))
+    with torch.inference_mode():
+        expected = theirs(
+            input_ids=torch.from_numpy(ids)[None],
+            position_ids=torch.from_numpy(np.concatenate([np.arange(cached), positions]))[None],
+            attention_mask=hidden[None, None],
+        ).logits[0, cached:]
+    assert (logits - expected).abs().max() < 1e-4
+
+
+def test_shards_and_one_file_give_the_same_model(tmp_path: Path) -> None:
+    theirs = make_model("gemma3_text")
+    sharded = save(theirs, tmp_path / "sharded", max_shard_size="40KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert_same_logits(load(sharded, dtype="float32", device="cpu").model, theirs)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        (
+            {"rope_theta": 2e4, "rope_scaling": {"type": "linear", "factor": 4}},
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 2e4, "factor": 4}},
+        ),
+        (
+            {"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}},
+        ),
+    ],
+)
+def test_old_and_new_rope_fields_mean_the_same(old: dict, new: dict) -> None:
+    base = json.loads(make_model("llama").config.to_json_string(use_diff=False))
+    base.pop("rope_parameters")
+    # transformers' own reading of the old form must agree with ours of the new one.
+    translated = transformers.LlamaConfig(**(base | old)).to_dict()
+    assert read_config(base | old) == read_config(base | new) == read_config(translated)
+
+
+def test_gemma_ropes_in_the_old_form() -> None:
+    base = json.loads(make_model("gemma3_text").config.to_json_string(use_diff=False))
+    base.pop("rope_parameters")
+    base.pop("layer_types")
+    base |= {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    base |= {"sliding_window_pattern": 2, "num_hidden_layers": 4}
+    config = read_config(base)
+    assert config.rope == Rope(theta=2e6, kind="linear", factor=8.0)
+    assert config.local_rope == Rope(theta=3e4)
+    assert config.sliding_layers == (True, False, True, False)
+    assert read_config(transformers.Gemma3TextConfig(**base).to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mixtral"}, "mixtral"),
+        ({"model_type": "smollm3"}, "smollm3"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"hidden_act": "relu"}, "hidden_act"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+    ],
+)
+def test_unsupported_fields_are_named(change: dict, named: str) -> None:
+    base = json.loads(make_model("llama").config.to_json_string(use_diff=False))
+    if "rope_scaling" in change:
+        base.pop("rope_parameters")
+    with pytest.raises(UnsupportedModel, match=named):
+        read_config(base | change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_size": "64"},
+        {"num_hidden_layers": 10**9},
+        {"num_key_value_heads": 3},
+        {"vocab_size": None},
+        {"head_dim": 15},
+        {"rms_norm_eps": -1},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}},
+        {"rope_parameters": "linear"},
+    ],
+)
+def test_damaged_configurations_are_refused_in_one_sentence(change: dict) -> None:
+    base = json.loads(make_model("llama").config.to_json_string(use_diff=False))
+    with pytest.raises(CorruptFile) as caught:
+        read_config(base | change)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,116 @@
+"""GGUF files made from the tiny models, as converters make them, and the weights that are left after quantizing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+from gguf.quants import dequantize, quantize
+
+from decodery.model.tokenizer import byte_alphabet
+from tiny_models import SPECIAL, VOCAB
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+_ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}  # fmt: skip
+
+
+def byte_vocabulary() -> list[str]:
+    tokens = [character for character, _ in sorted(byte_alphabet().items(), key=lambda pair: pair[1])]
+    tokens += [*SPECIAL, "th"]
+    return tokens + [f"[PAD{n}]" for n in range(VOCAB - len(tokens))]
+
+
+def write_gguf(
+    path: Path, model: transformers.PreTrainedModel, kind: Kind, *, metadata: dict[str, Any] | None = None
+) -> None:
+    """Write `model` with its matrices quantized to `kind`, and give `model` the weights that this leaves."""
+    config = model.config
+    family = config.model_type
+    architecture = _ARCHITECTURES[family]
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    ropes = config.rope_parameters
+    rope = ropes["full_attention"] if family == "gemma3_text" else ropes
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if family == "gemma3_text" or (family == "mistral" and config.sliding_window):
+        writer.add_sliding_window(config.sliding_window)
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "llama3":
+        plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, head_dim, 2) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+    _add_tokenizer(writer, metadata or {})
+    left = {}
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = weight.float().numpy()
+        gemma_norm = family == "gemma3_text" and name.endswith("norm.weight")
+        stored = stored + 1.0 if gemma_norm else stored
+        if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+            heads, half = len(stored) // head_dim, head_dim // 2
+            stored = stored.reshape(heads, 2, half, *stored.shape[1:]).swapaxes(1, 2).reshape(stored.shape)
+        packed = quantize(stored, kind) if stored.ndim == 2 else stored.astype(np.float32)
+        writer.add_tensor(_gguf_name(name, family), packed, raw_dtype=kind if stored.ndim == 2 else None)
+        if stored.ndim == 2:
+            exact = dequantize(packed, kind)
+            if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
+                exact = exact.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(exact.shape)
+            left[name] = torch.from_numpy(np.ascontiguousarray(exact))
+    model.load_state_dict(left, strict=False)
+    model.tie_weights()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _gguf_name(name: str, family: str) -> str:
+    path, kind = name.rsplit(".", 1)
+    names = _NAMES | (_GEMMA_NAMES if family == "gemma3_text" else {})
+    if path in names:
+        return f"{names[path]}.{kind}"
+    _, _, layer, inner = path.split(".", 3)
+    return f"blk.{layer}.{names[inner]}.{kind}"
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, metadata: dict[str, Any]) -> None:
+    tokens = byte_vocabulary()
+    control = [gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in tokens]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(metadata.get("pre", "gpt-2"))
+    writer.add_token_list(tokens)
+    writer.add_token_types(control)
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(tokens.index("<s>"))
+    writer.add_eos_token_id(tokens.index("</s>"))
+    writer.add_add_bos_token(metadata.get("add_bos", False))
+    writer.add_chat_template(TEMPLATE)

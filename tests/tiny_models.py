@@ -1,0 +1,149 @@
+"""Tiny random models of every family, saved as Hugging Face folders, and what `transformers` says of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, pre_tokenizers
+
+from decodery.model.batch import Batch, Segment
+from decodery.model.protocol import LanguageModel
+from decodery.model.tokenizer import byte_alphabet
+
+transformers.logging.set_verbosity_error()
+
+VOCAB = 288
+SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+_SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257,
+    "pad_token_id": None,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+_GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+# name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama tied, biases, wide heads": (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    ),
+    "llama linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}}),
+    "llama llama3 rope": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama yarn rope": ("llama", {"rope_parameters": _YARN}),
+    "qwen3 yarn rope, mscale": (
+        "qwen3",
+        {"head_dim": 16, "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7, "truncate": False}},
+    ),
+    "mistral, every layer slides": ("mistral", {"sliding_window": 5}),
+    "mistral, no window": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    "qwen2": ("qwen2", {}),
+    "qwen2, last layers slide": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+    "qwen3, tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3, biases": ("qwen3", {"head_dim": 32, "attention_bias": True}),
+    "gemma3_text": (
+        "gemma3_text",
+        {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,
+         "rope_parameters": _GEMMA_ROPES},
+    ),
+}  # fmt: skip
+
+
+def make_model(case: str, seed: int = 0) -> transformers.PreTrainedModel:
+    """The tiny model of a case, all of its weights random, norms and biases too."""
+    family, changes = CASES[case]
+    config = transformers.AutoConfig.for_model(family, **(_SHAPE | changes))
+    return randomize(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
+
+
+def randomize(model: transformers.PreTrainedModel, seed: int = 0) -> transformers.PreTrainedModel:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name or ".ln_" in name:
+                weight.add_(0.2 * torch.randn_like(weight))
+            else:
+                weight.copy_(0.15 * torch.randn_like(weight))
+    return model.eval()
+
+
+def make_tokenizer() -> tokenizers.Tokenizer:
+    """One token per byte, and the special ones."""
+    backend = tokenizers.Tokenizer(models.BPE(byte_alphabet(), []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(SPECIAL)
+    return backend
+
+
+def save(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> Path:
+    """Save a model and the tokenizer of these tests as a Hugging Face folder."""
+    model.save_pretrained(folder, **options)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def random_ids(n: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB, n)
+
+
+def reference(model: transformers.PreTrainedModel, ids: np.ndarray) -> torch.Tensor:
+    """Logits [n, vocab] of one plain call of transformers."""
+    with torch.inference_mode():
+        return model(torch.from_numpy(np.asarray(ids, dtype=np.int64))[None], use_cache=False).logits[0].float()
+
+
+TREE_PARENTS = [-1, 0, 0, 1, 1, 2, 3, 0, 6]
+
+
+def tree_mask(parents: list[int]) -> np.ndarray:
+    """[n, n] bool: which ancestors each node sees, itself included."""
+    mask = np.eye(len(parents), dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def assert_same_logits(ours: LanguageModel, theirs: transformers.PreTrainedModel, tolerance: float = 1e-4) -> None:
+    """Single tokens, chunks and a tree give the logits that transformers gives for the same sequences."""
+    ids = random_ids(23)
+    expected = reference(theirs, ids)
+    cache = ours.new_cache()
+    rows = []
+    for size in (9, 1, 1, 7, 1, 4):
+        chunk = ids[cache.next_position : cache.next_position + size]
+        rows.append(ours.forward(Batch([Segment.chunk(chunk, cache)])).logits)
+        cache.keep(range(size))
+    assert (torch.cat(rows) - expected).abs().max() < tolerance
+
+    parents = TREE_PARENTS
+    mask, nodes = tree_mask(parents), random_ids(len(parents), seed=2)
+    depths = mask.sum(axis=1) - 1
+    segment = Segment(len(ids) + depths, tokens=nodes, mask=mask, cache=cache, logit_rows=[8, 1, 2, 5])
+    scores = ours.forward(Batch([segment]))
+    for node, logits in zip([8, 1, 2, 5], scores.logits, strict=True):
+        path = np.concatenate([ids, nodes[mask[node]]])
+        assert (logits - reference(theirs, path)[-1]).abs().max() < tolerance, node
+
+    # After the path is kept, the next token sees it and nothing of the other branches.
+    cache.keep([0, 1, 3, 6])
+    path = np.concatenate([ids, nodes[[0, 1, 3, 6]], [17]])
+    following = ours.forward(Batch([Segment.chunk([17], cache)])).logits
+    assert (following[0] - reference(theirs, path)[-1]).abs().max() < tolerance
