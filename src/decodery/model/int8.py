@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -17,6 +18,9 @@ from . import native
 
 if TYPE_CHECKING:
     from .native import Packed
+
+
+STEP = float(np.float32(1) / np.float32(127))
 
 
 @dataclass
@@ -77,6 +81,7 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     parts = pad(rows, (0, groups * native.GROUP - inputs)).view(n, groups, native.GROUP)
     largest = parts.abs().amax(dim=-1)
     finite, tiny = largest.isfinite(), largest < 1e-30
-    inverse = torch.where(finite & ~tiny, 127.0 / largest, 0.0)
-    scale = torch.where(finite, torch.where(tiny, 0.0, largest / 127.0), torch.nan)
+    # PyTorch turns division by or of a plain number into multiplication by a rounded reciprocal, hence the tensor.
+    inverse = torch.where(finite & ~tiny, torch.tensor(127.0) / largest, 0.0)
+    scale = torch.where(finite, torch.where(tiny, 0.0, largest * STEP), torch.nan)
     return (parts * inverse[..., None]).round(), scale

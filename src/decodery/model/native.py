@@ -91,7 +91,8 @@ def library() -> ctypes.CDLL | None:
 
 def kernel_sets() -> list[str]:
     """Names of the instruction sets usable on this machine, the fastest (and chosen) first."""
-    lib, names = library(), []
+    lib = library()
+    names: list[str] = []
     while lib is not None and (name := lib.decodery_kernels(len(names))) is not None:
         names.append(name.decode())
     return names

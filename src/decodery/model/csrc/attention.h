@@ -1,8 +1,8 @@
 // Attention of a few queries that share one key-value head. Included once per instruction set.
 //
 // A row's visible slots have a logical order: cached slots, then its own pass's visible rows. Every score is a sum of
-// its own, the softmax runs over lanes of the logical index, values are added one after the other. So the result is
-// that of decoding one token at a time, whatever else is in the pass.
+// its own, the softmax runs over lanes of the logical index, values are added in blocks of it. So the result is that of
+// decoding one token at a time, whatever else is in the pass.
 
 // Slots a row sees: [begin, end), then `count` more at `list`.
 struct Visible {
@@ -90,45 +90,69 @@ INLINE void add_values(float* o, const float* p, int32_t dim, int32_t n, const V
     }
 }
 
-// Queries [count][stride] (already scaled) with what each of them sees; out: where each result goes.
-// scores: count rows of score_stride floats; sums: [count].
+// Moves a finished block's sum into the total.
+INLINE void close_block(float* sum, float* block, int32_t wide) {
+    for (int32_t c = 0; c < wide; c += 16) {
+        store(sum + c, load(sum + c) + load(block + c));
+        store(block + c, splat(0.0f));
+    }
+}
+
+// One query's weighted sum of values: blocks of `value_block` logical indices are summed apart and added in order.
+struct Weighted {
+    float *sum, *block;    // [wide] each
+    const float* p;        // weights by logical index
+    int32_t done;
+
+    template <int C, class E, class Value>
+    inline __attribute__((always_inline)) void add(int32_t dim, int32_t wide, int32_t n, const Value& value) {
+        for (int32_t i = 0; i < n;) {
+            const int32_t room = value_block - done % value_block, m = n - i < room ? n - i : room;
+            add_values<C, E>(block, p + done, dim, m, [&](int32_t k) { return value(i + k); });
+            i += m;
+            done += m;
+            if (done % value_block == 0) close_block(sum, block, wide);
+        }
+    }
+};
+
+// Queries (already scaled) with what each of them sees; out: where each result goes. scores: `count` rows of
+// score_stride floats; sums: 2 * count rows of head_dim, rounded up.
 template <int C, class E>
 static void attend(const float* const* queries, const Visible* visible, float* const* out, int32_t count, const E* keys,
-                   const E* values, int32_t dim, float* scores, int64_t score_stride, float* accumulators) {
-    constexpr int32_t block = 64;
+                   const E* values, int32_t dim, float* scores, int64_t score_stride, float* sums) {
     const int32_t wide = chunks<C>(dim) * 16;
     int32_t begin = visible[0].begin, end = visible[0].end;
     for (int32_t i = 1; i < count; ++i) {
         begin = visible[i].begin < begin ? visible[i].begin : begin;
         end = visible[i].end > end ? visible[i].end : end;
     }
-    for (int32_t from = begin; from < end; from += block) {
-        const int32_t n = end - from < block ? end - from : block;
+    for (int32_t from = begin; from < end; from += value_block) {
+        const int32_t n = end - from < value_block ? end - from : value_block;
         for (int32_t i = 0; i < count; ++i)
             score_range<C, E>(queries[i], keys + int64_t(from) * dim, dim, n, scores + i * score_stride + (from - begin));
     }
+    Weighted weighted[most_queries];
     float inverse[most_queries];
     for (int32_t i = 0; i < count; ++i) {
         const Visible& seen = visible[i];
         float* own = scores + i * score_stride + (seen.begin - begin);
         score_list<C, E>(queries[i], keys, dim, seen.list, seen.count, own + (seen.end - seen.begin));
         inverse[i] = 1.0f / softmax(own, seen.total());
-        for (int32_t c = 0; c < wide; c += 16) store(accumulators + i * wide + c, splat(0.0f));
+        weighted[i] = {sums + 2 * i * wide, sums + (2 * i + 1) * wide, own, 0};
+        for (int32_t c = 0; c < 2 * wide; c += 16) store(weighted[i].sum + c, splat(0.0f));
     }
-    for (int32_t from = begin; from < end; from += block)
+    for (int32_t from = begin; from < end; from += value_block)
         for (int32_t i = 0; i < count; ++i) {
             const int32_t first = visible[i].begin > from ? visible[i].begin : from;
-            const int32_t last = visible[i].end < from + block ? visible[i].end : from + block;
+            const int32_t last = visible[i].end < from + value_block ? visible[i].end : from + value_block;
             const E* base = values + int64_t(first) * dim;
-            add_values<C, E>(accumulators + i * wide, scores + i * score_stride + (first - begin), dim, last - first,
-                             [&](int32_t k) { return base + int64_t(k) * dim; });
+            weighted[i].template add<C, E>(dim, wide, last - first, [&](int32_t k) { return base + int64_t(k) * dim; });
         }
     for (int32_t i = 0; i < count; ++i) {
-        const Visible& seen = visible[i];
-        const float* p = scores + i * score_stride + (seen.end - begin);
-        add_values<C, E>(accumulators + i * wide, p, dim, seen.count,
-                         [&](int32_t k) { return values + int64_t(seen.list[k]) * dim; });
-        for (int32_t c = 0; c < wide; c += 16)
-            store(out[i] + c, load(accumulators + i * wide + c) * inverse[i], dim - c);
+        const int32_t* list = visible[i].list;
+        weighted[i].template add<C, E>(dim, wide, visible[i].count, [&](int32_t k) { return values + int64_t(list[k]) * dim; });
+        close_block(weighted[i].sum, weighted[i].block, wide);
+        for (int32_t c = 0; c < wide; c += 16) store(out[i] + c, load(weighted[i].sum + c) * inverse[i], dim - c);
     }
 }

@@ -24,7 +24,11 @@ INLINE Four four(const int8_t* p) {
     __builtin_memcpy(&x, p, 4);
     return _mm512_set1_epi32(x);
 }
-INLINE Ints dot(Ints sum, Bytes w, Four x) { return _mm512_dpbusd_epi32(sum, w, x); }
+// Written out because the compiler copies every accumulator before and after the intrinsic.
+INLINE Ints dot(Ints sum, Bytes w, Four x) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+}
 INLINE f16 floats(Ints x) { return __builtin_convertvector(reinterpret_cast<i16>(x), f16); }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 

@@ -30,7 +30,7 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
         int32_t all = 0;
         for (int32_t i = 0; i < 16; ++i) all += sum[i];
         const int64_t index = int64_t(row) * a.groups() + g;
-        a.scale[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest / 127.0f;
+        a.scale[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / 127.0f);
         a.offset[index] = -weight_offset * all;
     }
 }
@@ -43,8 +43,8 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
     const int8_t* q = a.q + row * stride;
     const float* scale = a.scale + int64_t(row) * groups;
     const int32_t* offset = a.offset + int64_t(row) * groups;
-    f16 sum[R][2];
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = splat(0.0f);
+    // The float sums live in memory: registers are for the integers of the group at hand.
+    for (int i = 0; i < 2 * R; ++i) store(sums + i * 16, splat(0.0f));
     for (int32_t g = 0; g < groups; ++g) {
         Ints acc[R][2];
         for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = ints(offset[r * groups + g]);
@@ -63,13 +63,10 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
         q += group_size;
         for (int r = 0; r < R; ++r) {
             const float s = scale[r * groups + g];
-            sum[r][0] = sum[r][0] + floats(acc[r][0]) * s;
-            sum[r][1] = sum[r][1] + floats(acc[r][1]) * s;
+            float* sum = sums + r * panel_width;
+            store(sum, load(sum) + floats(acc[r][0]) * s);
+            store(sum + 16, load(sum + 16) + floats(acc[r][1]) * s);
         }
-    }
-    for (int r = 0; r < R; ++r) {
-        store(sums + r * panel_width, sum[r][0]);
-        store(sums + r * panel_width + 16, sum[r][1]);
     }
 }
 

@@ -1,6 +1,18 @@
 #include "parallel.h"
 
-#include <pthread.h>
+void Team::sleep(int32_t seen) {
+    pthread_mutex_lock(&mutex);
+    __atomic_add_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&generation, __ATOMIC_SEQ_CST) == seen) pthread_cond_wait(&moved, &mutex);
+    __atomic_sub_fetch(&sleepers, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&mutex);
+}
+
+void Team::wake() {
+    pthread_mutex_lock(&mutex);
+    pthread_cond_broadcast(&moved);
+    pthread_mutex_unlock(&mutex);
+}
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The threads of one process: a pool that runs one job at a time, and the barrier between the stages of a job.
 #pragma once
-#include <sched.h>
+#include <pthread.h>
 #include <stdint.h>
 #if defined(__x86_64__) || defined(__i386__)
 #define DECODERY_PAUSE() __builtin_ia32_pause()
@@ -10,31 +10,36 @@
 #define DECODERY_PAUSE() ((void)0)
 #endif
 
-// Threads wait spinning, because a stage takes microseconds; after a while they let others have the core.
+// Threads wait spinning, because a stage takes microseconds. One that waits long sleeps: its core is then free to run
+// the thread it waits for, which another process may have pushed aside.
 struct Team {
     alignas(64) int32_t arrived = 0;
     alignas(64) int32_t generation = 0;
     alignas(64) int32_t next = 0;    // next work item of a stage whose items are handed out one by one
+    alignas(64) int32_t sleepers = 0;
     int32_t threads = 1;
+    pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 
     void barrier() {
-        if (threads == 1) {
-            next = 0;
-            return;
-        }
         const int32_t seen = __atomic_load_n(&generation, __ATOMIC_RELAXED);
-        if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == threads) {
+        if (threads == 1 || __atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == threads) {
             arrived = 0;
             next = 0;
-            __atomic_store_n(&generation, seen + 1, __ATOMIC_RELEASE);
+            __atomic_store_n(&generation, seen + 1, __ATOMIC_SEQ_CST);
+            if (__atomic_load_n(&sleepers, __ATOMIC_SEQ_CST) > 0) wake();
             return;
         }
-        for (int32_t spins = 0; __atomic_load_n(&generation, __ATOMIC_ACQUIRE) == seen; ++spins) {
-            if (spins < 2000) DECODERY_PAUSE();
-            else sched_yield();
+        for (int32_t spins = 0; spins < 1000; ++spins) {
+            if (__atomic_load_n(&generation, __ATOMIC_ACQUIRE) != seen) return;
+            DECODERY_PAUSE();
         }
+        sleep(seen);
     }
     int32_t take() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
+
+    void sleep(int32_t seen);
+    void wake();
 };
 
 // job(context, thread, team) runs once on every thread; returns when all are done.

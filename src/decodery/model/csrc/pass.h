@@ -8,7 +8,7 @@ static void normalize(const float* x, const float* weight, int32_t n, float eps,
         const f16 v = load(x + i, n - i);
         squares = squares + v * v;
     }
-    const float r = 1.0f / __builtin_sqrtf(total(squares) / float(n) + eps);
+    const float r = 1.0f / __builtin_sqrtf(total(squares) * (1.0f / float(n)) + eps);
     for (int32_t i = 0; i < n; i += 16) store(y + i, load(x + i, n - i) * r * load(weight + i, n - i), n - i);
 }
 
@@ -204,7 +204,7 @@ struct Runner {
         const E* keys = static_cast<const E*>(segment.cache) + index * segment.layer_stride + kv_head * segment.head_stride;
         const E* values = keys + segment.kind_stride;
         float* sums = scratch();
-        float* scores = sums + most_queries * wide;
+        float* scores = sums + 2 * most_queries * wide;
         const int32_t count = span.end - span.begin;
         if (dim == 64) attend<4>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
         else if (dim == 128) attend<8>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);

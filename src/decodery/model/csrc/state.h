@@ -6,6 +6,7 @@
 constexpr int32_t group_size = 64;     // inputs that share one activation scale
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
+constexpr int32_t value_block = 64;    // values whose weighted sum attention finishes before it adds the next ones
 
 inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }

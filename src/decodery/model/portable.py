@@ -1,0 +1,196 @@
+"""The int8 stack in PyTorch alone: the same sums in the same order as the native kernels, so the same bits.
+
+It serves machines without a compiler, and it is what the kernels are checked against. Everything that could depend on
+the order of a sum is spelled out in elementwise steps: sixteen lanes, blocks of values, groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from .batch import Batch, Segment
+from .config import ModelConfig, Rope
+from .weights import Layer, Weights
+
+LANES = 16
+VALUE_BLOCK = 64  # values whose weighted sum is finished before the next ones are added
+ROWS_AT_ONCE = 32  # bounds attention's memory
+
+Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
+
+
+class PortableStack:
+    """Layers and head of an int8 model; the interface and the results of `native.Int8Stack`."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
+        self.config = config
+        self.weights = weights
+        self._angles = angles
+
+    def layers(
+        self, hidden: torch.Tensor, batch: Batch, run: Sequence[int], taps: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """See `native.Int8Stack.layers`."""
+        config = self.config
+        hidden = hidden.float()
+        tapped = {0: hidden} if 0 in taps else {}
+        tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
+        for index in run:
+            layer = self.weights.layers[index]
+            rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
+            context = self._attention(layer, index, hidden, batch, *tables[rope])
+            hidden = hidden + self._branch(layer.output(context), layer.post_attention_norm)
+            gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+            opened = (silu(gate) if config.activation == "silu" else gelu(gate)) * up
+            hidden = hidden + self._branch(layer.down(opened), layer.post_mlp_norm)
+            if index + 1 in taps:
+                tapped[index + 1] = hidden
+        return hidden, tapped
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `native.Int8Stack.head`."""
+        return self.weights.head(self._norm(hidden.float(), self.weights.norm))
+
+    def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(rows, weight.float(), self.config.norm_eps)
+
+    def _branch(self, rows: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+        return rows if post_norm is None else self._norm(rows, post_norm)
+
+    def _attention(
+        self, layer: Layer, index: int, hidden: torch.Tensor, batch: Batch, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        config = self.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = layer.qkv(self._norm(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, dim)
+        queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+        queries = rotate(queries, cos[:, None], sin[:, None]) * config.attention_scale
+        keys = rotate(keys, cos[:, None], sin[:, None])
+        parts = []
+        for segment, first in zip(batch.segments, batch.offsets, strict=False):
+            rows = slice(first, first + len(segment))
+            if segment.cache is None:
+                seen_keys, seen_values = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
+            else:
+                segment.cache.write(index, keys[rows], values[rows])
+                seen_keys, seen_values = segment.cache.view(index)
+            slots = visible_slots(segment, index, config.window(index))
+            parts.append(attend(queries[rows], seen_keys.float(), seen_values.float(), slots))
+        return torch.cat(parts)
+
+
+def visible_slots(segment: Segment, layer: int, window: int | None) -> list[np.ndarray]:
+    """The slots each row sees, in logical order: cached ones, then its own pass's rows."""
+    n = len(segment)
+    cached = 0 if segment.cache is None else int(segment.cache.lengths[layer])
+    own = np.tri(n, dtype=bool) if segment.mask is None else segment.mask
+    seen = np.concatenate((np.ones((n, cached), dtype=bool), own), axis=1)
+    if window is not None:
+        old = np.zeros(0) if segment.cache is None else segment.cache.positions[layer, :cached]
+        positions = np.concatenate((old, segment.positions))
+        seen &= np.abs(positions[None, :] - segment.positions[:, None]) < window
+    return [np.flatnonzero(row) for row in seen]
+
+
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
+) -> torch.Tensor:
+    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim] -> [n, heads * head_dim].
+
+    Neighbouring rows of which each sees the beginning of what the last one sees are computed together.
+    """
+    n, first, parts = len(slots), 0, []
+    finite = bool(values.isfinite().all())
+    while first < n:
+        last = first + 1
+        # A hidden value has weight 0, which only a finite one survives.
+        while finite and last < n and last - first < ROWS_AT_ONCE and _begins(slots[last], slots[last - 1]):
+            last += 1
+        index = torch.from_numpy(slots[last - 1])
+        lengths = torch.tensor([len(row) for row in slots[first:last]])
+        parts.append(_attend_together(queries[first:last], keys[:, index], values[:, index], lengths))
+        first = last
+    return torch.cat(parts)
+
+
+def _begins(longer: np.ndarray, shorter: np.ndarray) -> bool:
+    return len(longer) >= len(shorter) and np.array_equal(longer[: len(shorter)], shorter)
+
+
+def _attend_together(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """Row i sees the first lengths[i] of the given keys and values [kv_heads, L, head_dim]."""
+    n, heads, dim = queries.shape
+    kv_heads, seen = keys.shape[:2]
+    grouped = queries.view(n, kv_heads, heads // kv_heads, 1, dim)
+    scores = lane_sum(grouped * keys[None, :, None])
+    hidden = torch.arange(seen) >= lengths[:, None]
+    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    weights = exponential(scores - scores.amax(dim=-1, keepdim=True)).masked_fill(hidden[:, None, None], 0.0)
+    blocks = -(-seen // VALUE_BLOCK)
+    room = blocks * VALUE_BLOCK - seen
+    weights_by_block = pad(weights, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
+    values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
+    sums = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim)
+    for i in range(VALUE_BLOCK):
+        sums += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
+    total = torch.zeros(n, kv_heads, heads // kv_heads, dim)
+    for block in range(blocks):
+        total += sums[..., block, :]
+    return (total * (1.0 / lane_sum(weights))[..., None]).reshape(n, heads * dim)
+
+
+def lane_sum(values: torch.Tensor) -> torch.Tensor:
+    """Sum over the last dimension: sixteen lanes each in order, then lanes 8, 4, 2 and 1 apart."""
+    count = -(-values.shape[-1] // LANES)
+    steps = pad(values, (0, count * LANES - values.shape[-1])).unflatten(-1, (count, LANES))
+    lanes = steps[..., 0, :]
+    for step in range(1, count):
+        lanes = lanes + steps[..., step, :]
+    for width in (8, 4, 2, 1):
+        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+    return lanes[..., 0]
+
+
+def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows [..., d] over their root mean square, times weight [d]."""
+    mean = lane_sum(rows * rows) * float(np.float32(1) / np.float32(rows.shape[-1]))
+    # PyTorch's float32 square root is not always the nearest one; by way of float64 it is.
+    inverse = 1.0 / (mean + eps).double().sqrt().float()
+    return rows * inverse[..., None] * weight
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[N, heads, head_dim] turned by cos, sin [N, 1, head_dim / 2]."""
+    first, second = heads.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def exponential(x: torch.Tensor) -> torch.Tensor:
+    """e^x as the kernels compute it: a polynomial, to within two units in the last place."""
+    x = x.clamp(-87.0, 88.0)
+    n = (x * 1.44269504).round()
+    r = (x - n * 0.693359375) - n * -2.12194440e-4
+    p = r * 1.9875691500e-4 + 1.3981999507e-3
+    for coefficient in (8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        p = p * r + coefficient
+    p = (p * r) * r + r + 1.0
+    return p * ((n.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + e^-x)"""
+    return x / (exponential(-x) + 1.0)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """The tanh form of GELU."""
+    u = (x + x * x * x * 0.044715) * 0.7978845608
+    return x * 0.5 * (2.0 - 2.0 / (exponential(u + u) + 1.0))
