@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from ..decode.lm import LM, Output
 
 PROMPT = """\
-Put this note into the past tense and change nothing else.
+Extract the key facts from this announcement.
 
-The old lighthouse stands on a cliff above the harbour. Every evening the keeper climbs the ninety steps, lights the \
-lamp and writes the weather into a book. When fog rolls in from the sea, he rings the bell until the last boat is \
-home. In the morning he puts out the lamp and climbs down again."""
+The harbour museum opens again on Saturday after two years of repairs. Visitors can walk through the old lighthouse \
+for the first time, climb its ninety steps and look at the lamp that guided ships until 1974. A new hall shows models \
+of fishing boats, and in the workshop children can learn to tie knots. The museum is open from ten to five every day \
+except Monday. Entry is free for children under twelve; everyone else pays six euros."""
 NEW_TOKENS = 160
 ROUNDS = 3
 

@@ -13,6 +13,7 @@ from ..errors import PromptError, SettingsError
 _MOST_INPUT = 1 << 24
 _CHANCE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0}
 """Settings that only shape chance, and their neutral values."""
+_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule"}
 
 
 class Option(click.Option):
@@ -132,10 +133,13 @@ decoding_options = _options(
 
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
-    """The decoding options that were given, as keyword arguments of `LM.request`.
+    """The decoding options that were given, as keyword arguments of `LM.request`, before a model is fetched for them.
 
-    Raises SettingsError where one of them could have no effect.
+    Raises a DecoderyError for names that do not exist, values out of range and options that could have no effect.
     """
+    from ..decode.lm import build_sampler, resolve_drafter
+    from ..registry import resolve
+
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
     idle = [name for name, neutral in _CHANCE.items() if chosen.get(name, neutral) != neutral]
     if idle and not chosen.get("temperature") and "sampler" not in chosen:
@@ -144,6 +148,13 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
             f"{names} would have no effect, because temperature 0 always takes the likeliest token: "
             "add --temperature 0.7, say"
         )
+    if chosen.get("drafter", "auto") != "auto":
+        chosen["drafter"] = resolve_drafter(chosen["drafter"])
+    if "rule" in chosen:
+        chosen["rule"] = resolve("verify", chosen["rule"])
+    warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}
+    temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
+    build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
     return chosen
 
 

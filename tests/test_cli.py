@@ -1,0 +1,388 @@
+"""The command as a user meets it: real processes on the real model, piped and in a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import decodery
+from decodery.cli.chat import Conversation
+from decodery.cli.decoding import decode
+from decodery.cli.main import main
+from decodery.decode.lm import LM, Output
+from decodery.errors import PromptError
+from decodery.model.embedded import pull
+
+COMMAND = [sys.executable, "-m", "decodery"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""One thread each: the tests share the machine, and threads that wait for one another do not."""
+PROMPT = "Name three colours of the rainbow."
+
+
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+
+
+def inside(*arguments: str, text: str = "", terminal: bool = False) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command run in this process, which saves the start of another."""
+    output, errors = io.StringIO(), io.StringIO()
+    typed = io.TextIOWrapper(io.BytesIO(text.encode()))
+    typed.isatty = lambda: terminal  # type: ignore[method-assign]
+    with mock.patch.multiple(sys, stdin=typed, stdout=output, stderr=errors), pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code, output.getvalue(), errors.getvalue()
+
+
+def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = False) -> str:
+    """What a command that must fail says on standard error: for status 1, one sentence."""
+    code, output, errors = inside(*arguments, text=text, terminal=terminal)
+    assert (code, output) == (status, ""), errors
+    if status == 1:
+        assert errors.startswith("decodery: ") and errors.count("\n") == 1, errors
+    return errors
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The embedded model's file, fetched once."""
+    return pull("smollm2")
+
+
+def test_help_lists_every_command_without_importing_torch() -> None:
+    code = "try: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
+    program = f"import sys; from decodery.cli.main import main\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    for name in ("demo", "pull", "generate", "chat", "bench", "methods", "info"):
+        assert re.search(rf"^  {name} +\w", done.stdout, re.MULTILINE)
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"decodery {decodery.__version__}\n"
+
+
+def test_generate_json_is_one_object_that_python_gives_too(model: Path, smollm2_int8: LM) -> None:
+    done = run("generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5", "--json")
+    got = json.loads(done.stdout)
+    expected = smollm2_int8.generate(PROMPT, max_new_tokens=24, temperature=0.8, seed=5)
+    assert (got["text"], got["tokens"], got["seed"]) == (expected.text, expected.tokens, 5)
+    assert got["finish_reason"] in ("stop", "length")
+    assert got["trace"].keys() >= {"passes", "rows", "tokens_per_pass", "tokens_per_second", "seconds"}
+    assert done.stderr == ""
+
+
+def test_the_prompt_comes_from_standard_input_too_and_the_drafter_leaves_no_trace(model: Path) -> None:
+    settings = ("--max-new-tokens", "20", "--temperature", "0.9", "--top-p", "0.95")
+    argument = run("generate", *settings, "--drafter", "prompt-lookup:length=4", text=PROMPT).stdout
+    assert argument.endswith("\n") and len(argument) > 20
+    assert inside("generate", "-", *settings, "--drafter", "none", text=PROMPT + "\n") == (0, argument, "")
+    assert inside("generate", *settings, text=PROMPT) == (0, argument, "")
+
+
+def test_several_texts(model: Path) -> None:
+    settings = ("--max-new-tokens", "12", "--temperature", "1", "--seed", "3", "--n", "2")
+    objects = json.loads(run("generate", PROMPT, *settings, "--json", "--logprobs", "2").stdout)
+    assert [one["seed"] for one in objects] == [3, 4]
+    assert objects[0]["tokens"] != objects[1]["tokens"]
+    assert all(len(one["logprobs"]) == len(one["tokens"]) for one in objects)
+    _, printed, _ = inside("generate", PROMPT, *settings)
+    assert printed == f"--- seed 3\n{objects[0]['text']}\n\n--- seed 4\n{objects[1]['text']}\n"
+
+
+def test_raw_text_stop_strings_and_a_sampler_by_name(model: Path) -> None:
+    arguments = ("--raw", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
+    done = run("generate", "The days of the week are Monday, Tuesday,", *arguments)
+    assert done.stdout.startswith(" Wednesday, Thursday") and done.stdout.count("\n") == 1
+
+
+def test_a_warm_start_imports_no_transformers(model: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "decodery", "generate", "Hi", "--max-new-tokens", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and "torch" in imported
+    assert not imported & {"transformers", "huggingface_hub", "rich", "scipy", "pandas"}
+
+
+def test_an_error_is_one_sentence_and_exit_status_1(tmp_path: Path) -> None:
+    done = run("generate", PROMPT, "--model", str(tmp_path / "none.gguf"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("decodery: there is no file")
+
+
+def test_bad_usage() -> None:
+    assert "there is no command 'generat'; try generate" in failure("generat", status=2)
+    assert "--logprobs needs --json" in failure("generate", PROMPT, "--logprobs", "2", status=2)
+    assert "'x' is not ID=VALUE" in failure("generate", PROMPT, "--logit-bias", "x", status=2)
+    assert "a prompt is missing" in failure("generate", terminal=True, status=2)
+
+
+def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decodery, "load", None)
+    assert "--top-p would have no effect" in failure("generate", PROMPT, "--top-p", "0.5")
+    assert "no method is called 'promt-lookup'; try prompt-lookup" in failure("methods", "promt-lookup")
+    assert "try prompt-lookup" in failure("generate", PROMPT, "--drafter", "promptlookup")
+    assert "its settings are" in failure("generate", PROMPT, "--drafter", "prompt-lookup:lenght=3")
+    assert "sampler" in failure("generate", PROMPT, "--sampler", "top-k:k=5", "--temperature", "1")
+    assert "top_p" in failure("generate", PROMPT, "--temperature", "1", "--top-p", "1.5").replace("-", "_")
+    assert "coupled" in failure("chat", "--rule", "couple")
+
+
+def test_bad_prompts(model: Path) -> None:
+    assert "the prompt is empty" in failure("generate", "")
+    assert "the prompt is empty" in failure("generate", "--raw", text="\n")
+    assert "the model's context 8192" in failure("generate", text="tide " * 9000)
+
+
+def test_bad_models(model: Path, tmp_path: Path) -> None:
+    assert "no-such-model" in failure("generate", PROMPT, "--model", "no-such-model")
+    assert "no-such-file.gguf" in failure("generate", PROMPT, "--model", str(tmp_path / "no-such-file.gguf"))
+    content = model.read_bytes()
+    parts = {"short": content[:1_000_000], "header": content[:100], "noise": b"GGUF" + b"\xff" * 400, "empty": b""}
+    for name, part in parts.items():
+        broken = tmp_path / f"{name}.gguf"
+        broken.write_bytes(part)
+        assert f"{name}.gguf" in failure("generate", PROMPT, "--model", str(broken))
+    assert "neither an embedded model" in failure("pull", "smollm")
+
+
+def test_pull_from_a_file_and_what_a_bad_file_leaves(model: Path, tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "DECODERY_HOME": str(tmp_path / "cache")}
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(model.read_bytes()[:-1])
+    command = [*COMMAND, "pull", "smollm2", "--from"]
+    bad = subprocess.run([*command, str(broken)], capture_output=True, text=True, env=environment)
+    assert bad.returncode == 1 and "checksum" in bad.stderr
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+    good = subprocess.run([*command, str(model)], capture_output=True, text=True, env=environment)
+    assert good.returncode == 0 and good.stdout.startswith("smollm2 is ready: " + str(tmp_path / "cache"))
+    assert run("pull", "smollm2").stdout == f"smollm2 is ready: {model}\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
+    command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "2000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
+def test_interrupted_generate_keeps_its_text(model: Path) -> None:
+    command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        text = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        text += process.stdout.read()
+        assert (process.wait(60), process.stderr.read()) == (0, "")
+    assert text.endswith("\n") and 1 < len(text) < 4000
+
+
+def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LM) -> None:
+    pieces: list[str] = []
+
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        if len("".join(pieces)) > 20 and not interrupted:
+            interrupted.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    interrupted: list[bool] = []
+    lm = smollm2_int8
+    before = signal.getsignal(signal.SIGINT)
+    (output,) = decode(lm, [lm.request(lm.encode(PROMPT), ignore_eos=True)], write)
+    assert output.finish_reason == "cancelled" and output.text == "".join(pieces)
+    assert 0 < len(output.tokens) < 256
+    assert output.sequence.cache.next_position == len(output.sequence.tokens) - 1
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_chat_reads_only_what_is_new(smollm2_int8: LM) -> None:
+    def prefilled(output: Output) -> int:
+        return sum(step.rows for step in output.trace.steps if step.prefill)
+
+    conversation = Conversation(smollm2_int8, {"max_new_tokens": 40})
+    first = conversation.say("Name three colours.", lambda piece: None)
+    second = conversation.say("And three animals?", lambda piece: None)
+    tokens = smollm2_int8.encode(conversation.messages[:3])
+    assert prefilled(first) == first.sequence.prompt_length
+    assert prefilled(second) < len(tokens) - len(first.tokens)
+    fresh = smollm2_int8.generate(conversation.messages[:3], max_new_tokens=40)
+    assert fresh.tokens == second.tokens
+
+
+def test_a_failed_turn_leaves_the_conversation_as_it_was(smollm2_int8: LM) -> None:
+    conversation = Conversation(smollm2_int8, {"max_new_tokens": 8})
+    conversation.say("Hello", lambda piece: None)
+    kept = list(conversation.messages)
+    with pytest.raises(PromptError, match="context"):
+        conversation.say("tide " * 9000, lambda piece: None)
+    assert conversation.messages == kept
+    assert conversation.say("Bye", lambda piece: None).text
+
+
+def test_chat_with_piped_lines(model: Path) -> None:
+    done = run(
+        "chat",
+        "--max-new-tokens",
+        "16",
+        text="Name a colour.\n\n/what\nAnother one.\n/reset\nName a colour.\n/exit\nHi\n",
+    )
+    assert done.returncode == 0
+    figures = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    sizes = [int(re.search(r"context (\d+) of 8192", line)[1]) for line in figures]  # type: ignore[index]
+    assert len(sizes) == 3 and sizes[0] == sizes[2] < sizes[1]
+    assert "there is no /what" in done.stderr
+    assert ">" not in done.stdout and "context" not in done.stdout and len(done.stdout.splitlines()) >= 3
+
+
+_STYLE = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
+
+
+class Terminal:
+    """A process at a terminal of 24 rows of 80 columns."""
+
+    def __init__(self, *arguments: str) -> None:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+        def take_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        environment = {**ENVIRONMENT, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], **streams, env=environment, preexec_fn=take_terminal, close_fds=True
+        )
+        os.close(theirs)
+        self._file = ours
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._file, keys.encode())
+
+    def press(self, key: str, done: Callable[[], bool]) -> None:
+        """Press until it is noticed: as a prompt appears there is a moment in which Python loses a signal."""
+        for _ in range(5):
+            self.type(key)
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                self.read(0.1)
+                if done():
+                    return
+        raise AssertionError(f"{key!r} is not noticed; {self.seen!r}")
+
+    def wait_for(self, pattern: str) -> str:
+        """What is shown until `pattern` is; fails when the program ends first or a minute has gone."""
+        end = time.monotonic() + 60
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < end and self.process.poll() is None, f"no {pattern!r} in {self.seen!r}"
+            self.read(0.2)
+        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return text
+
+    def read(self, seconds: float) -> None:
+        """Take what is shown, once something is or the time is over."""
+        # Reading fails when the program has closed its terminal.
+        with suppress(OSError):
+            if select.select([self._file], [], [], seconds)[0]:
+                self.seen += _STYLE.sub("", os.read(self._file, 4096).decode(errors="replace"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._file)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(model: Path, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("chat", "--max-new-tokens", "4000", "--ignore-eos")
+    chat.wait_for("> ")
+    chat.type("Tell me a long story.\n")
+    chat.wait_for(r"story\.\r\n.*\w+ \w+")
+    chat.type("\x03")
+    assert "tokens/s" in chat.wait_for(r"stopped, context \d+ of 8192\]\s+> ")
+    chat.type("/reset\n")
+    chat.wait_for("new conversation")
+    chat.wait_for("> ")
+    chat.type("Go on.\n")
+    chat.wait_for(r"Go on\.\r\n.*\w+ \w+")
+    chat.type("\x03")
+    chat.wait_for(r"stopped, .*\]\s+> ")
+    chat.press("\x03", lambda: "press Ctrl-C again, or type /exit, to leave" in chat.seen)
+    chat.press("\x03", lambda: chat.process.poll() is not None)
+    assert chat.process.returncode == 130
+
+
+def test_chat_ends_with_the_input(model: Path, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("chat")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.process.wait(20) == 0
+
+
+def test_methods() -> None:
+    listed = json.loads(run("methods", "--json").stdout)
+    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "needs", "summary"}
+    assert all(method.keys() == keys for method in listed)
+    assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
+    (one,) = json.loads(inside("methods", "prompt-lookup", "--json")[1])
+    assert {"name": "length", "type": "int", "default": 10} in one["settings"]
+    page = inside("methods", "prompt-lookup")[1]
+    assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3" in page
+    # Piped, every method is one line, so that it can be searched.
+    assert re.search(r"^  top-p +2019 +Keeps .*$", inside("methods")[1], re.MULTILINE)
+
+
+def test_info(model: Path) -> None:
+    facts = json.loads(run("info", "--json").stdout)
+    assert facts["decodery"] == decodery.__version__
+    assert facts["threads"] >= 1 and facts["kernels"] and facts["processor"]
+    assert any(name.startswith("smollm2") for name in facts["models"])
+    assert str(model).startswith(facts["cache"])
+
+
+def test_demo(model: Path) -> None:
+    done = run("demo")
+    assert done.returncode == 0, done.stderr
+    *_, blank, line = done.stdout.splitlines()
+    speed = r"\d+ tokens/s: \d+\.\d\d x plain decoding \(\d+ tokens/s\)"
+    assert blank == "" and re.fullmatch(rf"\d+ tokens, \d\.\d\d tokens per pass, {speed}, the same text", line)
