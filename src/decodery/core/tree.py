@@ -142,9 +142,7 @@ class TokenTree:
             raise ValueError(f"trees of different pending tokens {self.tokens[0]} and {other.tokens[0]}")
         tokens, parents, index = self.tokens.tolist(), self.parents.tolist(), dict(self._index)
         place = {-1: -1}
-        for node, (token, parent) in enumerate(
-            zip(other.tokens.tolist(), other.parents.tolist(), strict=True)
-        ):
+        for node, (token, parent) in enumerate(zip(other.tokens.tolist(), other.parents.tolist(), strict=True)):
             key = (place[parent], token)
             if key not in index:
                 index[key] = len(tokens)

@@ -195,9 +195,7 @@ def _observation(turn: _Turn, scores: Scores, number: int, emitted: list[int]) -
 
 
 def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
-    propose, score, choose, commit_ = (
-        after - before for before, after in zip(times, times[1:], strict=False)
-    )
+    propose, score, choose, commit_ = (after - before for before, after in zip(times, times[1:], strict=False))
     path = [] if turn.accepted is None else turn.accepted.path
     return Step(
         nodes=len(turn.tree) - 1,

@@ -169,9 +169,7 @@ class LM:
             sequence=seq,
         )
 
-    def _submit(
-        self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]
-    ) -> list[Sequence]:
+    def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
         tokens = self.encode(prompt, raw=raw)

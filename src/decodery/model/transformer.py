@@ -47,7 +47,6 @@ class Transformer:
             config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device
         )
 
-    @torch.inference_mode()
     def forward(
         self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None
     ) -> Scores:

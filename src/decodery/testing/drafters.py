@@ -48,11 +48,7 @@ class Oracle(Drafter):
         for _ in range(min(self.nodes, budget.nodes)):
             following = len(seq.tokens) + int(tree.depths[true_end])
             parent = int(random.integers(0, len(tree.tokens)))
-            if (
-                random.random() < 0.5
-                and following < len(self.answer)
-                and tree.depths[true_end] < budget.depth
-            ):
+            if random.random() < 0.5 and following < len(self.answer) and tree.depths[true_end] < budget.depth:
                 true_end = tree.add(true_end, self.answer[following])
             elif tree.depths[parent] < budget.depth:
                 tree.add(parent, int(random.integers(0, seq.vocab_size)))

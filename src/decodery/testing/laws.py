@@ -14,6 +14,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
+from ..core.noise import gumbel
 from ..core.sequence import Sequence
 from ..decode.engine import Engine
 from ..decode.request import Request
@@ -75,29 +76,55 @@ def check_identical(
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
+    near_tie: float = 0.0,
+    excuses: int = 0,
 ) -> list[Sequence]:
     """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
 
-    Returns the speculative runs, whose traces tell how much was accepted.
+    Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
+    preferred its token by less than `near_tie`, in at most `excuses` texts. Returns the speculative runs, whose traces
+    tell how much was accepted.
     """
     common = {"sampler": sampler, "seeds": seeds, "max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
     plain = decode(model, prompts, **common)  # type: ignore[arg-type]
     drafted = decode(model, prompts, drafter=drafter, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
-            at = next(
-                (
-                    i
-                    for i, (a, b) in enumerate(zip(got.generated, expected.generated, strict=False))
-                    if a != b
-                ),
-                min(len(got.generated), len(expected.generated)),
-            )
+            at = first_difference(expected.generated, got.generated)
+            if excuses > 0 and margin(model, expected, got, at) < near_tie:
+                excuses -= 1
+                continue
             raise LawBroken(
                 f"with {drafter} and {rule} the text departs from plain decoding at output position {at}: "
                 f"{got.generated[at : at + 4]} instead of {expected.generated[at : at + 4]} (seed {got.seed})"
             )
     return drafted
+
+
+def first_difference(expected: Ordered[int], got: Ordered[int]) -> int:
+    """Index of the first differing token; where one text continues the other, the shorter one's length."""
+    pairs = enumerate(zip(expected, got, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(expected), len(got)))
+
+
+def margin(model: LanguageModel, expected: Sequence, got: Sequence, at: int) -> float:
+    """By how much `expected` preferred its token at output position `at` over `got`'s: a score difference in nats.
+
+    The score is what the token is the argmax of: warped logits, and the request's noise where it samples. Infinite
+    where one of the texts has no such position. Warps with a state are not replayed.
+    """
+    if at >= min(len(expected.generated), len(got.generated)):
+        return float("inf")
+    tokens = expected.tokens[: expected.prompt_length + at]
+    scores = model.forward(Batch([Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])]))
+    sampler = expected.sampler
+    state = sampler.init(tokens[: expected.prompt_length])
+    law = sampler.law(scores.logits, [sampler.context(tokens, expected.prompt_length, state, expected.seed)])[0]
+    pair = torch.tensor([expected.generated[at], got.generated[at]])
+    score = law[pair].double()
+    if not sampler.greedy:
+        score = score + gumbel(expected.seed, at, pair)
+    return float((score[0] - score[1]).abs())
 
 
 def check_batch(
@@ -212,7 +239,5 @@ def check_distribution(
             counts[code] += 1
     p = chi_square(counts, law)
     if p < least:
-        raise LawBroken(
-            f"the first {length} tokens of {draws} runs do not follow the enumerated law (p = {p:.1e})"
-        )
+        raise LawBroken(f"the first {length} tokens of {draws} runs do not follow the enumerated law (p = {p:.1e})")
     return p

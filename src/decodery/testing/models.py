@@ -30,6 +30,7 @@ class TableModel:
         self.seed = seed
         self.spread = spread
         self.device = torch.device("cpu")
+        self._rows: dict[int, torch.Tensor] = {}
         self.config = ModelConfig(vocab_size, 1, 1, 1, 1, 1, 1, max_positions=4096, family="table")
 
     def new_cache(self) -> KVCache:
@@ -40,12 +41,12 @@ class TableModel:
         key = 0
         for token in tokens[-self.order :]:
             key = key * (self.vocab_size + 1) + int(token) + 1
-        noise = uniform(self.seed, key, torch.arange(self.vocab_size), stream=99)
-        return (2.0 * noise - 1.0) * self.spread
+        if key not in self._rows:
+            noise = uniform(self.seed, key, torch.arange(self.vocab_size), stream=99)
+            self._rows[key] = (2.0 * noise - 1.0) * self.spread
+        return self._rows[key]
 
-    def forward(
-        self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None
-    ) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         rows: list[torch.Tensor] = []
         for segment in batch.segments:
             rows += self._segment(segment)

@@ -1,0 +1,143 @@
+"""The cache's laws: whatever is kept, cut, forked or evicted, it holds what a fresh pass would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from decodery.errors import OutOfMemory
+from decodery.model.batch import Batch, Segment
+from decodery.model.cache import KVCache
+from decodery.testing import tiny_transformer
+
+MODEL = tiny_transformer(3)
+
+
+def filled(tokens: list[int], capacity: int = 256) -> KVCache:
+    cache = KVCache(2, 2, 8, dtype=torch.float64, capacity=capacity)
+    if tokens:
+        MODEL.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
+        cache.keep(range(len(tokens)))
+    return cache
+
+
+def difference(left: KVCache, right: KVCache) -> float:
+    n = left.length
+    assert n == right.length and left.next_position == right.next_position
+    assert (left.positions[:, :n] == right.positions[:, :n]).all()
+    return float((left.data[:, :, :, :n] - right.data[:, :, :, :n]).abs().max()) if n else 0.0
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Random sequences of passes and cuts over a family of forks, each beside the tokens it should hold."""
+
+    @initialize(tokens=st.lists(st.integers(0, 63), min_size=1, max_size=5), capacity=st.integers(1, 8))
+    def begin(self, tokens: list[int], capacity: int) -> None:
+        self.held = [(filled(tokens, capacity), list(tokens))]
+
+    @precondition(lambda self: sum(len(tokens) for _, tokens in self.held) < 200)
+    @rule(data=st.data())
+    def score_a_tree_and_keep_a_path(self, data: st.DataObject) -> None:
+        cache, tokens = data.draw(st.sampled_from(self.held))
+        n = data.draw(st.integers(1, 8))
+        parents = [data.draw(st.integers(-1, node - 1)) for node in range(n)]
+        ids = data.draw(st.lists(st.integers(0, 63), min_size=n, max_size=n))
+        mask, depths = np.zeros((n, n), dtype=bool), np.zeros(n, dtype=np.int64)
+        for node, parent in enumerate(parents):
+            mask[node, node] = True
+            if parent >= 0:
+                mask[node] |= mask[parent]
+                depths[node] = depths[parent] + 1
+        positions = cache.next_position + depths
+        MODEL.forward(Batch([Segment(positions, np.array(ids), mask=mask, cache=cache)]))
+        leaf = data.draw(st.integers(-1, n - 1))
+        path = [] if leaf < 0 else np.flatnonzero(mask[leaf]).tolist()
+        cache.keep(path)
+        tokens += [ids[node] for node in path]
+
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        cache, tokens = data.draw(st.sampled_from(self.held))
+        n = data.draw(st.integers(0, len(tokens)))
+        cache.truncate(n)
+        del tokens[n:]
+
+    @precondition(lambda self: len(self.held) < 4)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        cache, tokens = data.draw(st.sampled_from(self.held))
+        self.held.append((cache.fork(), list(tokens)))
+
+    @precondition(lambda self: len(self.held) > 1)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+
+    @invariant()
+    def every_cache_equals_a_fresh_prefill(self) -> None:
+        for cache, tokens in getattr(self, "held", []):
+            assert cache.length == len(tokens)
+            assert difference(cache, filled(tokens)) < 1e-12
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=25, stateful_step_count=10, deadline=None)
+
+
+@given(st.lists(st.integers(0, 9), unique=True, max_size=9), st.lists(st.integers(0, 9), unique=True, max_size=9))
+@settings(max_examples=30, deadline=None)
+def test_eviction_equals_a_mask_over_the_dropped_slots(first: list[int], second: list[int]) -> None:
+    """Dropping slots of a layer gives what hiding them from its rows would give."""
+    tokens = list(range(20, 30))
+    cache = filled(tokens)
+    before = cache.data[:, :, :, :10].clone()
+    cache.evict(0, first)
+    cache.evict(1, second)
+    for layer, slots in enumerate((first, second)):
+        left = [slot for slot in range(10) if slot not in slots]
+        assert cache.positions[layer, : cache.lengths[layer]].tolist() == left
+        assert torch.equal(cache.data[layer, :, :, : len(left)], before[layer][:, :, left])
+    # The next rows stand at position 10 whatever was dropped, and see just what is left.
+    step = Segment.chunk([5, 6], cache)
+    MODEL.forward(Batch([step]))
+    cache.keep([0, 1])
+    assert cache.next_position == 12
+    cache.truncate(11)
+    assert [int(length) for length in cache.lengths] == [11 - len(first), 11 - len(second)]
+
+
+def test_growing_copies_rarely() -> None:
+    cache = filled([1], capacity=4)
+    places = set()
+    for token in range(200):
+        MODEL.forward(Batch([Segment.chunk([token % 64], cache, logit_rows=[])]))
+        cache.keep([0])
+        places.add((cache.data.data_ptr(), cache.capacity))
+    assert len(places) <= 8
+
+
+def test_forks_share_memory_until_one_writes() -> None:
+    cache = filled([1, 2, 3])
+    twin = cache.fork()
+    assert twin.data.data_ptr() == cache.data.data_ptr()
+    MODEL.forward(Batch([Segment.chunk([4], twin, logit_rows=[])]))
+    assert twin.data.data_ptr() != cache.data.data_ptr()
+    del twin
+    place = cache.data.data_ptr()
+    MODEL.forward(Batch([Segment.chunk([4], cache, logit_rows=[])]))
+    assert cache.data.data_ptr() == place
+
+
+def test_rows_outside_the_last_pass_cannot_be_kept() -> None:
+    cache = filled([1, 2])
+    with pytest.raises(IndexError, match="not all among the 0 rows"):
+        cache.keep([0])
+
+
+def test_no_memory_for_a_larger_cache_is_one_clear_error() -> None:
+    with pytest.raises(OutOfMemory, match=r"no memory for a key-value cache of \d+ tokens"):
+        KVCache(64, 64, 256, dtype=torch.float64, capacity=2**40)

@@ -1,0 +1,220 @@
+"""The loop's bookkeeping: stops, lengths, batches, streams, shared prefills, reuse, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodery.core.sequence import Sequence
+from decodery.core.text import TextStream
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.errors import NumericalError, PromptError, SettingsError
+from decodery.model.batch import Batch, Scores
+from decodery.sample import Sampler
+from decodery.testing import Oracle, decode, tiny_transformer
+
+MODEL = tiny_transformer(5)
+PROMPT = [3, 1, 4, 1, 5]
+
+
+class Letters:
+    """A detokenizer whose token i is the i-th letter, two tokens making one for every tenth."""
+
+    def push(self, ids: list[int]) -> str:
+        return "".join("ab" if token % 10 == 0 else chr(97 + token % 26) for token in ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+def run(drafter=None, *, stop=(), **settings) -> tuple[Sequence, list[str]]:  # noqa: ANN001, ANN003
+    engine = Engine(MODEL, detokenizer=Letters)
+    seq = engine.submit(Request(PROMPT, drafter=drafter, stop=stop, **settings))
+    pieces = []
+    while not seq.finished:
+        engine.step()
+        pieces.append(seq.text.release(final=seq.finished))
+    return seq, pieces
+
+
+PLAIN, _ = run(max_new_tokens=60)
+ORACLE = Oracle(tuple(PLAIN.tokens), nodes=30)
+"""Drafts long right runs, so that every stop falls inside one."""
+
+
+@pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])
+@pytest.mark.parametrize("length", [1, 2, 7, 8])
+def test_texts_end_at_their_length(drafter, length: int) -> None:  # noqa: ANN001
+    seq, _ = run(drafter, max_new_tokens=length)
+    assert seq.generated == PLAIN.generated[:length]
+    assert seq.finish_reason == "length" and seq.cache.next_position == len(seq.tokens) - 1
+
+
+@pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])
+def test_texts_end_at_the_first_of_several_eos_ids(drafter) -> None:  # noqa: ANN001
+    for at in (0, 3, 9, 17):
+        eos = [PLAIN.generated[at], PLAIN.generated[at + 5]]
+        first = min(PLAIN.generated.index(token) for token in eos)
+        seq, pieces = run(drafter, max_new_tokens=60, eos_ids=eos)
+        assert seq.generated == PLAIN.generated[: first + 1]
+        assert seq.finish_reason == "stop" and seq.stopped_by == seq.generated[-1]
+        assert "".join(pieces) == seq.text.text == Letters().push(seq.generated[:-1])
+        assert seq.cache.next_position == len(seq.tokens) - 1
+
+
+@pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])
+@pytest.mark.parametrize("length", [1, 2, 3, 5])
+def test_stop_strings_end_the_text_across_tokens(drafter, length: int) -> None:  # noqa: ANN001
+    whole = PLAIN.text.text
+    for start in range(0, 20, 3):
+        stop = whole[start : start + length]
+        at = whole.index(stop)
+        seq, pieces = run(drafter, max_new_tokens=60, stop=["@never", stop, whole[start + 1 : start + 30]])
+        assert seq.text.text == "".join(pieces) == whole[:at]
+        assert (seq.finish_reason, seq.stopped_by) == ("stop", stop)
+        # The tokens go just as far as was needed to complete the stop string.
+        assert len(Letters().push(seq.generated)) >= at + length > len(Letters().push(seq.generated[:-1]))
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "ab", "aab", ""]), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_a_stream_never_shows_what_a_stop_string_takes_back(pieces: list[str], stop: list[str]) -> None:
+    class Scripted:
+        def push(self, ids: list[int]) -> str:
+            return pieces[ids[0]]
+
+        def finish(self) -> str:
+            return ""
+
+    stream, shown, found = TextStream(Scripted(), stop), "", None
+    for token in range(len(pieces)):
+        found = stream.push(token)
+        shown += stream.release(final=found is not None)
+        if found:
+            break
+    shown += stream.release(final=True)
+    whole = "".join(pieces)
+    ends = [whole.index(string) for string in stop if string in whole]
+    assert shown == stream.text == (whole[: min(ends)] if ends else whole)
+
+
+def test_min_new_tokens_and_logprobs() -> None:
+    eos = PLAIN.generated[2]
+    sampler = Sampler.from_settings(min_new_tokens=10, eos_ids=(eos,))
+    seq, _ = run(ORACLE, max_new_tokens=30, eos_ids=[eos], sampler=sampler, logprobs=3)
+    assert eos not in seq.generated[:10] and len(seq.generated) >= 10
+    assert [entry.token for entry in seq.token_logprobs] == seq.generated
+    tokens = seq.tokens[:-1]
+    from decodery.model.batch import Segment
+
+    logits = MODEL.forward(Batch([Segment.chunk(tokens, MODEL.new_cache())])).logits
+    expected = torch.log_softmax(logits.float(), -1)[len(PROMPT) - 1 :]
+    for entry, row in zip(seq.token_logprobs, expected, strict=True):
+        assert abs(entry.logprob - row[entry.token]) < 1e-5
+        assert [token for token, _ in entry.top] == row.topk(3).indices.tolist()
+
+
+def test_samples_share_one_prefill_and_are_what_they_are_alone() -> None:
+    sampler = Sampler.from_settings(temperature=1.0)
+    alone = decode(MODEL, [PROMPT], sampler=sampler, seeds=(4, 5, 6), max_new_tokens=12, together=False)
+    engine = Engine(MODEL, prefill_chunk=2)
+    first = engine.submit(Request(PROMPT, sampler=sampler, seed=4, max_new_tokens=12))
+    others = [engine.submit(Request(PROMPT, sampler=sampler, seed=s, max_new_tokens=12), like=first) for s in (5, 6)]
+    engine.run([first, *others])
+    assert [seq.generated for seq in (first, *others)] == [seq.generated for seq in alone]
+    assert [sum(step.rows for step in seq.trace.steps if step.prefill) for seq in (first, *others)] == [5, 1, 1]
+
+
+def test_a_cancelled_owner_leaves_its_prompt_to_the_others() -> None:
+    engine = Engine(MODEL, prefill_chunk=2)
+    first = engine.submit(Request(PROMPT, max_new_tokens=12))
+    other = engine.submit(Request(PROMPT, max_new_tokens=12), like=first)
+    engine.step()
+    first.cancel()
+    engine.run([other])
+    assert other.generated == PLAIN.generated[:12] and first.generated == []
+    assert first.finish_reason == "cancelled"
+
+
+def test_cancelling_keeps_what_was_committed() -> None:
+    engine = Engine(MODEL)
+    seq = engine.submit(Request(PROMPT, max_new_tokens=50))
+    for _ in range(4):
+        engine.step()
+    seq.cancel()
+    assert engine.step() == [] and seq.generated == PLAIN.generated[:4]
+
+
+def test_sequences_join_while_others_write() -> None:
+    engine = Engine(MODEL, prefill_chunk=2)
+    early = engine.submit(Request(PROMPT, max_new_tokens=20, drafter=PromptLookup()))
+    for _ in range(5):
+        engine.step()
+    late = engine.submit(Request(PROMPT, max_new_tokens=20))
+    engine.run([early, late])
+    assert early.generated == late.generated == PLAIN.generated[:20]
+
+
+@pytest.mark.parametrize("shared", [0, 1, 4, 8, 30])
+def test_an_earlier_cache_serves_as_far_as_the_tokens_agree(shared: int) -> None:
+    (earlier,) = decode(MODEL, [PROMPT], max_new_tokens=20)
+    prompt = [*earlier.tokens[:shared], 60, 61, 62]
+    (fresh,) = decode(MODEL, [prompt], max_new_tokens=8)
+    engine = Engine(MODEL)
+    seq = engine.submit(Request(prompt, max_new_tokens=8, reuse=earlier))
+    engine.run([seq])
+    assert seq.generated == fresh.generated
+    read = sum(step.rows for step in seq.trace.steps if step.prefill)
+    assert read == len(prompt) - min(shared, len(earlier.tokens) - 1)
+
+
+def test_traces_count_what_happened() -> None:
+    seq, _ = run(ORACLE, max_new_tokens=40)
+    assert seq.trace.tokens == 39 and seq.trace.steps[0].prefill
+    for step in seq.trace.decoding:
+        assert step.emitted == step.accepted + 1 and step.rows == step.nodes + 1 >= step.emitted
+    assert seq.trace.tokens_per_pass == 39 / seq.trace.passes > 2
+    assert sum(seq.trace.share.values()) == pytest.approx(1.0)
+
+
+def test_bad_prompts_are_refused() -> None:
+    engine = Engine(MODEL)
+    for prompt, words in (([], "empty"), ([1] * 512, "512 tokens"), ([1, 64], "outside"), ([-1], "outside")):
+        with pytest.raises(PromptError, match=words):
+            engine.submit(Request(prompt))
+    seq = engine.submit(Request([1] * 500, max_new_tokens=100))
+    engine.run([seq])
+    assert len(seq.tokens) == 512 and seq.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"max_new_tokens": 0}, "max_new_tokens"), ({"stop": [""]}, "non-empty"), ({"logprobs": -1}, "logprobs")],
+)
+def test_bad_settings_are_refused(settings: dict, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        Request(PROMPT, **settings)
+
+
+def test_logits_that_are_no_distribution_are_an_error() -> None:
+    class Broken:
+        def __init__(self, value: float) -> None:
+            self.value = value
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(MODEL, name)
+
+        def forward(self, batch: Batch, **options: object) -> Scores:
+            scores = MODEL.forward(batch)
+            scores.logits[:, 7] = self.value
+            return scores
+
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(NumericalError, match="not a distribution"):
+            decode(Broken(value), [PROMPT])

@@ -1,0 +1,120 @@
+"""Exactness on the real embedded model: drafts, batches and chunks change no token."""
+
+from __future__ import annotations
+
+import pytest
+
+from decodery.decode.engine import Engine
+from decodery.decode.lm import LM
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.sample import Sampler
+from decodery.testing import Garbage, Oracle, check_batch, check_identical, check_state, decode
+
+QUESTIONS = [
+    "What causes the tides?",
+    "List the numbers from one to twenty, then list them again.",
+    "Correct the spelling and repeat the text: The quik brown fox jumps ovr the lazy dog. The dog sleps.",
+    "Write a Python function that adds two numbers, then one that subtracts them.",
+    "Repeat this sentence three times: Rivers carry water from the mountains to the sea.",
+    "Translate to French: The cat sits on the table.",
+    "Summarise: Bees collect nectar from flowers and turn it into honey. They live in hives led by a queen. Bees "
+    "pollinate the plants that people eat, and without bees many plants would not bear fruit.",
+    "Tell me a short story about a lighthouse keeper.",
+]
+SAMPLED = Sampler.from_settings(temperature=0.8, top_p=0.95, repetition_penalty=1.05)
+
+
+def prompts(lm: LM, count: int = len(QUESTIONS)) -> list[list[int]]:
+    return [lm.encode(question) for question in QUESTIONS[:count]]
+
+
+@pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
+def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler | None) -> None:
+    # Float32 passes over one row and over several round differently: a near-tie may fall the other way.
+    runs = check_identical(
+        *(smollm2.model, prompts(smollm2, 5)),
+        drafter=PromptLookup(),
+        sampler=sampler,
+        seeds=(1,),
+        max_new_tokens=40,
+        near_tie=1e-3,
+        excuses=1,
+    )
+    assert sum(run.trace.tokens for run in runs) > sum(run.trace.passes for run in runs)
+
+
+@pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
+def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LM, sampler: Sampler | None) -> None:
+    lm = smollm2_int8
+    assert str(lm.dtype) == "int8"
+    for drafter in (PromptLookup(), Garbage(nodes=20)):
+        check_identical(lm.model, prompts(lm), drafter=drafter, sampler=sampler, seeds=(1,), max_new_tokens=48)
+
+
+def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:
+    lm = smollm2_int8
+    prompt = prompts(lm)[6]
+    (plain,) = decode(lm.model, [prompt], max_new_tokens=32)
+    oracle = Oracle(tuple(plain.tokens), nodes=24)
+    for drafter in (oracle, PromptLookup()):
+        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=32)
+        assert check_state(lm.model, prompt, drafter=drafter, max_new_tokens=32, tolerance=0.0) == 0.0
+    check_batch(lm.model, prompts(lm, 4), drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=16)
+
+
+def test_a_model_drafting_for_itself_is_always_right(smollm2_int8: LM) -> None:
+    lm = smollm2_int8
+    drafter = DraftModel(lm.model, length=5)
+    for sampler in (None, SAMPLED):
+        (run,) = check_identical(
+            lm.model, prompts(lm, 1), drafter=drafter, sampler=sampler, seeds=(2,), max_new_tokens=31
+        )
+        assert [step.emitted for step in run.trace.decoding] == [6] * 5
+
+
+def test_a_stream_is_the_text_and_cuts_no_character(smollm2_int8: LM) -> None:
+    lm = smollm2_int8
+    prompt = "Repeat exactly: naïve café 😀👍🏽 日本語 Ελλάδα"
+    pieces = [piece.text for piece in lm.stream(prompt, max_new_tokens=60, min_new_tokens=40)]
+    whole = lm.generate(prompt, max_new_tokens=60, min_new_tokens=40)
+    assert "".join(pieces) == whole.text == lm.tokenizer.decode(whole.tokens)
+    assert any(ord(letter) > 127 for letter in whole.text)
+    assert all("\ufffd" not in piece for piece in pieces[:-2])
+
+
+def test_samples_and_lists_of_prompts(smollm2_int8: LM) -> None:
+    lm = smollm2_int8
+    settings = {"temperature": 0.9, "seed": 5, "max_new_tokens": 12}
+    three = lm.generate(QUESTIONS[0], n=3, **settings)
+    alone = [lm.generate(QUESTIONS[0], **settings | {"seed": seed}) for seed in (5, 6, 7)]
+    assert [out.tokens for out in three] == [out.tokens for out in alone]
+    assert len({tuple(out.tokens) for out in three}) > 1
+    several = lm.generate(QUESTIONS[:2], **settings)
+    assert [out.text for out in several] == [lm.generate(one, **settings).text for one in QUESTIONS[:2]]
+
+
+def test_a_conversation_reads_only_what_is_new(smollm2_int8: LM) -> None:
+    lm = smollm2_int8
+    messages = [{"role": "user", "content": "Name a river in Africa."}]
+    first = lm.generate(messages, max_new_tokens=24)
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And one in Asia?"}]
+    fresh = lm.generate(messages, max_new_tokens=24)
+    second = lm.generate(messages, max_new_tokens=24, reuse=first.sequence)
+    assert second.tokens == fresh.tokens
+    read = sum(step.rows for step in second.trace.steps if step.prefill)
+    assert read < sum(step.rows for step in fresh.trace.steps if step.prefill) / 2
+
+
+def test_engines_take_requests_of_different_kinds_together(smollm2_int8: LM) -> None:
+    lm = smollm2_int8
+    engine = Engine(lm.model, detokenizer=lm.tokenizer.stream, prefill_chunk=16)
+    settings = [
+        {"drafter": None},
+        {"temperature": 0.7, "seed": 3},
+        {"rule": "rejection", "temperature": 1.0, "seed": 1},
+    ]
+    sequences = [engine.submit(lm.request(lm.encode(QUESTIONS[1]), max_new_tokens=20, **each)) for each in settings]
+    engine.run(sequences)
+    for seq, each in zip(sequences, settings, strict=True):
+        assert lm.output(seq).tokens == lm.generate(QUESTIONS[1], max_new_tokens=20, **each).tokens

@@ -1,0 +1,82 @@
+"""The algebra of draft trees, against slow definitions on random trees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from decodery.core.tree import TokenTree
+
+
+@st.composite
+def trees(draw: st.DrawFn, root: int = 0, vocab: int = 4) -> TokenTree:
+    """Random trees without equal siblings."""
+    tokens, parents, seen = [root], [-1], set()
+    for _ in range(draw(st.integers(0, 12))):
+        key = draw(st.integers(0, len(tokens) - 1)), draw(st.integers(0, vocab - 1))
+        if key not in seen:
+            seen.add(key)
+            parents.append(key[0])
+            tokens.append(key[1])
+    return TokenTree(np.array(tokens), np.array(parents))
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    """Every node as the tokens from the root down to it."""
+    return {tuple(int(tree.tokens[node]) for node in tree.path(each)) for each in range(len(tree))}
+
+
+@given(trees())
+def test_depths_masks_and_paths_follow_the_parents(tree: TokenTree) -> None:
+    tree.validate()
+    mask = tree.ancestor_mask()
+    for node in range(len(tree)):
+        chain = tree.path(node)
+        assert tree.depths[node] == len(chain)
+        assert set(np.flatnonzero(mask[node])) == {0, node, *chain}
+        for child in tree.children(node):
+            assert tree.child(node, int(tree.tokens[child])) == child
+    assert sum(len(tree.children(node)) for node in range(len(tree))) == len(tree) - 1
+
+
+@given(trees(), trees())
+def test_merging_is_the_union_of_paths(left: TokenTree, right: TokenTree) -> None:
+    both = left.merge(right)
+    both.validate()
+    assert paths(both) == paths(left) | paths(right)
+    assert paths(right.merge(left)) == paths(both)
+    assert len(both.merge(left)) == len(both)
+    assert len(left.merge(TokenTree.root(0))) == len(left)
+
+
+@given(trees(), st.data())
+def test_pruning_keeps_what_still_hangs_on_the_root(tree: TokenTree, data: st.DataObject) -> None:
+    keep = np.array(data.draw(st.lists(st.booleans(), min_size=len(tree), max_size=len(tree))))
+    pruned = tree.prune(keep)
+    pruned.validate()
+    kept = [node for node in range(len(tree)) if all(keep[each] for each in tree.path(node))]
+    assert paths(pruned) == {tuple(int(tree.tokens[n]) for n in tree.path(node)) for node in kept}
+
+
+def test_a_chain_is_a_tree() -> None:
+    chain = TokenTree.chain(7, [1, 2, 3])
+    assert chain.is_chain and chain.depths.tolist() == [0, 1, 2, 3]
+    assert (chain.ancestor_mask() == np.tri(4, dtype=bool)).all()
+    assert paths(TokenTree.from_paths(7, [(1, 2), (1, 3)])) == {(), (1,), (1, 2), (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents"),
+    [([1], [0]), ([1, 2], [-1, 1]), ([1, 2], [-1, -1]), ([1, 2, 2], [-1, 0, 0]), ([1, 2], [-1])],
+    ids=["root with a parent", "own parent", "two roots", "equal siblings", "missing parent"],
+)
+def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int]) -> None:
+    with pytest.raises(ValueError):
+        TokenTree(np.array(tokens), np.array(parents)).validate()
+
+
+def test_trees_of_different_tokens_do_not_merge() -> None:
+    with pytest.raises(ValueError, match="different pending tokens 1 and 2"):
+        TokenTree.root(1).merge(TokenTree.root(2))
