@@ -48,14 +48,3 @@ def attend(
         mask = mask.repeat(group, 1)
     result = scaled_dot_product_attention(rows, keys[None], values[None], attn_mask=mask, scale=scale)
     return result.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).reshape(n, heads * dim)
-
-
-def attend_by_row(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """`attend`, one row after another over the slots it sees: its result is the same whatever is in the pass."""
-    rows = []
-    for row in range(len(queries)):
-        seen = slice(None) if mask is None else mask[row].nonzero()[:, 0]
-        rows.append(attend(queries[row : row + 1], keys[:, seen].contiguous(), values[:, seen].contiguous(), None, scale))
-    return torch.cat(rows)

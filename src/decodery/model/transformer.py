@@ -10,12 +10,13 @@ import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
 from . import native
-from .attention import attend, attend_by_row, rotate, visibility
+from .attention import attend, rotate, visibility
 from .batch import Batch, Scores, Segment
 from .cache import KVCache
 from .config import ModelConfig, Rope
 from .int8 import Int8Linear
 from .native import Int8Stack
+from .portable import PortableStack
 from .rope import rope_table
 from .weights import Layer, Weights
 
@@ -32,10 +33,10 @@ class Transformer:
         self.dtype = weights.norm.dtype
         self.device = weights.norm.device
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._int8 = isinstance(weights.head, Int8Linear)
-        self._stack: Int8Stack | None = None
-        if self._int8 and self.device.type == "cpu" and native.library() is not None:
-            self._stack = Int8Stack(config, weights, self.angles)
+        self._stack: Int8Stack | PortableStack | None = None
+        if isinstance(weights.head, Int8Linear) and self.device.type == "cpu":
+            stack = PortableStack if native.library() is None else Int8Stack
+            self._stack = stack(config, weights, self.angles)
 
     @property
     def vocab_size(self) -> int:
@@ -43,13 +44,9 @@ class Transformer:
 
     def new_cache(self) -> KVCache:
         config = self.config
-        return KVCache(
-            config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device
-        )
+        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
-    def forward(
-        self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None
-    ) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         """See `LanguageModel.forward`."""
         hidden, tapped = self.layers(self.embed(batch), batch, layers, taps=taps)
         rows, bounds = batch.logit_rows
@@ -136,9 +133,7 @@ class Transformer:
                 segment.cache.write(index, own_keys, own_values)
                 seen_keys, seen_values = segment.cache.view(index)
             mask = step.mask(number, index)
-            # Whole-number products make int8 exact; attention then has to be as well.
-            attention = attend_by_row if self._int8 else attend
-            parts.append(attention(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
+            parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
         return layer.output(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
