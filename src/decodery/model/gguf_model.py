@@ -136,10 +136,9 @@ class GGUFCheckpoint:
     def _rope(self, fields: Fields, theta: float, head_dim: int) -> Rope:
         theta = fields.number("rope.freq_base", theta)
         if _FREQUENCIES in self.file.tensors:
-            factors = self.file.tensor(_FREQUENCIES).ravel().tolist()
-            if len(factors) != head_dim // 2 or min(factors) <= 0:
-                raise CorruptFile(f"{self.origin}: {_FREQUENCIES} should hold {head_dim // 2} positive numbers")
-            return Rope(theta=theta, kind="factors", factors=tuple(factors))
+            if self.file.tensors[_FREQUENCIES].shape != (head_dim // 2,):
+                raise CorruptFile(f"{self.origin}: {_FREQUENCIES} should hold {head_dim // 2} numbers")
+            return Rope(theta=theta, kind="factors", factors=tuple(self.file.tensor(_FREQUENCIES).tolist()))
         kind = fields.raw.get("rope.scaling.type", "none")
         if kind == "none":
             return Rope(theta=theta)

@@ -32,7 +32,7 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
             pass
     at = f"{name} at {revision}" if revision else name
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"the Hub asks for permission to use {at}: request it there and run `hf auth login`"
@@ -46,6 +46,12 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
             f"cannot fetch {at} from the Hub ({type(error).__name__}): check the network, or copy the model's folder "
             "here and give its path"
         ) from error
+    if not _is_complete(folder):
+        # Without a network the library answers with whatever it has.
+        raise ModelNotFound(
+            f"{at} has no complete safetensors weights here or on the Hub: check the network and the model"
+        )
+    return folder
 
 
 def _is_complete(folder: Path) -> bool:

@@ -105,10 +105,13 @@ class _Source:
 
 
 def _find(name: str, revision: str | None) -> _Source:
+    path = Path(name).expanduser()
+    local = name in embedded.EMBEDDED or path.exists()
+    if revision is not None and local:
+        raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
         entry = _converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
         return _Source(name, entry, lambda: _gguf(_pulled(name)))
-    path = Path(name).expanduser()
     if path.is_dir():
         return _from_folder(name, path)
     if path.is_file():
@@ -198,10 +201,10 @@ def _describe(source: _Source) -> None:
 
 
 def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> None:
-    quantize = dtype == "int8"
+    checkpoint, quantize = source.checkpoint, dtype == "int8"
     with terminal_progress() as progress:
-        fused.write(target, config, DTYPES[dtype], source.checkpoint.part, quantize=quantize, progress=progress)
-    source.checkpoint.close()
+        fused.write(target, config, DTYPES[dtype], checkpoint.part, quantize=quantize, progress=progress)
+    checkpoint.close()
     if source.entry.parent != _converted():
         remove_others(source.entry)
 
