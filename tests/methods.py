@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.model.protocol import LanguageModel
 from decodery.sample import Sampler
@@ -19,6 +20,7 @@ from decodery.verify.rejection import Rejection
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -50,12 +50,26 @@ class TokenTree:
         return cls(tokens, parents, origin, logq, distributions or {})
 
     @classmethod
-    def from_paths(cls, pending: int, paths: Sequence[Sequence[int]]) -> TokenTree:
-        """The trie of several continuations of the pending token."""
-        tree = cls.root(pending)
+    def from_paths(cls, pending: int, paths: Iterable[Sequence[int]], nodes: int | None = None) -> TokenTree:
+        """The trie of several continuations of the pending token.
+
+        nodes: how many drafted nodes it may have; what is beyond them is left out, last paths first.
+        """
+        tokens, parents = [pending], [-1]
+        index: dict[tuple[int, int], int] = {}
+        room = None if nodes is None else nodes + 1
         for path in paths:
-            tree = tree.merge(cls.chain(pending, path))
-        return tree
+            node = 0
+            for token in path:
+                key = (node, token)
+                if key not in index:
+                    if len(tokens) == room:
+                        break
+                    index[key] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = index[key]
+        return cls(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.tokens)
