@@ -1,0 +1,53 @@
+"""A drafter of one's own: registered, checked by the laws, and used by name.
+
+Run it with `python examples/successor.py`.
+"""
+
+from dataclasses import dataclass
+
+import decodery as dc
+from decodery.budget.base import Budget
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.draft.base import Drafter, Observation
+from decodery.registry import register
+from decodery.testing import check_batch, check_identical, check_state, tiny_transformer
+
+
+@register("successor", lossless=True)
+@dataclass(frozen=True)
+class Successor(Drafter):
+    """Drafts the token that the model ranked first the last time it read the same token.
+
+    length: tokens drafted per step. Scope: the request; memory: one entry per distinct token.
+    """
+
+    length: int = 4
+
+    reads_prompt = True
+
+    def start(self, seq: Sequence) -> dict[int, int]:
+        return {}
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        drafted: list[int] = []
+        token = seq.draft_state.get(seq.pending)
+        while token is not None and len(drafted) < min(self.length, budget.nodes, budget.depth):
+            drafted.append(token)
+            token = seq.draft_state.get(token)
+        return TokenTree.chain(seq.pending, drafted)
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        # Rejected nodes teach as well: what the model would have said after them.
+        seq.draft_state.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(-1).tolist(), strict=True))
+
+
+if __name__ == "__main__":
+    model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+    check_identical(model, prompts, drafter=Successor())
+    check_batch(model, prompts, drafter=Successor())
+    check_state(model, prompts[1], drafter=Successor())
+
+    out = dc.load("smollm2").generate("Explain tides.", max_new_tokens=60, drafter="successor:length=3")
+    print(out.text)
+    print(f"{out.trace.tokens_per_pass:.2f} tokens per pass")

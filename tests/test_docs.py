@@ -1,0 +1,88 @@
+"""The documentation is true: what it shows runs, what is generated is up to date, what it links to exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from decodery.model.embedded import pull
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+BLOCKS = [
+    pytest.param(language, code, id=f"{page.stem}-{number}-{language}")
+    for page in PAGES
+    for number, (language, code) in enumerate(
+        re.findall(r"<!-- run -->\n```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    )
+]
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of a shell in which the model is there and `decodery` is this tree's command."""
+    pull("smollm2")
+    folder = tmp_path_factory.mktemp("bin")
+    command = folder / "decodery"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m decodery "$@"\n')
+    command.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(("language", "code"), BLOCKS)
+def test_shown_code_runs(language: str, code: str, environment: dict[str, str], tmp_path: Path) -> None:
+    command = {"python": [sys.executable, "-c", code], "sh": ["bash", "-euo", "pipefail", "-c", code]}[language]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout and not done.stderr
+
+
+def test_the_front_page_shows_code_that_runs() -> None:
+    assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-sh"}
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples_run(example: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "tokens per pass" in done.stdout
+
+
+def _generator() -> ModuleType:
+    spec = spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    assert [page.name for page in _generator().stale()] == [], "run `make docs`"
+
+
+def test_stale_pages_are_noticed() -> None:
+    page = "before\n<!-- begin successor -->\nold\n<!-- end successor -->\nafter\n"
+    filled = _generator().fill(page)
+    assert filled.startswith("before\n<!-- begin successor -->\n\n```python\n") and filled.endswith("\nafter\n")
+    assert _generator().fill(filled) == filled
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name).resolve() if name else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [heading.lower().replace(" ", "-") for heading in headings], target
