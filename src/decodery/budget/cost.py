@@ -1,0 +1,192 @@
+"""What a pass costs on this machine by its number of rows: measured once per machine, model and precision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import DecoderyError
+from ..model import store
+from ..model.batch import Batch, Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel
+from .machine import describe
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CONTEXT = 128
+"""Tokens in the cache while a pass is timed."""
+_SECONDS = 2.0
+_REPEATS = 3
+_KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels")
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Time of a pass by its number of rows. rows: ascending, at least one; times: seconds of each."""
+
+    rows: tuple[int, ...]
+    times: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        ascending = all(0 < a < b for a, b in zip(self.rows, self.rows[1:], strict=False))
+        if not self.rows or len(self.rows) != len(self.times) or not ascending or min(self.times) <= 0:
+            raise ValueError("a cost curve needs ascending numbers of rows and a positive time for each")
+
+    @classmethod
+    def of(cls, timings: Mapping[int, Sequence[float]]) -> CostCurve:
+        """From repeated timings by number of rows: medians, made ascending.
+
+        Fewer rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
+        """
+        rows = sorted(timings)
+        medians = np.array([np.median(timings[n]) for n in rows])
+        lowered = np.minimum.accumulate(medians[::-1])[::-1]
+        return cls(tuple(rows), tuple(lowered.tolist()))
+
+    def seconds(self, rows: float) -> float:
+        """Time of a pass over `rows` rows: a straight line between measured points, and on along the last one."""
+        if rows <= self.rows[-1] or len(self.rows) == 1:
+            return float(np.interp(rows, self.rows, self.times))
+        slope = (self.times[-1] - self.times[-2]) / (self.rows[-1] - self.rows[-2])
+        return self.times[-1] + slope * (rows - self.rows[-1])
+
+
+def cost_curve(model: LanguageModel) -> CostCurve:
+    """The curve of this model on this machine; the first call measures for about two seconds and keeps the result."""
+    path = _path(model)
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))
+    curve = CostCurve.of(time_passes({"": model}, ROWS, enough=_enough())[""])
+    # Where nothing can be written the curve is measured again next time.
+    with suppress(DecoderyError):
+        remember(model, curve)
+    return curve
+
+
+def remember(model: LanguageModel, curve: CostCurve) -> None:
+    """Keep a curve in the user's cache folder in place of an earlier one."""
+    kept = {"machine": _machine(), "model": _identity(model), "rows": curve.rows, "seconds": curve.times}
+    store.write_text(_path(model), json.dumps(kept, indent=1))
+
+
+def time_passes(
+    models: Mapping[str, LanguageModel],
+    rows: Sequence[int],
+    *,
+    context: int = CONTEXT,
+    enough: Callable[[int], bool],
+) -> dict[str, dict[int, list[float]]]:
+    """Seconds of single passes by model and number of rows, repeats interleaved so that disturbances hit all alike.
+
+    Every pass scores a chain of tokens behind `context` tokens in the cache and wants all logits. enough: called
+    with the number of rounds done, says when to stop. Numbers of rows beyond a model's context are left out.
+    """
+    prepared = {name: _prepare(model, context, max(rows)) for name, model in models.items()}
+    cases = [
+        (name, n)
+        for n in sorted(set(rows))
+        for name, model in models.items()
+        if n + prepared[name].next_position <= model.config.max_positions
+    ]
+    timings: dict[str, dict[int, list[float]]] = {name: {n: [] for m, n in cases if m == name} for name in models}
+    for name, n in cases:
+        _time(models[name], prepared[name], n)
+    generator = np.random.default_rng(0)
+    done = 0
+    while not enough(done):
+        for index in generator.permutation(len(cases)):
+            name, n = cases[index]
+            timings[name][n].append(_time(models[name], prepared[name], n))
+        done += 1
+    return timings
+
+
+def precision(model: LanguageModel) -> str:
+    """What the linear layers' weights are kept in: "int8", "bfloat16", "float32", ..."""
+    tensors = list(_tensors(getattr(getattr(model, "weights", None), "head", model)))
+    if any(tensor.dtype == torch.int8 for tensor in tensors):
+        return "int8"
+    dtype = tensors[0].dtype if tensors else getattr(model, "dtype", "unknown")
+    return str(dtype).removeprefix("torch.")
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Bytes of weights every pass reads: all layers, norms and the head; of the embedding only a few rows are read.
+
+    Zero for a model whose weights cannot be seen.
+    """
+    weights = getattr(model, "weights", None)
+    if weights is None:
+        return 0
+    seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
+    return sum(seen.values())
+
+
+def _enough() -> Callable[[int], bool]:
+    begin = perf_counter()
+    return lambda done: done >= _REPEATS and perf_counter() - begin > _SECONDS
+
+
+def _prepare(model: LanguageModel, context: int, rows: int) -> KVCache:
+    """A cache that holds `context` tokens, fewer where the model's own context is too short for that and the rows."""
+    cache = model.new_cache()
+    length = max(1, min(context, model.config.max_positions - rows))
+    model.forward(Batch([Segment.chunk(_tokens(model, length), cache, logit_rows=[])]))
+    cache.keep(range(length))
+    return cache
+
+
+def _time(model: LanguageModel, cache: KVCache, rows: int) -> float:
+    batch = Batch([Segment.chunk(_tokens(model, rows), cache)])
+    begin = perf_counter()
+    model.forward(batch)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    seconds = perf_counter() - begin
+    cache.keep([])
+    return seconds
+
+
+def _tokens(model: LanguageModel, count: int) -> np.ndarray:
+    return np.random.default_rng(count).integers(model.vocab_size, size=count)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors inside lists and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _path(model: LanguageModel) -> Path:
+    text = json.dumps([_machine(), _identity(model)], sort_keys=True)
+    return store.home() / "cost" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _machine() -> dict[str, Any]:
+    facts = describe()
+    return {name: facts[name] for name in _KEPT}
+
+
+def _identity(model: LanguageModel) -> dict[str, str]:
+    return {
+        "kind": type(model).__name__,
+        "config": repr(model.config),
+        "precision": precision(model),
+        "device": str(model.device),
+    }
