@@ -1,0 +1,133 @@
+"""A benchmark from its settings to its files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from ..budget.cost import CostCurve, cost_curve
+from ..decode.lm import LM, resolve_drafter
+from ..errors import UnknownMethod
+from .peers import PEERS, UnavailableError, open_peer
+from .report import page
+from .result import Result, dump, make_result, records_of, write
+from .runner import Bench
+from .settings import Settings
+from .subject import HOT, Subject, own_subjects
+from .timeline import record_timeline
+from .units import Conversation, make_units
+
+_SAVE_EVERY = 20.0
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclasses.dataclass
+class Job:
+    """One benchmark of a loaded model. out: folder for results.json and report.html, None to write nothing.
+
+    earlier: the result of an interrupted run with the same settings, to go on from. stopped: asked before every
+    decoding whether to end; what is done until then is kept, and `complete` is false in the result.
+    """
+
+    lm: LM
+    settings: Settings
+    out: Path | None = None
+    earlier: Result | None = None
+
+    def run(self, report: Report, stopped: Callable[[], bool] = lambda: False) -> Result:
+        """Measure, write the files, return the result."""
+        subjects, unavailable = open_subjects(self.lm, self.settings)
+        units, notes = make_units(self.lm, self.settings)
+        report("measuring the cost of passes", 0, 1)
+        curve = cost_curve(self.lm.model)
+        bench = Bench(self.lm, self.settings, subjects, units, report=report, stopped=stopped)
+        if self.earlier is not None:
+            bench.records = {(each.method, each.store, each.prompt): each for each in records_of(self.earlier)}
+            bench.seconds = float(self.earlier["seconds"])
+        last = monotonic()
+
+        def save() -> None:
+            nonlocal last
+            if self.out is not None and monotonic() - last > _SAVE_EVERY:
+                write(self.out / "results.json", dump(self._result(bench, curve, unavailable, notes, complete=False)))
+                last = monotonic()
+
+        bench.save = save
+        complete = bench.run()
+        if complete:
+            self._record_timelines(bench, report)
+        result = self._result(bench, curve, unavailable, notes, complete=complete)
+        if self.out is not None:
+            write(self.out / "results.json", dump(result))
+            write(self.out / "report.html", page(result))
+        return result
+
+    def _result(
+        self, bench: Bench, curve: CostCurve, unavailable: dict[str, str], notes: list[str], *, complete: bool
+    ) -> Result:
+        return make_result(
+            self.lm,
+            self.settings,
+            bench.ordered(),
+            complete=complete,
+            seconds=bench.seconds,
+            curve=curve,
+            unavailable=unavailable,
+            notes=notes,
+        )
+
+    def _record_timelines(self, bench: Bench, report: Report) -> None:
+        """Decode a few prompts once more, outside of all timings, and keep every pass of them."""
+        settings = self.settings
+        for workload in settings.workloads:
+            found = [
+                (index, unit)
+                for index, unit in enumerate(bench.units)
+                if isinstance(unit, Conversation) and unit.question.workload == workload
+            ]
+            count = min(settings.timelines, len(found))
+            for place in range(count):
+                index, unit = found[place * len(found) // count]
+                (prompt,) = unit.prompts(0, []) or [[]]
+                for subject in bench.subjects:
+                    record = bench.records.get((subject.name, subject.store, unit.key(0)))
+                    if record is None or not subject.own or subject.store == HOT:
+                        continue
+                    report(f"recording {subject.name}", place, count)
+                    record.timeline = record_timeline(
+                        self.lm,
+                        prompt,
+                        subject.name,
+                        max_new_tokens=settings.max_new_tokens,
+                        temperature=settings.temperature,
+                        seed=settings.seed + index,
+                    )
+
+
+def check_methods(methods: tuple[str, ...]) -> None:
+    """Raise UnknownMethod or SettingsError for a method that is neither a drafter nor a peer."""
+    for method in methods:
+        if method not in PEERS:
+            try:
+                resolve_drafter(method)
+            except UnknownMethod as error:
+                raise UnknownMethod(f"{error}, none, auto or one of the peers {', '.join(PEERS)}") from error
+
+
+def open_subjects(lm: LM, settings: Settings) -> tuple[list[Subject], dict[str, str]]:
+    """What is measured, in the order of the settings, and why a peer is not: {name: one sentence}."""
+    check_methods(settings.methods)
+    subjects: list[Subject] = []
+    unavailable: dict[str, str] = {}
+    for method in settings.methods:
+        if method not in PEERS:
+            subjects += own_subjects(lm, method, settings.temperature)
+            continue
+        try:
+            subjects.append(open_peer(method, lm, settings))
+        except UnavailableError as reason:
+            unavailable[method] = str(reason)
+    return subjects, unavailable

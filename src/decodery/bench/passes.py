@@ -1,0 +1,96 @@
+"""What a forward pass costs by its number of rows and its precision, against the machine's memory bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..budget.cost import CONTEXT, CostCurve, remember, time_passes, weight_bytes
+from ..budget.machine import describe
+from ..model.native import read_bandwidth
+from ..model.protocol import LanguageModel
+from .result import FORMAT, PASSES, Result
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+REPEATS = 15
+
+
+def measure(
+    models: dict[str, LanguageModel],
+    name: str,
+    rows: Sequence[int] = ROWS,
+    *,
+    repeats: int = REPEATS,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Result:
+    """Time passes of the models, by precision; if `rows` covers `ROWS`, keep the cost curves for budget policies.
+
+    machine, model; read_gb_per_s: the fastest streaming read, the better of one before and one after; rows: per
+    precision and number of rows `ms` (median of `repeats` interleaved passes behind 128 cached tokens),
+    `gb_per_s` of weights read, `bandwidth_share` of read_gb_per_s (1 for passes that are bound by reading alone),
+    `ratio_to_one` row, and the quartiles `ms_low` and `ms_high`.
+    """
+
+    def enough(done: int) -> bool:
+        report(done, repeats)
+        return done >= repeats
+
+    device = next(iter(models.values())).device
+    bandwidth = _bandwidth(device)
+    timings = time_passes(models, [1, *rows], enough=enough)
+    bandwidth = max(bandwidth, _bandwidth(device))
+    found: list[dict[str, Any]] = []
+    for precision, model in models.items():
+        if set(rows) >= set(ROWS):
+            remember(model, CostCurve.of(timings[precision]))
+        size = weight_bytes(model)
+        one = float(np.median(timings[precision][1]))
+        for count, times in sorted(timings[precision].items()):
+            low, middle, high = (float(value) for value in np.percentile(times, [25, 50, 75]))
+            speed = size / middle / 1e9
+            found.append(
+                {
+                    "precision": precision,
+                    "rows": count,
+                    "ms": round(middle * 1e3, 3),
+                    "gb_per_s": round(speed, 2),
+                    "bandwidth_share": round(speed / bandwidth, 4),
+                    "ratio_to_one": round(middle / one, 3),
+                    "ms_low": round(low * 1e3, 3),
+                    "ms_high": round(high * 1e3, 3),
+                }
+            )
+    return {
+        "format": FORMAT,
+        "kind": PASSES,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(),
+        "model": {"name": name, "device": str(device), "weight_bytes": _sizes(models)},
+        "context": CONTEXT,
+        "repeats": repeats,
+        "read_gb_per_s": round(bandwidth, 2),
+        "rows": found,
+    }
+
+
+def _bandwidth(device: torch.device) -> float:
+    """Fastest streaming read in GB/s (1e9 bytes per second) of the memory the model lies in."""
+    if device.type != "cuda":
+        return read_bandwidth()
+    buffer, times = torch.ones(2**28, device=device), []
+    for _ in range(5):
+        torch.cuda.synchronize(device)
+        begin = perf_counter()
+        buffer.sum()
+        torch.cuda.synchronize(device)
+        times.append(perf_counter() - begin)
+    return buffer.nbytes / min(times) / 1e9
+
+
+def _sizes(models: dict[str, LanguageModel]) -> dict[str, int]:
+    return {precision: weight_bytes(model) for precision, model in models.items()}

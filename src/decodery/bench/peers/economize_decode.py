@@ -1,0 +1,63 @@
+"""`economize`: its decoding loop over a transformers model, plain and with its prompt lookup."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...decode.lm import LM
+from .base import Peer, Told, UnavailableError
+from .transformers_generate import LOOKUP_TOKENS, load_transformers
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+
+
+class Economize(Peer):
+    model: Any
+    selector: Any
+
+    def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
+        # It reports no time of its first token, so the prompt is read twice and the first time taken off.
+        ids = torch.tensor(prompt, device=self.model.base_model.device)
+        first, _ = self._decode(ids, 1, seed)
+        seconds, result = self._decode(ids, max_new_tokens, seed)
+        tokens = result.tokens.tolist()
+        passes = [(event.position, event.tokens) for event in result.cost.events if event.kind == "exact"][1:]
+        # A pass begins with the pending token, so the next one begins as much later as it emitted.
+        begins = [*(position for position, _ in passes), len(prompt) + len(tokens) - 1]
+        emitted = [after - before for before, after in pairwise(begins)]
+        rows = sum(count for _, count in passes)
+        return Told(tokens, emitted, max(seconds - first, 1e-9), first, rows)
+
+    def _decode(self, ids: torch.Tensor, max_new_tokens: int, seed: int) -> tuple[float, Any]:
+        begin = perf_counter()
+        result = self.model.decode(ids, max_new_tokens, selector=self.selector(seed), stop=self.eos_ids or None)
+        return perf_counter() - begin, result
+
+
+def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
+    try:
+        import economize
+        from economize.techniques.lookup import LookupConfig
+    except ImportError as error:
+        raise UnavailableError("economize is not installed") from error
+    base, dtype = load_transformers(lm, settings)
+    sampled = settings.temperature > 0
+    techniques, decoding = [], economize.DecodeConfig(cycle_length=1)
+    if name == "economize-lookup":
+        techniques = [LookupConfig()]
+        verifier = {"verifier": "rejection"} if sampled else {}
+        decoding = economize.DecodeConfig(cycle_length=LOOKUP_TOKENS + 1, **verifier)
+    peer = Economize(name, dtype, settings.temperature, tuple(lm.tokenizer.eos_ids))
+    peer.model = economize.apply(base, *techniques, decoding=decoding)
+    device = str(lm.model.device)
+    peer.selector = lambda seed: (
+        economize.TopPSampler(temperature=settings.temperature, top_p=1.0, seed=seed, device=device)
+        if sampled
+        else None
+    )
+    return peer

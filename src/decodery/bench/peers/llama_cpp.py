@@ -1,0 +1,96 @@
+"""llama.cpp through `llama-cpp-python`: the GGUF file itself, or the same weights in its Q8_0 format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from ...decode.lm import LM
+from .base import Peer, Told, UnavailableError, checkpoint
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+
+
+class LlamaCpp(Peer):
+    llama: Any
+
+    def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
+        self.llama.reset()
+        self.llama.set_seed(seed)
+        tokens, times, begin = [], [], perf_counter()
+        for token in self.llama.generate(
+            prompt, temp=self.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+        ):
+            times.append(perf_counter())
+            tokens.append(int(token))
+            if token in self.eos_ids or len(tokens) == max_new_tokens:
+                break
+        decoded = len(tokens) - 1
+        return Told(tokens, [1] * decoded, times[-1] - times[0], times[0] - begin, rows=decoded)
+
+
+def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
+    try:
+        from llama_cpp import Llama
+    except (ImportError, RuntimeError, OSError) as error:
+        raise UnavailableError("llama-cpp-python is not installed") from error
+    import torch
+
+    path = checkpoint(settings.model)
+    if path.suffix != ".gguf":
+        raise UnavailableError("llama.cpp reads .gguf files only, and this model comes from a folder")
+    if name == "llama.cpp-q8":
+        path = requantize(path, "Q8_0")
+    threads = torch.get_num_threads()
+    room = min(lm.model.config.max_positions, 8192)
+    try:
+        llama = Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False)
+    except (ValueError, RuntimeError) as error:
+        raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
+    peer = LlamaCpp(name, main_type(path), settings.temperature, tuple(lm.tokenizer.eos_ids))
+    peer.llama = llama
+    return peer
+
+
+def main_type(path: Path) -> str:
+    """The type most of a file's weights are kept in, such as "Q4_1"."""
+    from collections import Counter
+
+    from gguf import GGUFReader
+
+    sizes: Counter[str] = Counter()
+    for tensor in GGUFReader(path).tensors:
+        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    return sizes.most_common(1)[0][0]
+
+
+def requantize(path: Path, kind: str) -> Path:
+    """The same model in another GGML type, made once and kept in the cache folder; vectors stay as they are."""
+    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.quants import dequantize, quantize
+
+    from ...model.store import fingerprint, home, replacing
+
+    target = home() / "peers" / f"{path.stem}-{fingerprint([path])}-{kind}.gguf"
+    if target.exists():
+        return target
+    reader, wanted = GGUFReader(path), GGMLQuantizationType[kind]
+    with replacing(target) as temporary:
+        writer = GGUFWriter(temporary, str(reader.fields["general.architecture"].contents()))
+        for name, field in reader.fields.items():
+            if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+                continue
+            inner = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], inner)
+        for tensor in reader.tensors:
+            data, dtype = tensor.data, tensor.tensor_type
+            if len(tensor.shape) > 1:
+                data, dtype = quantize(dequantize(tensor.data, tensor.tensor_type), wanted), wanted
+            writer.add_tensor(tensor.name, data, raw_dtype=dtype)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return target

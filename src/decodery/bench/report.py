@@ -1,0 +1,134 @@
+"""A result as a person reads it: a self-contained page, and tables in Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from .result import PASSES, Result
+from .rows import ALL
+
+_SCRIPTS = ("base.js", "charts.js", "timeline.js", "main.js")
+
+
+def page(result: Result) -> str:
+    """One HTML file that needs nothing else: the result inside it, and what draws it."""
+    folder = files(__package__) / "page"
+    parts = {
+        "title": escape(f"{result['model']['name']}: {'passes' if result['kind'] == PASSES else 'decoding'}, measured"),
+        "style": (folder / "page.css").read_text(encoding="utf-8"),
+        "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        "data": _embedded(result),
+    }
+    # The data comes last: it may hold any text, even that of a placeholder.
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    for name, value in parts.items():
+        text = text.replace("{{" + name + "}}", value, 1)
+    return text
+
+
+def _embedded(result: Result) -> str:
+    """The result without what no plot shows, so written that no text in it can end the script element."""
+    shown = dict(result)
+    if "generations" in result:
+        kept = [generation for generation in result["generations"] if "timeline" in generation]
+        names = ("method", "workload", "category", "question", "timeline")
+        shown["generations"] = [{name: generation[name] for name in names} for generation in kept]
+    return json.dumps(shown, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+
+
+def table(result: Result, *, categories: bool = False) -> str:
+    """The result's figures as Markdown, a table per workload, or per machine for costs of passes.
+
+    categories: with a table of speed-ups by category after each.
+    """
+    if result["kind"] == PASSES:
+        return _passes_table(result)
+    parts = []
+    for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
+        rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
+        parts.append(_overall([row for row in rows if row["category"] == ALL]))
+        if categories:
+            parts.append(_by_category(rows))
+    return "\n\n".join(parts)
+
+
+HEAD = ("method", "precision", "tokens per pass", "rows per token", "tokens/s", "speed-up (95 %)", "same text")
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row's figures under `HEAD`; a note in their place where it was not measured."""
+    if not row["prompts"]:
+        return [label(row), row["note"], *[""] * (len(HEAD) - 2)]
+    return [
+        label(row),
+        row["dtype"] or "",
+        _number(row["tokens_per_pass"], 2),
+        _number(row["rows_per_token"], 2),
+        _number(row["tokens_per_second"], 1),
+        speed(row),
+        same(row),
+    ]
+
+
+def label(row: dict[str, Any]) -> str:
+    return f"{row['method']} ({row['store']})" if row.get("store") else row["method"]
+
+
+def speed(row: dict[str, Any]) -> str:
+    if row["speedup"] is None:
+        return ""
+    return f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
+
+
+def same(row: dict[str, Any]) -> str:
+    """How many outputs were plain decoding's."""
+    counts = row["lossless"]
+    if not counts["checked"]:
+        return ""
+    excused = f" + {counts['excused']} near-ties" if counts["excused"] else ""
+    return f"{counts['identical']}{excused} / {counts['checked']}"
+
+
+def _overall(rows: Sequence[dict[str, Any]]) -> str:
+    return markdown(HEAD, [cells(row) for row in rows])
+
+
+def _by_category(rows: Sequence[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(label(row) for row in rows if row["speedup"] is not None))
+    categories = list(dict.fromkeys(row["category"] for row in rows))
+    found = {(label(row), row["category"]): row for row in rows}
+    body = [
+        [category.replace("_", " "), *(_number(found.get((name, category), {}).get("speedup"), 2) for name in names)]
+        for category in categories
+    ]
+    return markdown(("category", *names), body)
+
+
+def _passes_table(result: Result) -> str:
+    precisions = list(dict.fromkeys(row["precision"] for row in result["rows"]))
+    found = {(row["precision"], row["rows"]): row for row in result["rows"]}
+    head = ["rows", *(f"{name}: {what}" for name in precisions for what in ("ms", "of bandwidth", "times 1 row"))]
+    body = []
+    for count in sorted({row["rows"] for row in result["rows"]}):
+        line = [str(count)]
+        for name in precisions:
+            row = found.get((name, count))
+            line += ["", "", ""] if row is None else [
+                f"{row['ms']:.2f}", f"{100 * row['bandwidth_share']:.0f} %", f"{row['ratio_to_one']:.2f}"
+            ]  # fmt: skip
+        body.append(line)
+    return markdown(head, body)
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, all columns but the first set to the right."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (head, *body)]
+    return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

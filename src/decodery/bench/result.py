@@ -1,0 +1,166 @@
+"""The result file: one JSON object that holds what was measured, how, where, and all a page is drawn from."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..budget.cost import CostCurve, precision, weight_bytes
+from ..budget.machine import describe
+from ..decode.lm import LM
+from ..errors import CorruptFile, DecoderyError
+from .lossless import EPSILON
+from .record import Record
+from .rows import make_rows
+from .settings import Settings
+
+FORMAT = 1
+_MOST_BYTES = 1 << 28
+
+BENCHMARK, PASSES = "benchmark", "passes"
+_BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
+_PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
+
+Result = dict[str, Any]
+"""See `make_result` for a benchmark and `passes.measure` for the costs of passes."""
+
+
+def make_result(
+    lm: LM,
+    settings: Settings,
+    records: list[Record],
+    *,
+    complete: bool,
+    seconds: float,
+    curve: CostCurve,
+    unavailable: dict[str, str],
+    notes: list[str],
+) -> Result:
+    """The object of a result file.
+
+    machine, model, settings; rows: see `rows.make_rows`; generations: the records; cost_curve: rows and seconds of a
+    pass; notes: sentences about what was left out; complete: false where the run was interrupted; epsilon: gap of
+    logits below which a difference from plain decoding is excused as a near-tie; seconds: spent measuring.
+    """
+    config = lm.model.config
+    return {
+        "format": FORMAT,
+        "kind": BENCHMARK,
+        "complete": complete,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "machine": describe(),
+        "model": {
+            "name": lm.name,
+            "dtype": lm.dtype,
+            "precision": precision(lm.model),
+            "weight_bytes": weight_bytes(lm.model),
+            "vocab_size": lm.model.vocab_size,
+            "layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "max_positions": config.max_positions,
+            "device": str(lm.model.device),
+        },
+        "settings": settings.to_dict(),
+        "epsilon": EPSILON.get(lm.dtype, 0.0),
+        "cost_curve": {"rows": list(curve.rows), "seconds": [round(value, 6) for value in curve.times]},
+        "notes": notes,
+        "unavailable": unavailable,
+        "rows": make_rows(records, settings, unavailable),
+        "generations": [record.to_dict() for record in records],
+    }
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DecoderyError(f"cannot write {path} ({error.strerror}): choose another folder with --out") from error
+
+
+def dump(result: Result) -> str:
+    """JSON with a line for every row and every generation, so that two files can be compared line by line."""
+    lists = [name for name in ("rows", "generations") if name in result]
+    lines = [f"{json.dumps(name)}: {_dumps(value)}" for name, value in result.items() if name not in lists]
+    for name in lists:
+        items = result[name]
+        inner = ",\n  ".join(_dumps(item) for item in items)
+        lines.append(f"{json.dumps(name)}: [\n  {inner}\n ]" if items else f"{json.dumps(name)}: []")
+    return "{\n " + ",\n ".join(lines) + "\n}\n"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def read(path: Path) -> Result:
+    """The result in a file, or in the results.json of a folder; raises CorruptFile where there is none."""
+    path = path / "results.json" if path.is_dir() else path
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CorruptFile(f"{path} is larger than any result file ({_MOST_BYTES >> 20} MiB)")
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CorruptFile(f"cannot read {path} ({error.strerror}): give a results.json or its folder") from error
+    except (ValueError, RecursionError) as error:
+        raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
+    kind = result.get("kind") if isinstance(result, dict) else None
+    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES}.get(str(kind))
+    if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
+        raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
+    if result.get("format") != FORMAT:
+        raise CorruptFile(f"{path} has the format {result.get('format')!r}, this version reads {FORMAT}: run it again")
+    return result
+
+
+def require_benchmark(result: Result) -> Result:
+    """The result itself if it is one of methods; raises CorruptFile for one of passes."""
+    if result["kind"] != BENCHMARK:
+        raise CorruptFile("that file holds costs of passes, not a benchmark of methods: give another results.json")
+    return result
+
+
+def records_of(result: Result) -> list[Record]:
+    """The generations of a result, to go on from."""
+    return [Record.from_dict(raw) for raw in result["generations"]]
+
+
+def compare(first: Result, second: Result) -> dict[str, Any]:
+    """Two results side by side. differences: settings, machine and model facts that are not the same, as pairs.
+
+    rows: those that either has, each with `first` and `second` (None where missing), the `ratio` of their speed-ups
+    and `apart`: whether their intervals do not overlap.
+    """
+    keys = ("method", "store", "workload", "split", "temperature", "category")
+    sides = [{tuple(row.get(key) for key in keys): row for row in each["rows"]} for each in (first, second)]
+    rows = []
+    for key in dict.fromkeys([*sides[0], *sides[1]]):
+        pair = [side.get(key) for side in sides]
+        rows.append({**dict(zip(keys, key, strict=True)), "first": pair[0], "second": pair[1], **_against(*pair)})
+    differences = {
+        f"{part}.{name}": [first[part].get(name), second[part].get(name)]
+        for part in ("machine", "model", "settings")
+        for name in dict.fromkeys([*first[part], *second[part]])
+        if first[part].get(name) != second[part].get(name)
+    }
+    return {"differences": differences, "rows": rows}
+
+
+def _against(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any]:
+    if first is None or second is None or not first.get("speedup") or not second.get("speedup"):
+        return {"ratio": None, "apart": None}
+    apart = second["speedup_low"] > first["speedup_high"] or first["speedup_low"] > second["speedup_high"]
+    return {"ratio": round(second["speedup"] / first["speedup"], 4), "apart": apart}
+
+
+def summary(result: Result) -> Result:
+    """The result without its generations, for `--json`."""
+    return {name: value for name, value in result.items() if name != "generations"}

@@ -1,0 +1,158 @@
+"""Runs a benchmark: every method on every prompt, round after round, next to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+
+from ..decode.lm import LM
+from .lossless import compare
+from .record import Prompt, Record
+from .settings import PLAIN, Settings
+from .subject import Run, Subject
+from .units import Unit
+
+Key = tuple[str, str, Prompt]
+"""Method, store and prompt."""
+
+
+class _StoppedError(Exception):
+    """The user wants no more."""
+
+
+def _quiet(what: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@dataclass
+class Bench:
+    """A benchmark in progress; `records` hold what is done and may come from an interrupted run.
+
+    Within a round the units come in a new order, and for each of them the methods run one after the other, each time
+    beginning with another one. In the first round plain decoding, the first subject, goes first: its answers are the
+    references of the lossless check and stand in later turns of a conversation, so that all methods read the same
+    prompts. A unit counts when every method has finished it, so an interruption leaves comparable records.
+
+    report: called with what is being decoded, how many decodings are done and how many there are. save: called
+    after every unit. stopped: asked before every decoding whether to end.
+    """
+
+    lm: LM
+    settings: Settings
+    subjects: list[Subject]
+    units: list[Unit]
+    report: Callable[[str, int, int], None] = _quiet
+    save: Callable[[], None] = lambda: None
+    stopped: Callable[[], bool] = lambda: False
+    records: dict[Key, Record] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def run(self) -> bool:
+        """Measure what is not measured yet; False where it was stopped."""
+        begin, before = perf_counter(), self.seconds
+        try:
+            self._warm_up()
+            done = 0
+            for number in range(self.settings.rounds):
+                for subject in self.subjects:
+                    subject.new_round()
+                order = np.random.default_rng((self.settings.seed, number)).permutation(len(self.units))
+                for place, index in enumerate(order.tolist()):
+                    if self._rounds_of(self.units[index]) <= number:
+                        self._measure(index, number + place, done)
+                        self.seconds = before + perf_counter() - begin
+                        self.save()
+                    done += self._decodings(self.units[index])
+            self.report("done", done, done)
+        except _StoppedError:
+            return False
+        return True
+
+    def ordered(self) -> list[Record]:
+        """The records by unit, turn and method, as the settings name them."""
+        keys = [(subject.name, subject.store) for subject in self.subjects]
+        prompts = [unit.key(turn) for unit in self.units for turn in range(unit.turns)]
+        found = [self.records.get((*key, prompt)) for prompt in prompts for key in keys]
+        return [record for record in found if record is not None]
+
+    def _subjects(self, unit: Unit) -> list[Subject]:
+        """Those that take part: other programs decode one prompt at a time."""
+        return self.subjects if unit.concurrency == 1 else [each for each in self.subjects if each.own]
+
+    def _decodings(self, unit: Unit) -> int:
+        return unit.turns * len(self._subjects(unit))
+
+    def _total(self) -> int:
+        return self.settings.rounds * sum(self._decodings(unit) for unit in self.units)
+
+    def _rounds_of(self, unit: Unit) -> int:
+        """How many rounds of this unit are done."""
+        record = self.records.get((PLAIN, "", unit.key(0)))
+        return 0 if record is None else len(record.seconds)
+
+    def _tell(self, what: str, done: int) -> None:
+        if self.stopped():
+            raise _StoppedError
+        self.report(what, done, self._total())
+
+    def _warm_up(self) -> None:
+        first = self.units[0].prompts(0, [])
+        assert first is not None
+        for subject in self.subjects:
+            for _ in range(self.settings.warmup):
+                self._tell(f"warming up {subject.name}", 0)
+                subject.decode(first[:1], max_new_tokens=min(16, self.settings.max_new_tokens), seed=0)
+
+    def _measure(self, index: int, rotation: int, done: int) -> None:
+        """One round of one unit by all methods; nothing of it is kept if it is interrupted."""
+        unit = self.units[index]
+        subjects = self._subjects(unit)
+        shift = rotation % len(subjects)
+        answers: list[list[list[int]]] = []
+        finished: list[tuple[Subject, Prompt, list[list[int]], Run]] = []
+        for turn in range(unit.turns):
+            prompts, prompt = unit.prompts(turn, answers), unit.key(turn)
+            if prompts is None:
+                break
+            plain = self.records.get((PLAIN, "", prompt))
+            for subject in subjects if plain is None else [*subjects[shift:], *subjects[:shift]]:
+                self._tell(f"{subject.name}: {prompt.workload}, {prompt.category}", done)
+                run = subject.decode(
+                    prompts,
+                    max_new_tokens=self.settings.max_new_tokens,
+                    seed=self.settings.seed + index,
+                    concurrency=unit.concurrency,
+                )
+                done += 1
+                if plain is None and subject.name == PLAIN:
+                    answers.append(run.outputs)
+                finished.append((subject, prompt, prompts, run))
+            if plain is not None:
+                assert plain.outputs is not None
+                answers.append(plain.outputs)
+        for subject, prompt, prompts, run in finished:
+            self._keep(subject, prompt, prompts, run, answers[prompt.turn], self.settings.seed + index)
+
+    def _keep(
+        self,
+        subject: Subject,
+        prompt: Prompt,
+        prompts: list[list[int]],
+        run: Run,
+        references: list[list[int]],
+        seed: int,
+    ) -> None:
+        key = subject.name, subject.store, prompt
+        reference = subject.name == PLAIN and key not in self.records
+        record = self.records.setdefault(key, Record.of(subject, prompt, len(prompts[0])))
+        record.add(run)
+        if reference:
+            record.outputs = run.outputs
+        elif subject.own or self.settings.temperature == 0:
+            temperature = self.settings.temperature
+            for number, (tokens, plain, other) in enumerate(zip(prompts, references, run.outputs, strict=True)):
+                difference = compare(self.lm, tokens, plain, other, temperature=temperature, seed=seed + number)
+                record.check(difference, other)

@@ -1,0 +1,126 @@
+"""What is measured: something that decodes prompts and tells how."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+from ..core.sequence import Sequence as Decoding
+from ..core.trace import Step
+from ..decode.engine import Engine
+from ..decode.lm import LM, resolve_drafter
+
+PARTS = ("propose", "score", "choose", "commit")
+COLD, HOT = "cold", "hot"
+
+
+@dataclass
+class Run:
+    """What decoding one prompt (or several at once) took. What prefill gave and cost stands apart.
+
+    outputs: the new token ids of every prompt, an EOS token included. passes, rows, emitted: target passes, rows fed to
+    them, and how many passes emitted how many tokens, after prefill, one sequence's part in a pass counting as a
+    pass; 0 and empty where the method cannot tell. seconds: of these passes. parts: seconds of the four steps.
+    """
+
+    outputs: list[list[int]]
+    passes: int = 0
+    rows: int = 0
+    emitted: Counter[int] = field(default_factory=Counter)
+    new_tokens: int = 0
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    parts: dict[str, float] | None = None
+
+
+class Subject(Protocol):
+    """One method under test. name: as on the command line; dtype: the precision it computes in.
+
+    store: "cold" or "hot" where what it has learnt outlives a request, else "". own: one of this package's.
+    """
+
+    name: str
+    dtype: str
+    store: str
+    own: bool
+
+    def new_round(self) -> None:
+        """A round begins: nothing of an earlier one is remembered."""
+        ...
+
+    def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
+        """Decode the prompts, `concurrency` of them at a time; prompt i has seed `seed + i`."""
+        ...
+
+
+class Own:
+    """This package's engine with one drafter.
+
+    A drafter whose memory outlives a request is measured twice: "cold" gets a fresh engine and drafter for every
+    prompt, "hot" one of each for a whole round, in which no prompt comes twice.
+    """
+
+    own = True
+
+    def __init__(self, lm: LM, spec: str, temperature: float, store: str = "") -> None:
+        self.lm, self.name, self.temperature, self.store = lm, spec, temperature, store
+        self.dtype = lm.dtype
+        self.new_round()
+
+    def new_round(self) -> None:
+        self._drafter = resolve_drafter(self.name)
+        self._engine = self.lm.engine()
+
+    def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
+        if self.store != HOT:
+            self.new_round()
+        waiting = deque(enumerate(prompts))
+        sequences: list[Decoding] = []
+        run = Run([], parts=dict.fromkeys(PARTS, 0.0))
+        while waiting or any(not seq.finished for seq in sequences):
+            running = sum(not seq.finished for seq in sequences)
+            while waiting and running < concurrency:
+                number, prompt = waiting.popleft()
+                request = self.lm.request(
+                    prompt,
+                    max_new_tokens=max_new_tokens,
+                    temperature=self.temperature,
+                    drafter=self._drafter,
+                    seed=seed + number,
+                )
+                sequences.append(self._engine.submit(request))
+                running += 1
+            self._step(self._engine, run, min(concurrency, len(prompts)))
+        run.outputs = [seq.generated for seq in sequences]
+        return run
+
+    def _step(self, engine: Engine, run: Run, full: int) -> None:
+        """One pass; it counts as decoding if no sequence read its prompt in it and as many ran as should."""
+        begin = perf_counter()
+        advanced = engine.step()
+        seconds = perf_counter() - begin
+        steps: list[Step] = [seq.trace.steps[-1] for seq in advanced]
+        if any(step.prefill for step in steps):
+            run.prefill_seconds += seconds
+        elif len(steps) == full:
+            run.seconds += seconds
+            run.passes += len(steps)
+            run.rows += sum(step.rows for step in steps)
+            run.new_tokens += sum(step.emitted for step in steps)
+            run.emitted.update(step.emitted for step in steps)
+            assert run.parts is not None
+            for part in PARTS:
+                run.parts[part] += getattr(steps[0], part)
+
+
+def own_subjects(lm: LM, spec: str, temperature: float) -> list[Own]:
+    """The drafter `spec`, once, or cold and hot where it remembers beyond a request.
+
+    Raises UnknownMethod or SettingsError for a bad spec.
+    """
+    drafter = resolve_drafter(spec)
+    lasting = getattr(drafter, "scope", "request") != "request"
+    return [Own(lm, spec, temperature, store) for store in ((COLD, HOT) if lasting else ("",))]

@@ -1,0 +1,162 @@
+"""What a round measures one after the other: conversations, and cases of several prompts of one length at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..decode.lm import LM
+from ..errors import SettingsError
+from .record import Prompt
+from .settings import QUALITATIVE, THROUGHPUT, Settings
+from .workloads import TIERS, Question, documents, find, questions, read_rows, refuse_placeholders
+
+_FEW, _PER_CASE = 40, 8
+_ASK = "\n\nContinue this text."
+
+
+class Unit(Protocol):
+    """turns: how many prompts follow each other; concurrency: how many are decoded at once."""
+
+    @property
+    def turns(self) -> int: ...
+
+    @property
+    def concurrency(self) -> int: ...
+
+    def key(self, turn: int) -> Prompt: ...
+
+    def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
+        """Token ids of the prompts of a turn, after plain decoding's outputs of the turns before; None: too long."""
+        ...
+
+
+@dataclass
+class Conversation:
+    """One question, turn by turn. room: longest prompt that leaves place for the answer."""
+
+    question: Question
+    lm: LM
+    room: int
+    concurrency: int = 1
+
+    @property
+    def turns(self) -> int:
+        return len(self.question.turns)
+
+    def key(self, turn: int) -> Prompt:
+        question = self.question
+        return Prompt(question.workload, question.category, QUALITATIVE, question.id, turn)
+
+    def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]] | None:
+        texts = [self.lm.tokenizer.decode(answer[0]) for answer in answers]
+        if self.lm.chat is None:
+            said = [text for pair in zip(self.question.turns, texts, strict=False) for text in pair]
+            tokens = self.lm.encode("\n\n".join([*said, self.question.turns[turn]]), raw=True)
+        else:
+            messages = []
+            for asked, answered in zip(self.question.turns, texts, strict=False):
+                messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+            tokens = self.lm.encode([*messages, {"role": "user", "content": self.question.turns[turn]}])
+        return [tokens] if len(tokens) <= self.room else None
+
+
+@dataclass
+class Case:
+    """Prompts of one entropy tier, all `length` tokens long, `concurrency` of them at once."""
+
+    workload: str
+    tier: str
+    length: int
+    concurrency: int
+    tokens: list[list[int]]
+    turns: int = 1
+
+    def key(self, turn: int) -> Prompt:
+        category = f"{self.length} tokens, {self.concurrency} at once"
+        return Prompt(self.workload, category, THROUGHPUT, f"{self.tier}, {category}")
+
+    def prompts(self, turn: int, answers: Sequence[list[list[int]]]) -> list[list[int]]:
+        return self.tokens
+
+
+def make_units(lm: LM, settings: Settings) -> tuple[list[Unit], list[str]]:
+    """Everything to measure, and a sentence for whatever had to be left out."""
+    room = lm.model.config.max_positions - settings.max_new_tokens
+    data = None if settings.data is None else Path(settings.data)
+    units: list[Unit] = []
+    notes: list[str] = []
+    for workload in settings.workloads:
+        if QUALITATIVE in settings.splits:
+            built_in = workload in ("built-in", "copy")
+            found = questions(workload, data, settings.prompts or (None if built_in else _FEW))
+            whole: list[Unit] = [Conversation(question, lm, room) for question in found]
+            fitting = [unit for unit in whole if unit.prompts(0, []) is not None]
+            if len(fitting) < len(whole):
+                notes.append(f"{workload}: {len(whole) - len(fitting)} questions are too long for the model's context")
+            units += fitting
+        if THROUGHPUT in settings.splits:
+            cases, left_out = _cases(lm, workload, settings, data, room)
+            units += cases
+            notes += left_out
+    if not units:
+        raise SettingsError(f"nothing is left to measure ({'; '.join(notes)}): choose shorter prompts")
+    return units, notes
+
+
+def _cases(lm: LM, workload: str, settings: Settings, data: Path | None, room: int) -> tuple[list[Case], list[str]]:
+    count = settings.prompts or _PER_CASE
+    cases: list[Case] = []
+    notes: list[str] = []
+    for length in settings.input_tokens:
+        if length > room:
+            notes.append(f"throughput: {length} tokens and an answer are longer than the model's context")
+            continue
+        tiers = _speed_texts(data, length) if workload == "speed" else _texts(workload, count)
+        for tier, texts in tiers.items():
+            tokens = [prompt for text in texts if (prompt := fixed_length(lm, text, length)) is not None][:count]
+            if len(tokens) < max(settings.concurrency):
+                notes.append(f"throughput: {len(tokens)} texts of the tier {tier} have {length} tokens")
+            cases += [
+                Case(workload, tier, length, concurrency, tokens)
+                for concurrency in settings.concurrency
+                if concurrency <= len(tokens)
+            ]
+    return cases, notes
+
+
+def _texts(workload: str, count: int) -> dict[str, list[str]]:
+    """`count` texts per tier: a built-in document, each time begun at another paragraph."""
+    if workload != "built-in":
+        raise SettingsError(f"the throughput split takes its texts from built-in or speed, not from {workload}")
+    texts: dict[str, list[str]] = {}
+    for tier, document in documents().items():
+        parts = document.split("\n\n")
+        starts = [index * len(parts) // count for index in range(count)]
+        texts[tier] = ["\n\n".join([*parts[start:], *parts[:start]]) for start in starts]
+    return texts
+
+
+def _speed_texts(data: Path | None, length: int) -> dict[str, list[str]]:
+    """SPEED-Bench's texts that are cut to this length: its sets are named after thousands of tokens."""
+    size = f"throughput_{length // 1024 or 1}k"
+    rows = read_rows(find("speed", data, (f"speed/{size}*.jsonl", f"speed/{size}/*.parquet", f"{size}*.jsonl")))
+    refuse_placeholders(rows)
+    texts: dict[str, list[str]] = {}
+    for row in rows:
+        tier = next((tier for tier in TIERS if str(row["category"]).startswith(tier)), "mixed")
+        texts.setdefault(tier, []).append(str(row["turns"][0]))
+    return texts
+
+
+def fixed_length(lm: LM, text: str, length: int) -> list[int] | None:
+    """Exactly `length` tokens that ask to continue `text`, cut at its end; None where the text is too short."""
+    whole, other = (lm.encode(begin + _ASK) for begin in (text, "."))
+    same = 0
+    while same < min(len(whole), len(other)) and whole[-1 - same] == other[-1 - same]:
+        same += 1
+    if len(whole) < length or same >= length:
+        return None
+    return whole[: length - same] + whole[len(whole) - same :]
