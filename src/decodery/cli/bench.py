@@ -1,0 +1,225 @@
+"""`decodery bench`: what a method is worth on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import SettingsError
+from .decoding import note, stop_on_interrupt
+from .options import Command, Option
+
+if TYPE_CHECKING:
+    from ..bench.result import Result
+    from ..bench.settings import Settings
+    from ..model.protocol import LanguageModel
+
+_INTERRUPTED = 130
+_PRECISIONS = ("float32", "bfloat16", "int8")
+
+
+class _Names(click.ParamType):
+    """A list of names, separated by commas."""
+
+    name = "LIST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        return tuple(piece.strip() for piece in value.split(",") if piece.strip())
+
+
+class _Methods(_Names):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from ..bench.settings import split_methods
+
+        return split_methods(value)
+
+
+class _Numbers(click.ParamType):
+    """A list of whole numbers, separated by commas."""
+
+    name = "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return tuple(int(piece) for piece in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 1,2,4", param, ctx)
+
+
+def _what(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="What is measured", **settings)
+
+
+def _how(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="How", **settings)
+
+
+def _result(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="Results", **settings)
+
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(cls=Command, short_help="Measure methods against plain decoding.")
+@_what("-m", "--model", metavar="NAME", help="An embedded model, a folder, a .gguf file or a Hub id (smollm2).")
+@_what("--dtype", type=click.Choice(["auto", *_PRECISIONS]), help="Precision of the weights (auto).")
+@_what(
+    "--methods",
+    type=_Methods(),
+    help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
+    "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers).",
+)
+@_what(
+    "--workload",
+    "workloads",
+    type=_Names(),
+    help="built-in, copy, or with --data: spec-bench, speed, code, math, json (built-in).",
+)
+@_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
+@_what("--prompts", type=int, metavar="N", help="Questions per workload (all built-in ones, 40 of another set).")
+@_what(
+    "--split",
+    "splits",
+    type=_Names(),
+    help="qualitative: one question at a time; throughput: several prompts of one length at once (qualitative).",
+)
+@_what("--concurrency", type=_Numbers(), help="Prompts at once in the throughput split (1,2,4,8).")
+@_what("--input-tokens", type=_Numbers(), help="Lengths of its prompts (64,256,512,1024).")
+@_how("--max-new-tokens", type=int, metavar="N", help="Longest answer (96).")
+@_how("--temperature", type=float, metavar="T", help="0 is greedy (0).")
+@_how("--seed", type=int, metavar="N", help="Decides texts, the order of questions and the intervals (0).")
+@_how("--rounds", type=int, metavar="N", help="How often everything is measured (3).")
+@_result("--out", type=_PATH, metavar="DIR", help="Write DIR/results.json and DIR/report.html.")
+@_result("--json", "as_json", is_flag=True, help="Print one object and nothing else.")
+@_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
+@_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
+@_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
+@click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
+@click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
+def bench(
+    out: Path | None,
+    as_json: bool,
+    source: Path | None,
+    resume: bool,
+    compare: tuple[Path, Path] | None,
+    passes: bool,
+    rows: tuple[int, ...] | None,
+    **options: Any,
+) -> None:
+    """Measure decoding methods against plain decoding, on the same prompts and in the same run.
+
+    Ctrl-C ends after the decoding in progress and keeps what is done.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if compare:
+        _compare(compare, as_json)
+    elif passes:
+        _passes(given, rows, out, as_json)
+    elif rows is not None:
+        raise click.UsageError("--rows belongs to --pass")
+    else:
+        _methods(given, out, as_json, source, resume)
+
+
+def _methods(given: dict[str, Any], out: Path | None, as_json: bool, source: Path | None, resume: bool) -> None:
+    from .. import load
+    from ..bench.job import Job, check_methods
+    from ..bench.result import summary
+    from ..bench.terminal import progress_bar, show
+
+    settings, earlier = _settings(given, out, source, resume)
+    check_methods(settings.methods)
+    lm = load(settings.model, dtype=settings.dtype)
+    with stop_on_interrupt() as stopped, progress_bar() as report:
+        result = Job(lm, settings, out, earlier).run(report, stopped)
+    if as_json:
+        click.echo(json.dumps(summary(result), ensure_ascii=False))
+    else:
+        show(result)
+    if out is not None:
+        note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
+    if not result["complete"]:
+        note("interrupted" + ("" if out is None else f"; go on with: decodery bench --resume --out {out}"))
+        raise click.exceptions.Exit(_INTERRUPTED)
+
+
+def _settings(
+    given: dict[str, Any], out: Path | None, source: Path | None, resume: bool
+) -> tuple[Settings, Result | None]:
+    """What to measure, and the interrupted result to go on from."""
+    from ..bench.peers import installed
+    from ..bench.result import read, require_benchmark
+    from ..bench.settings import Settings
+
+    if resume:
+        if out is None or source is not None:
+            raise click.UsageError("--resume needs --out, the folder of the interrupted benchmark, and no --from")
+        earlier = require_benchmark(read(out))
+        settings = Settings.from_dict(earlier["settings"])
+        # The data folder may come from the environment, and that of the file is the one that counts.
+        if dataclasses.replace(settings, **given | {"data": settings.data}) != settings:
+            raise SettingsError(f"the benchmark in {out} has other settings: give none with --resume, or no --resume")
+        return settings, None if earlier["complete"] else earlier
+    if source is not None:
+        return dataclasses.replace(Settings.from_dict(require_benchmark(read(source))["settings"]), **given), None
+    default = Settings()
+    return Settings(**{"methods": (*default.methods, *installed()), **given}), None
+
+
+def _compare(paths: tuple[Path, Path], as_json: bool) -> None:
+    from ..bench.result import compare, read, require_benchmark
+    from ..bench.terminal import show_comparison
+
+    first, second = (require_benchmark(read(path)) for path in paths)
+    comparison = compare(first, second)
+    if as_json:
+        click.echo(json.dumps(comparison, ensure_ascii=False))
+    else:
+        show_comparison(comparison, (str(paths[0]), str(paths[1])))
+
+
+def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | None, as_json: bool) -> None:
+    from ..bench.passes import ROWS, measure
+    from ..bench.report import page
+    from ..bench.result import dump, write
+    from ..bench.terminal import progress_bar, show_passes
+
+    if strange := sorted(set(given) - {"model", "dtype", "data"}):
+        raise click.UsageError(f"--pass has no use for --{strange[0].replace('_', '-')}")
+    if rows is not None and (not rows or min(rows) < 1):
+        raise SettingsError("--rows needs whole numbers of at least 1, such as 1,8,16")
+    name = given.get("model", "smollm2")
+    models = _load_precisions(name, given.get("dtype", "auto"))
+    with progress_bar() as report:
+        result = measure(models, name, rows or ROWS, report=lambda done, total: report("passes", done, total))
+    if out is not None:
+        write(out / "results.json", dump(result))
+        write(out / "report.html", page(result))
+        note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
+    if as_json:
+        click.echo(json.dumps(result, ensure_ascii=False))
+    else:
+        show_passes(result)
+
+
+def _load_precisions(name: str, dtype: str) -> dict[str, LanguageModel]:
+    """The model in the precision asked for; for "auto" in every one it can be loaded in."""
+    from .. import load
+    from ..budget.cost import precision
+    from ..errors import UnsupportedModel
+
+    models: dict[str, LanguageModel] = {}
+    for each in _PRECISIONS if dtype == "auto" else (dtype,):
+        try:
+            model = load(name, dtype=each).model
+        except (SettingsError, UnsupportedModel):
+            if dtype != "auto":
+                raise
+            continue
+        models[precision(model)] = model
+    return models
