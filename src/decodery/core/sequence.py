@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from .memory import Memory
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Sequence:
     """A request in progress. The cache holds all tokens but the last, the pending one.
 
     draft_state and sampler_state belong to the drafter and the sampler; the engine only hands them back.
+    memory: what drafters may remember beyond this sequence.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing.
     """
 
@@ -49,6 +51,7 @@ class Sequence:
     text: TextStream | None = None
     draft_state: Any = None
     sampler_state: Any = None
+    memory: Memory = field(default_factory=Memory)
     trace: Trace = field(default_factory=Trace)
     token_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None

@@ -9,6 +9,7 @@ from time import perf_counter
 import torch
 
 from ..budget.base import Budget
+from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
 from ..core.trace import Step
@@ -46,7 +47,8 @@ class Engine:
     """Decodes any number of sequences with one model. Every `step` is one pass over all of them.
 
     Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
-    detokenizer: makes a text stream per sequence; without it sequences have tokens only.
+    detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
+    from sequence to sequence; its own by default.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Engine:
         *,
         detokenizer: Callable[[], Detokenizer] | None = None,
         prefill_chunk: int = 512,
+        memory: Memory | None = None,
     ) -> None:
         self.model = model
+        self.memory = memory or Memory()
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
         self._active: list[Sequence] = []
@@ -77,6 +81,7 @@ class Engine:
             max_new_tokens=min(request.max_new_tokens, self.model.config.max_positions - len(prompt)),
             eos_ids=frozenset(request.eos_ids),
             logprobs=request.logprobs,
+            memory=self.memory,
             source=like,
         )
         if self._detokenizer is not None:
@@ -191,7 +196,7 @@ def _observation(turn: _Turn, scores: Scores, number: int, emitted: list[int]) -
     if turn.prefill and turn.segment.tokens is not None:
         tokens = turn.segment.tokens
         tree, path = TokenTree.chain(int(tokens[0]), tokens[1:]), list(range(1, len(tokens)))
-    return Observation(tree, scores.of(number), hidden, path, emitted)
+    return Observation(tree, scores.of(number), hidden, path, emitted, start=int(turn.segment.positions[0]))
 
 
 def _record(turn: _Turn, times: list[float], sequences: int) -> Step:

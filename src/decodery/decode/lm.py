@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.memory import Memory
 from ..core.sequence import FinishReason, Sequence, TokenLogprob
 from ..core.trace import Trace
 from ..draft.base import Drafter
@@ -60,7 +61,7 @@ class Piece:
 
 
 class LM:
-    """A loaded model with its tokenizer and chat template."""
+    """A loaded model with its tokenizer and chat template. memory: what drafters have learned from its texts."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.model = loaded.model
@@ -68,6 +69,7 @@ class LM:
         self.chat = loaded.chat
         self.name = loaded.name
         self.dtype = loaded.dtype
+        self.memory = Memory()
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
@@ -116,7 +118,7 @@ class LM:
 
     def engine(self) -> Engine:
         """A fresh engine whose sequences decode their text with this model's tokenizer."""
-        return Engine(self.model, detokenizer=self.tokenizer.stream)
+        return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory)
 
     def request(
         self,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,6 +24,7 @@ class Observation:
     tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
     logits: [n, vocab] float32 of the tree's nodes, the model's own. hidden: {layer: [n, hidden]}, as tapped.
     path: accepted nodes below the root; emitted: tokens the text grew by, the bonus token included.
+    start: where in the text the tree's root stands.
     """
 
     tree: TokenTree
@@ -29,6 +32,7 @@ class Observation:
     hidden: dict[int, torch.Tensor]
     path: list[int]
     emitted: list[int]
+    start: int
 
     def likeliest(self, nodes: Ordered[int]) -> list[int]:
         """The token the model itself finds likeliest after each of `nodes`, the lowest id among equals."""
@@ -61,3 +65,55 @@ class Drafter:
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
+
+
+@dataclass(frozen=True)
+class Expander(Drafter):
+    """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it."""
+
+    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
+
+        tree: rooted at the pending token. They are those of the request's own sampler (at temperature 0 after its
+        masks and penalties), every row summing to 1.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Composite(Drafter):
+    """A drafter made of others, each of which has a memory of its own.
+
+    `seq.draft_state` is the list of the parts' memories, and of whatever a subclass adds behind them.
+    """
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        raise NotImplementedError
+
+    @property
+    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(sorted({tap for part in self.parts for tap in part.taps}))
+
+    @property
+    def reads_prompt(self) -> bool:  # type: ignore[override]
+        return any(part.reads_prompt for part in self.parts)
+
+    @contextmanager
+    def part(self, seq: Sequence, number: int) -> Iterator[Drafter]:
+        """The drafter `number`; meanwhile the sequence holds its memory."""
+        states = seq.draft_state
+        seq.draft_state = states[number]
+        try:
+            yield self.parts[number]
+        finally:
+            states[number] = seq.draft_state
+            seq.draft_state = states
+
+    def start(self, seq: Sequence) -> list[Any]:
+        return [part.start(seq) for part in self.parts]
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        for number in range(len(self.parts)):
+            with self.part(seq, number) as drafter:
+                drafter.observe(seq, seen)
