@@ -8,7 +8,7 @@ the rows beside it: every kernel gives the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ class Int8Linear:
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None = None
+    bits: ClassVar[Literal[8]] = 8
     _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -40,6 +41,11 @@ class Int8Linear:
         steps = weight / scale.clamp(min=1e-30)[:, None]
         whole = steps.round_().clamp_(-127, 127).to(torch.int8)
         return cls(whole, scale, None if bias is None else bias.detach().float())
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+        return self.weight.shape[0], self.weight.shape[1]
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""

@@ -19,10 +19,13 @@ from .batch import Batch, Segment
 from .config import ModelConfig, Rope
 
 if TYPE_CHECKING:
+    from .int4 import Int4Linear
     from .int8 import Int8Linear
     from .weights import Weights
 
 GROUP = 64  # inputs that share one activation scale
+BLOCK = 32  # inputs that share one step of 4-bit weights
+BLOCK_BYTES = 640  # of a panel's 4-bit weights for one block
 PANEL = 32  # outputs computed side by side
 
 Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
@@ -31,6 +34,7 @@ Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 class _Linear(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p), ("scale", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32),
+        ("bits", c_int32),
     ]  # fmt: skip
 
 
@@ -81,6 +85,7 @@ def library() -> ctypes.CDLL | None:
         lib.decodery_read.restype = c_double
         lib.decodery_read.argtypes = [c_void_p, c_int64]
         lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+        lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
         lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
         lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
         lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
@@ -152,29 +157,29 @@ class Arena:
 
 
 class Packed:
-    """One int8 linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open."""
+    """One linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open."""
 
-    def __init__(self, linear: Int8Linear, arena: Arena | None = None, *, gated: bool = False) -> None:
+    def __init__(self, linear: Int8Linear | Int4Linear, arena: Arena | None = None, *, gated: bool = False) -> None:
         lib = library()
         assert lib is not None
-        outputs, self.inputs = linear.weight.shape
-        self.outputs = outputs
-        order = self._order(outputs, gated)
-        arena = Arena(packed_size(linear, gated=gated)) if arena is None else arena
-        self._weight = arena.take(len(order) * -(-self.inputs // GROUP) * GROUP)
-        weight = linear.weight.contiguous()
-        lib.decodery_pack(
-            weight.data_ptr(), self.inputs, order.ctypes.data, len(order), self._weight.ctypes.data
-        )
-        self._scale = self._spread(linear.scale, order)
+        self.outputs, self.inputs = linear.shape
+        order = self._order(self.outputs, gated)
+        size = packed_size(linear, gated=gated)
+        self._weight = (Arena(size) if arena is None else arena).take(size)
+        weight, packed = linear.weight.contiguous(), self._weight.ctypes.data
+        self._scale = None
+        if linear.bits == 8:
+            lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
+            self._scale = self._spread(linear.scale, order)
+        else:
+            step, least = linear.step.contiguous(), linear.least.contiguous()
+            lib.decodery_pack4(
+                weight.data_ptr(), step.data_ptr(), least.data_ptr(), self.inputs, order.ctypes.data, len(order),
+                packed,
+            )  # fmt: skip
         self._bias = None if linear.bias is None else self._spread(linear.bias, order)
-        self.struct = _Linear(
-            self._weight.ctypes.data,
-            self._scale.ctypes.data,
-            None if self._bias is None else self._bias.ctypes.data,
-            self.inputs,
-            outputs,
-        )
+        scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
+        self.struct = _Linear(packed, scale, bias, self.inputs, self.outputs, linear.bits)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""
@@ -210,11 +215,12 @@ class Packed:
         return np.where(order >= 0, known[np.maximum(order, 0)], np.float32(0)).astype(np.float32)
 
 
-def packed_size(linear: Int8Linear, *, gated: bool = False) -> int:
+def packed_size(linear: Int8Linear | Int4Linear, *, gated: bool = False) -> int:
     """Bytes `Packed` takes from an arena."""
-    outputs, inputs = linear.weight.shape
-    rows = 2 * (-(-outputs // PANEL) * PANEL // 2 + PANEL // 2) if gated else -(-outputs // PANEL) * PANEL
-    return rows * -(-inputs // GROUP) * GROUP
+    outputs, inputs = linear.shape
+    panels = -(-(outputs // 2) // (PANEL // 2)) if gated else -(-outputs // PANEL)
+    groups = -(-inputs // GROUP)
+    return panels * groups * (PANEL * GROUP if linear.bits == 8 else 2 * BLOCK_BYTES)
 
 
 class Int8Stack:

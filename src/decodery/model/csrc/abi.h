@@ -3,13 +3,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// A linear layer. weight: panels of 32 outputs, [panel][in / 4][2][16][4] unsigned bytes (value + 128), with `in`
-// padded to a multiple of 64; scale and bias: [panels * 32], bias may be null.
+// A linear layer in panels of 32 outputs, `in` padded to a multiple of 64; bias [panels * 32] may be null.
+// bits 8: [panel][in / 4][2][16][4] unsigned bytes (value + 128); scale: [panels * 32].
+// bits 4: [panel][in / 32] blocks of step[32] and least[32] in half precision, then [8][64] bytes: the low halves are
+// outputs 0-15, the high ones 16-31, four inputs each; a weight is step * value + least, scale is null.
 struct Linear {
     const uint8_t* weight;
     const float* scale;
     const float* bias;
     int32_t in, out;
+    int32_t bits;
 };
 
 struct Layer {

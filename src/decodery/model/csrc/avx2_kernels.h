@@ -20,6 +20,14 @@ INLINE f16 floats(const Ints& x) {
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
+INLINE f16 half_floats(const uint8_t* p) {
+    __m256 pair[2];
+    for (int i = 0; i < 2; ++i) pair[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
+    f16 x;
+    __builtin_memcpy(&x, pair, 64);
+    return x;
+}
+
 #if DECODERY_VNNI
 using Bytes = Ints;
 constexpr int32_t weight_offset = 128;
@@ -52,6 +60,22 @@ INLINE Ints dot(const Ints& sum, const Bytes& w, Four x) {
     return result;
 }
 #endif
+
+INLINE Bytes halves(const uint8_t* p, int shift) {
+    Bytes w;
+    for (int i = 0; i < 2; ++i) {
+        const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
+        const __m256i one = _mm256_and_si256(_mm256_srli_epi16(both, shift), _mm256_set1_epi8(15));
+#if DECODERY_VNNI
+        w.half[i] = one;
+#else
+        w.value[i] = w.size[i] = one;
+#endif
+    }
+    return w;
+}
+INLINE Bytes low_halves(const uint8_t* p) { return halves(p, 0); }
+INLINE Bytes high_halves(const uint8_t* p) { return halves(p, 4); }
 
 // The totals of 16 vectors, lanes added 8 apart, 4, 2, 1; vector (i % 4) * 4 + i / 4 of the result's order is s[i].
 INLINE f16 reduce16(const f16* s) {

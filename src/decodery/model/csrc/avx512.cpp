@@ -19,6 +19,13 @@ using Four = __m512i;
 constexpr int32_t weight_offset = 128;
 INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Bytes weights(const uint8_t* p) { return _mm512_load_si512(p); }
+INLINE Bytes low_halves(const uint8_t* p) { return _mm512_and_si512(_mm512_load_si512(p), _mm512_set1_epi8(15)); }
+INLINE Bytes high_halves(const uint8_t* p) {
+    return _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15));
+}
+INLINE f16 half_floats(const uint8_t* p) {
+    return reinterpret_cast<f16>(_mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))));
+}
 INLINE Four four(const int8_t* p) {
     int32_t x;
     __builtin_memcpy(&x, p, 4);

@@ -21,17 +21,19 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
         __builtin_memcpy(&largest, &bits, 4);
         const bool finite = bits < 0x7f800000, tiny = largest < 1e-30f;
         const float inverse = finite && !tiny ? 127.0f / largest : 0.0f;
-        i16 sum = isplat(0);
+        i16 sum[2] = {isplat(0), isplat(0)};
         for (int32_t i = 0; i < 4; ++i) {
             const i16 whole = __builtin_convertvector(nearest(v[i] * inverse), i16);
-            sum += whole;
+            sum[i / 2] += whole;
             *reinterpret_cast<s8x16_loose*>(q + i * 16) = __builtin_convertvector(whole, s8x16);
         }
-        int32_t all = 0;
-        for (int32_t i = 0; i < 16; ++i) all += sum[i];
+        const int32_t first = isum(sum[0]), second = isum(sum[1]);
         const int64_t index = int64_t(row) * a.groups() + g;
-        a.scale[index] = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / 127.0f);
-        a.offset[index] = -weight_offset * all;
+        const float scale = !finite ? __builtin_nanf("") : tiny ? 0.0f : largest * (1.0f / 127.0f);
+        a.scale[index] = scale;
+        a.offset[index] = -weight_offset * (first + second);
+        a.halves[2 * index] = scale * float(first);
+        a.halves[2 * index + 1] = scale * float(second);
     }
 }
 
@@ -70,17 +72,60 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
     }
 }
 
-static void tile_rows(int32_t r, const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+// The same for 4-bit weights: blocks of 32 inputs, each with a step and a least value per output.
+template <int R>
+static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+    const int32_t blocks = a.groups() * 2;
+    const int64_t stride = a.width;
+    const int8_t* q = a.q + row * stride;
+    const float* scale = a.scale + int64_t(row) * a.groups();
+    const float* halves = a.halves + int64_t(row) * blocks;
+    for (int i = 0; i < 2 * R; ++i) store(sums + i * 16, splat(0.0f));
+    for (int32_t b = 0; b < blocks; ++b, w += block_bytes, q += block_size) {
+        Ints acc[R][2];
+        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = ints(0);
+        __builtin_prefetch(w + ahead);
+        __builtin_prefetch(w + ahead + 64);
+#pragma GCC unroll 4
+        for (int32_t k = 0; k < 8; ++k) {
+            const uint8_t* p = w + 128 + k * 64;
+            __builtin_prefetch(p + ahead);
+            const Bytes w0 = low_halves(p), w1 = high_halves(p);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const Four x = four(q + r * stride + k * 4);
+                acc[r][0] = dot(acc[r][0], w0, x);
+                acc[r][1] = dot(acc[r][1], w1, x);
+            }
+        }
+        const f16 step0 = half_floats(w), step1 = half_floats(w + 32);
+        const f16 least0 = half_floats(w + 64), least1 = half_floats(w + 96);
+        for (int r = 0; r < R; ++r) {
+            const float s = scale[r * a.groups() + b / 2], half = halves[r * blocks + b];
+            float* sum = sums + r * panel_width;
+            store(sum, (load(sum) + floats(acc[r][0]) * step0 * s) + least0 * half);
+            store(sum + 16, (load(sum + 16) + floats(acc[r][1]) * step1 * s) + least1 * half);
+        }
+    }
+}
+
+template <int R>
+INLINE void tile_any(int32_t bits, const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+    if (bits == 4) tile4<R>(w, a, row, sums, ahead);
+    else tile<R>(w, a, row, sums, ahead);
+}
+
+static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
     switch (r) {
-        case 1: return tile<1>(w, a, row, sums, ahead);
-        case 2: return tile<2>(w, a, row, sums, ahead);
+        case 1: return tile_any<1>(bits, w, a, row, sums, ahead);
+        case 2: return tile_any<2>(bits, w, a, row, sums, ahead);
 #if DECODERY_TILE_ROWS > 2
-        case 3: return tile<3>(w, a, row, sums, ahead);
-        case 4: return tile<4>(w, a, row, sums, ahead);
-        case 5: return tile<5>(w, a, row, sums, ahead);
-        case 6: return tile<6>(w, a, row, sums, ahead);
-        case 7: return tile<7>(w, a, row, sums, ahead);
-        case 8: return tile<8>(w, a, row, sums, ahead);
+        case 3: return tile_any<3>(bits, w, a, row, sums, ahead);
+        case 4: return tile_any<4>(bits, w, a, row, sums, ahead);
+        case 5: return tile_any<5>(bits, w, a, row, sums, ahead);
+        case 6: return tile_any<6>(bits, w, a, row, sums, ahead);
+        case 7: return tile_any<7>(bits, w, a, row, sums, ahead);
+        case 8: return tile_any<8>(bits, w, a, row, sums, ahead);
 #endif
     }
 }
@@ -92,13 +137,16 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
     constexpr int64_t ahead = 4096;
     alignas(64) float sums[most * panel_width];
     const int32_t blocks = (rows + most - 1) / most;
+    const int64_t panel_bytes = linear.bits == 4 ? int64_t(a.groups()) * 2 * block_bytes : int64_t(a.width) * panel_width;
     const Range mine = share(panels(linear), thread, team.threads);
     for (int32_t p = mine.begin; p < mine.end; ++p) {
-        const uint8_t* w = linear.weight + int64_t(p) * panel_width * a.width;
-        const f16 s0 = load(linear.scale + p * panel_width), s1 = load(linear.scale + p * panel_width + 16);
+        const uint8_t* w = linear.weight + p * panel_bytes;
+        const bool scaled = linear.scale != nullptr;
+        const f16 s0 = scaled ? load(linear.scale + p * panel_width) : splat(1.0f);
+        const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
         for (int32_t block = 0; block < blocks; ++block) {
             const Range span = share(rows, block, blocks);
-            tile_rows(span.end - span.begin, w, a, span.begin, sums, block == 0 ? ahead : 0);
+            tile_rows(span.end - span.begin, linear.bits, w, a, span.begin, sums, block == 0 ? ahead : 0);
             for (int32_t row = span.begin; row < span.end; ++row) {
                 const float* sum = sums + (row - span.begin) * panel_width;
                 f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;

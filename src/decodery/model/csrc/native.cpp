@@ -73,6 +73,7 @@ struct Layout {
         take(a.q, rows * a.width);
         take(a.scale, rows * a.groups());
         take(a.offset, rows * a.groups());
+        take(a.halves, rows * a.groups() * 2);
     }
 };
 
@@ -156,6 +157,28 @@ EXPORT void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows,
         uint8_t* panel = packed + int64_t(o / panel_width) * panel_width * width + (o % panel_width) * 4;
         for (int32_t k = 0; k < width; ++k)
             panel[k / 4 * panel_width * 4 + k % 4] = rows[o] >= 0 && k < in ? uint8_t(from[k]) ^ 0x80 : 0x80;
+    }
+}
+
+// The same for 4-bit weights: values [.][in / 2] bytes, the even input in the low half; step, least [.][in / 32] halves.
+EXPORT void decodery_pack4(const uint8_t* values, const uint16_t* step, const uint16_t* least, int32_t in,
+                           const int32_t* rows, int32_t out, uint8_t* packed) {
+    const int32_t blocks = round_up(in, group_size) / block_size, known = in / block_size;
+    memset(packed, 0, size_t(out / panel_width) * blocks * block_bytes);
+    for (int32_t o = 0; o < out; ++o) {
+        if (rows[o] < 0) continue;
+        const int32_t lane = o % panel_width;
+        const uint8_t* from = values + int64_t(rows[o]) * in / 2;
+        for (int32_t b = 0; b < known; ++b) {
+            uint8_t* block = packed + (int64_t(o / panel_width) * blocks + b) * block_bytes;
+            memcpy(block + lane * 2, step + int64_t(rows[o]) * known + b, 2);
+            memcpy(block + 64 + lane * 2, least + int64_t(rows[o]) * known + b, 2);
+            for (int32_t k = 0; k < block_size; ++k) {
+                const int32_t i = b * block_size + k;
+                const uint8_t value = uint8_t(from[i / 2] >> (i % 2 * 4) & 15);
+                block[128 + k / 4 * 64 + lane % 16 * 4 + k % 4] |= uint8_t(value << (lane / 16 * 4));
+            }
+        }
     }
 }
 

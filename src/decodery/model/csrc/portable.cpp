@@ -24,6 +24,24 @@ INLINE Bytes weights(const uint8_t* p) {
     for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] ^ 0x80);
     return w;
 }
+INLINE Bytes low_halves(const uint8_t* p) {
+    Bytes w;
+    for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] & 15);
+    return w;
+}
+INLINE Bytes high_halves(const uint8_t* p) {
+    Bytes w;
+    for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] >> 4);
+    return w;
+}
+INLINE f16 half_floats(const uint8_t* p) {
+    u16x16_loose bits = *reinterpret_cast<const u16x16_loose*>(p);
+    const u32x16 x = __builtin_convertvector(bits, u32x16), sign = (x & 0x8000) << 16;
+    // Moving exponent and mantissa up leaves the exponent 112 too small, which a multiplication puts right, exactly
+    // and for numbers without a leading one too.
+    const f16 size = reinterpret_cast<f16>((x & 0x7fff) << 13) * 0x1p112f;
+    return reinterpret_cast<f16>(reinterpret_cast<u32x16>(size) | sign);
+}
 INLINE Four four(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
 INLINE Ints dot(Ints sum, const Bytes& w, const Four& x) {
     for (int i = 0; i < 16; ++i)

@@ -4,6 +4,8 @@
 #include "parallel.h"
 
 constexpr int32_t group_size = 64;     // inputs that share one activation scale
+constexpr int32_t block_size = 32;     // inputs that share one step of 4-bit weights
+constexpr int32_t block_bytes = 640;   // of a panel's 4-bit weights for one block: steps, least values, halves of bytes
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
 constexpr int32_t value_block = 64;    // values whose weighted sum attention finishes before it adds the next ones
@@ -12,11 +14,13 @@ inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit 
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
 
 // Rows of bytes, width a multiple of 64. scale, offset: [rows][width / 64]; offset is what weights stored as
-// value + 128 would add too much.
+// value + 128 would add too much. halves: [rows][width / 32], the scaled sums of 32 inputs, for weights with a least
+// value.
 struct Quantized {
     int8_t* q;
     float* scale;
     int32_t* offset;
+    float* halves;
     int32_t width;
 
     int32_t groups() const { return width / group_size; }

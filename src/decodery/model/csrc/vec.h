@@ -64,6 +64,12 @@ INLINE f16 select(i16 mask, f16 yes, f16 no) {
 INLINE f16 larger(f16 a, f16 b) { return select(a > b, a, b); }
 INLINE f16 magnitude(f16 x) { return reinterpret_cast<f16>(reinterpret_cast<i16>(x) & 0x7fffffff); }
 
+INLINE int32_t isum(i16 x) {
+    int32_t sum = 0;
+    for (int32_t i = 0; i < 16; ++i) sum += x[i];
+    return sum;
+}
+
 // Nearest integer, ties to even, for magnitudes below 2^22.
 INLINE f16 nearest(f16 x) { return (x + 12582912.0f) - 12582912.0f; }
 
