@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.jacobi import Jacobi
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
+from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.protocol import LanguageModel
 from decodery.sample import Sampler
 from decodery.verify.base import Rule
@@ -18,11 +21,18 @@ from decodery.verify.coupled import Coupled
 from decodery.verify.rejection import Rejection
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
+    "auto": lambda other: Auto(),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
+    "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
+
+ADAPTIVE = {"auto"}
+"""Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
+alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
 RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection()}
 

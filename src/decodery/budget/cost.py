@@ -43,13 +43,14 @@ class CostCurve:
 
     @classmethod
     def of(cls, timings: Mapping[int, Sequence[float]]) -> CostCurve:
-        """From repeated timings by number of rows: medians, made ascending.
+        """From repeated timings by number of rows: the shortest of each, made ascending.
 
-        Fewer rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
+        What else runs on the machine only ever adds time, so the shortest timing is the nearest to the truth; and fewer
+        rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
         """
         rows = sorted(timings)
-        medians = np.array([np.median(timings[n]) for n in rows])
-        lowered = np.minimum.accumulate(medians[::-1])[::-1]
+        shortest = np.array([min(timings[n]) for n in rows])
+        lowered = np.minimum.accumulate(shortest[::-1])[::-1]
         return cls(tuple(rows), tuple(lowered.tolist()))
 
     def seconds(self, rows: float) -> float:

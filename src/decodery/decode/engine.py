@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from ..budget.base import Budget
+from ..budget.cost import cost_curve
 from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
@@ -24,6 +26,7 @@ from .commit import commit
 from .request import Request
 
 _MAX_NODES = 64
+_COSTED_ROWS = 1024
 
 
 @dataclass(slots=True)
@@ -64,6 +67,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
         self._active: list[Sequence] = []
+        self._costs: np.ndarray | None = None
 
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a sequence. like: one already submitted with the same prompt, whose prefill it shares."""
@@ -164,10 +168,18 @@ class Engine:
         tree = TokenTree.root(seq.pending)
         if drafter is not None and seq.remaining > 1:
             # The bonus token needs a place too, so a draft is never deeper than what is left but one.
-            tree = drafter.propose(seq, Budget(nodes=_MAX_NODES, depth=seq.remaining - 1))
+            depth = seq.remaining - 1
+            tree = drafter.propose(seq, Budget(_MAX_NODES, depth, len(self._active), self._pass_seconds))
         mask = None if tree.is_chain else tree.ancestor_mask()
         segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
         return _Turn(seq, segment, tree, False, True)
+
+    def _pass_seconds(self) -> np.ndarray:
+        """Times of passes over 0, 1, 2, ... rows of this model on this machine; measured when first asked for."""
+        if self._costs is None:
+            curve = cost_curve(self.model)
+            self._costs = np.array([curve.seconds(max(rows, 1)) for rows in range(_COSTED_ROWS)])
+        return self._costs
 
     def _score(self, turns: list[_Turn]) -> Scores:
         taps = {tap for turn in turns if turn.seq.drafter for tap in turn.seq.drafter.taps}

@@ -182,10 +182,10 @@ class LM:
 
 
 def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
-    """A drafter by name; None and "none" mean no speculation, "auto" what is fastest in general."""
+    """A drafter by name; None and "none" mean no speculation."""
     if drafter is None or drafter == "none":
         return None
-    return resolve("draft", "prompt-lookup" if drafter == "auto" else drafter)
+    return resolve("draft", drafter)
 
 
 def build_sampler(

@@ -1,0 +1,1 @@
+"""What drafters remember: one kind of memory per file, each with its bound."""
