@@ -10,6 +10,9 @@ from .lossless import Difference
 from .metrics import Timed, merge
 from .subject import PARTS, Run, Subject
 
+_DIGITS = 7
+"""Of times in seconds, in a result file."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -59,12 +62,12 @@ class Record:
         self.new_tokens.append(run.new_tokens)
         self.passes.append(run.passes)
         self.rows.append(run.rows)
-        self.seconds.append(run.seconds)
-        self.prefill_seconds.append(run.prefill_seconds)
+        self.seconds.append(round(run.seconds, _DIGITS))
+        self.prefill_seconds.append(round(run.prefill_seconds, _DIGITS))
         self.emitted = merge([self.emitted, run.emitted])
         if run.parts is not None:
             parts = self.parts or dict.fromkeys(PARTS, 0.0)
-            self.parts = {part: parts[part] + run.parts[part] for part in PARTS}
+            self.parts = {part: round(parts[part] + run.parts[part], _DIGITS) for part in PARTS}
 
     def check(self, difference: Difference | None, output: list[int]) -> None:
         """Take in how one output compares with plain decoding's."""
@@ -77,13 +80,9 @@ class Record:
                 self.outputs = [output]
 
     def to_dict(self) -> dict[str, Any]:
-        """As the result file keeps it: the prompt's fields beside the others, times to a microsecond."""
+        """As the result file keeps it: the prompt's fields beside the others."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
         prompt = values.pop("prompt")
-        for name in ("seconds", "prefill_seconds"):
-            values[name] = [round(value, 6) for value in values[name]]
-        if self.parts is not None:
-            values["parts"] = {part: round(value, 6) for part, value in self.parts.items()}
         values["emitted"] = {str(tokens): count for tokens, count in self.emitted.items()}
         return {**prompt, **values}
 

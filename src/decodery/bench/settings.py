@@ -55,7 +55,7 @@ class Settings:
         _known("split", self.splits, SPLITS)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, raw: Any) -> Settings:

@@ -164,7 +164,9 @@ def _settings(
         # The data folder may come from the environment, and that of the file is the one that counts.
         if dataclasses.replace(settings, **given | {"data": settings.data}) != settings:
             raise SettingsError(f"the benchmark in {out} has other settings: give none with --resume, or no --resume")
-        return settings, None if earlier["complete"] else earlier
+        if earlier["complete"]:
+            raise SettingsError(f"the benchmark in {out} is complete: repeat it with --from {out}")
+        return settings, earlier
     if source is not None:
         return dataclasses.replace(Settings.from_dict(require_benchmark(read(source))["settings"]), **given), None
     default = Settings()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -56,13 +58,12 @@ def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
 
 def main_type(path: Path) -> str:
     """The type most of a file's weights are kept in, such as "Q4_1"."""
-    from collections import Counter
+    from ...model.gguf_file import GGUFFile
 
-    from gguf import GGUFReader
-
-    sizes: Counter[str] = Counter()
-    for tensor in GGUFReader(path).tensors:
-        sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+    file, sizes = GGUFFile(path), Counter[str]()
+    for name, info in file.tensors.items():
+        sizes[file.kind_name(name)] += math.prod(info.shape)
+    file.close()
     return sizes.most_common(1)[0][0]
 
 
