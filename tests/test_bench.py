@@ -1,0 +1,276 @@
+"""The benchmark on tiny models: what it counts, compares and keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from decodery import registry
+from decodery.bench import job, result, rows
+from decodery.bench.lossless import EPSILON, compare, gap
+from decodery.bench.metrics import histogram
+from decodery.bench.runner import Bench
+from decodery.bench.subject import Own, Run, own_subjects
+from decodery.bench.timeline import record_timeline
+from decodery.bench.units import Case, Conversation
+from decodery.bench.workloads import Question
+from decodery.core.noise import gumbel
+from decodery.decode.lm import LM
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.errors import SettingsError, UnknownMethod
+from decodery.model.batch import Batch, Segment
+from tiny_bench import SETTINGS, make_lm, measure, row
+
+FIELDS = {
+    "method", "workload", "category", "split", "temperature", "prompts", "new_tokens", "passes", "tokens_per_pass",
+    "rows_per_token", "tokens_per_second", "speedup", "speedup_low", "speedup_high", "share", "lossless",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return make_lm()
+
+
+@pytest.fixture(scope="module")
+def measured(lm: LM, tmp_path_factory: pytest.TempPathFactory) -> result.Result:
+    return measure(lm, tmp_path_factory.mktemp("home"))
+
+
+def test_rows_have_their_fields(measured: result.Result) -> None:
+    assert set(measured) >= {"machine", "model", "settings", "rows", "generations"}
+    assert measured["complete"] and measured["machine"]["threads"] >= 1
+    for each in measured["rows"]:
+        assert set(each) >= FIELDS
+        assert set(each["share"]) == {"propose", "score", "choose", "commit"}
+        assert set(each["lossless"]) == {"checked", "identical", "excused"}
+        assert sum(each["share"].values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_plain_decoding_is_one_token_per_pass_and_its_own_measure(measured: result.Result) -> None:
+    plain = row(measured, "none")
+    assert (plain["tokens_per_pass"], plain["rows_per_token"]) == (1.0, 1.0)
+    assert (plain["speedup"], plain["speedup_low"], plain["speedup_high"]) == (1.0, 1.0, 1.0)
+    assert plain["acceptance"] == [] and plain["tokens_per_pass_macro"] == 1.0
+
+
+def test_metric_identities(measured: result.Result) -> None:
+    drafted = row(measured, "prompt-lookup")
+    assert drafted["tokens_per_pass"] > 1 < drafted["rows_per_token"] and drafted["acceptance"]
+    for each in measured["rows"]:
+        rates = each["acceptance"]
+        expected = 1 + sum(math.prod(rates[:depth]) for depth in range(1, len(rates) + 1))
+        assert each["tokens_per_pass"] == pytest.approx(each["new_tokens"] / each["passes"], abs=1e-4)
+        assert each["tokens_per_pass"] == pytest.approx(expected, abs=2e-3)
+        assert each["speedup_low"] <= each["speedup"] <= each["speedup_high"]
+        assert sum(each["emitted"].values()) == SETTINGS.rounds * each["passes"]
+
+
+def test_all_sums_the_categories(measured: result.Result) -> None:
+    for method in SETTINGS.methods:
+        whole = row(measured, method)
+        parts = [each for each in measured["rows"] if each["method"] == method and each["category"] != "all"]
+        for name in ("prompts", "new_tokens", "passes"):
+            assert whole[name] == sum(part[name] for part in parts)
+        for name in ("checked", "identical", "excused"):
+            assert whole["lossless"][name] == sum(part["lossless"][name] for part in parts)
+
+
+def test_every_output_is_compared(measured: result.Result) -> None:
+    prompts = row(measured, "none")["prompts"]
+    assert row(measured, "none")["lossless"] == {"checked": prompts, "identical": prompts, "excused": 0}
+    for method in SETTINGS.methods[1:]:
+        expected = {"checked": 2 * prompts, "identical": 2 * prompts, "excused": 0}
+        assert row(measured, method)["lossless"] == expected
+
+
+def test_the_first_token_comes_from_prefill(measured: result.Result) -> None:
+    plain = [each for each in measured["generations"] if each["method"] == "none"]
+    assert all(each["new_tokens"][0] == len(each["outputs"][0]) - 1 for each in plain)
+
+
+class Lossy(Own):
+    """Changes a token of every answer, as a broken rule might."""
+
+    def decode(self, prompts: Sequence[list[int]], **options: Any) -> Run:
+        run = super().decode(prompts, **options)
+        run.outputs = [[*output[:5], (output[5] + 1) % 256, *output[6:]] for output in run.outputs]
+        return run
+
+
+def conversations(lm: LM) -> list[Conversation]:
+    texts = {"copy": ("Say hello hello hello.", "Once more."), "list": ("One two one two one",)}
+    return [Conversation(Question(name, "mine", name, turns), lm, 500) for name, turns in texts.items()]
+
+
+def test_a_method_that_changes_the_text_is_flagged(lm: LM) -> None:
+    settings = dataclasses.replace(SETTINGS, methods=("none",), rounds=2)
+    bench = Bench(lm, settings, [Own(lm, "none", 0.0), Lossy(lm, "prompt-lookup", 0.0)], [*conversations(lm)])
+    assert bench.run()
+    (flagged,) = [
+        each for each in rows.make_rows(bench.ordered(), settings, {})
+        if (each["method"], each["category"]) == ("prompt-lookup", "all")
+    ]  # fmt: skip
+    assert flagged["lossless"] == {"checked": 6, "identical": 0, "excused": 0}
+    record = next(each for each in bench.ordered() if each.method == "prompt-lookup")
+    assert record.difference is not None and record.difference["position"] == 5
+    assert record.outputs is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_gap_is_the_distance_that_decided(lm: LM, temperature: float) -> None:
+    prompt = lm.encode("abcabc")
+    (plain,) = Own(lm, "none", temperature).decode([prompt], max_new_tokens=12, seed=5).outputs
+    at = 7
+    logits = torch.from_numpy(lm_logits(lm, [*prompt, *plain[:at]])).double()
+    scores = logits if temperature == 0 else logits / temperature + gumbel(5, at, torch.arange(len(logits)))
+    assert int(scores.argmax()) == plain[at], "the noise of that position chooses the token"
+    other = int(scores.topk(2).indices[1])
+    changed = [*plain[:at], other, *plain[at + 1 :]]
+    found = compare(lm, prompt, plain, changed, temperature=temperature, seed=5)
+    assert found is not None and found.position == at
+    assert found.gap == pytest.approx(float(scores[plain[at]] - scores[other]), abs=1e-4)
+    assert not found.excused
+
+
+def lm_logits(lm: LM, tokens: list[int]) -> Any:
+    cache = lm.model.new_cache()
+    return lm.model.forward(Batch([Segment.chunk(tokens, cache)])).logits[-1].numpy()
+
+
+def test_only_near_ties_are_excused(lm: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = lm.encode("abcabc")
+    (plain,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=6, seed=0).outputs
+    changed = [*plain[:-1], (plain[-1] + 1) % 256]
+    distance = gap(lm, [*prompt, *plain[:-1]], len(prompt), (plain[-1], changed[-1]), temperature=0, seed=0)
+    for epsilon, excused in ((distance * 0.99, False), (distance * 1.01, True)):
+        monkeypatch.setitem(EPSILON, "float32", epsilon)
+        found = compare(lm, prompt, plain, changed, temperature=0.0, seed=0)
+        assert found is not None and found.excused is excused
+    assert compare(lm, prompt, plain, plain, temperature=0.0, seed=0) is None
+    shorter = compare(lm, prompt, plain, plain[:-1], temperature=0.0, seed=0)
+    assert shorter is not None and (shorter.position, shorter.gap, shorter.excused) == (5, None, False)
+
+
+def stopping_after(count: int) -> Callable[[], bool]:
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > count
+
+    return stopped
+
+
+def test_an_interrupted_run_can_be_finished(lm: LM, tmp_path: Path, measured: result.Result) -> None:
+    out, home = tmp_path / "out", tmp_path / "home"
+    partial = measure(lm, home, out=out, stopped=stopping_after(3 + 10))
+    assert not partial["complete"]
+    kept = result.read(out)
+    assert kept["rows"] == partial["rows"]
+    counts = {each["method"]: each["prompts"] for each in partial["rows"] if each["category"] == "all"}
+    assert len(set(counts.values())) == 1 and 0 < counts["none"] < row(measured, "none")["prompts"]
+    whole = measure(lm, home, out=out, earlier=kept)
+    assert whole["complete"] and result.read(out)["complete"]
+    counted = ("method", "category", "prompts", "new_tokens", "passes", "lossless", "emitted", "acceptance")
+    assert [[each[name] for name in counted] for each in whole["rows"]] == [
+        [each[name] for name in counted] for each in measured["rows"]
+    ]
+    done = {(each["method"], each["question"], each["turn"]): each["seconds"] for each in kept["generations"]}
+    for each in whole["generations"]:
+        before = done.get((each["method"], each["question"], each["turn"]), [])
+        assert each["seconds"][: len(before)] == before, "what was measured is not measured again"
+
+
+def test_a_run_stopped_at_once_leaves_a_valid_file(lm: LM, tmp_path: Path) -> None:
+    measure(lm, tmp_path / "home", out=tmp_path / "out", stopped=lambda: True)
+    assert result.read(tmp_path / "out")["rows"] == []
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Remembering(PromptLookup):
+    """Prompt lookup that counts the requests it has lived through."""
+
+    scope: ClassVar[str] = "process"
+    lived: list[int] = dataclasses.field(default_factory=list, init=False, compare=False)
+
+    def start(self, seq: Any) -> Any:
+        self.lived.append(len(self.lived))
+        return super().start(seq)
+
+
+def test_what_is_remembered_is_measured_cold_and_hot(lm: LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    method = dataclasses.replace(registry.method_of(PromptLookup), name="remembering", cls=Remembering)  # type: ignore[type-var]
+    registry.methods("draft")
+    monkeypatch.setitem(registry._registered["draft"], "remembering", method)
+    cold, hot = own_subjects(lm, "remembering", 0.0)
+    assert (cold.store, hot.store) == ("cold", "hot")
+    assert [each.store for each in own_subjects(lm, "prompt-lookup", 0.0)] == [""]
+    for subject, expected in ((cold, 1), (hot, 3)):
+        subject.new_round()
+        for _ in range(3):
+            subject.decode([lm.encode("abab")], max_new_tokens=4, seed=0)
+        assert isinstance(subject._drafter, Remembering)
+        assert len(subject._drafter.lived) == expected
+    hot.new_round()
+    assert isinstance(hot._drafter, Remembering) and hot._drafter.lived == []
+    found = measure(lm, tmp_path, dataclasses.replace(SETTINGS, methods=("none", "remembering"), rounds=1))
+    assert {each["store"] for each in found["rows"] if each["method"] == "remembering"} == {"cold", "hot"}
+
+
+def test_several_prompts_at_once(lm: LM) -> None:
+    prompts = [lm.encode(f"{letter} says {letter} and then") for letter in "abcde"]
+    singles = [Own(lm, "none", 0.7).decode([prompt], max_new_tokens=9, seed=3 + i) for i, prompt in enumerate(prompts)]
+    for spec in ("none", "prompt-lookup"):
+        run = Own(lm, spec, 0.7).decode(prompts, max_new_tokens=9, seed=3, concurrency=2)
+        assert run.outputs == [single.outputs[0] for single in singles]
+        assert run.passes % 2 == 0, "passes with fewer sequences than wanted do not count"
+        assert run.new_tokens == sum(tokens * count for tokens, count in run.emitted.items())
+        if spec == "none":
+            assert run.new_tokens == run.passes == run.rows > 0
+
+
+def test_throughput_rows(lm: LM) -> None:
+    tokens = [lm.encode(f"text number {number} of this case") for number in range(4)]
+    units = [Case("built-in", tier, 26, at_once, tokens) for tier in ("low", "high") for at_once in (1, 2, 4)]
+    settings = dataclasses.replace(SETTINGS, splits=("throughput",), methods=("none", "prompt-lookup"))
+    subjects = [*own_subjects(lm, "none", 0.0), *own_subjects(lm, "prompt-lookup", 0.0)]
+    bench = Bench(lm, settings, subjects, [*units])
+    assert bench.run()
+    found = rows.make_rows(bench.ordered(), settings, {})
+    categories = [each["category"] for each in found if each["method"] == "none"]
+    assert categories == ["all", "26 tokens, 1 at once", "26 tokens, 2 at once", "26 tokens, 4 at once"]
+    plain, drafted = (each for each in found if each["category"] == "all")
+    assert plain["split"] == "throughput" and plain["tokens_per_pass"] == 1.0
+    assert drafted["lossless"] == {"checked": 2 * 6 * 4, "identical": 2 * 6 * 4, "excused": 0}
+
+
+def test_timelines_tell_the_text(lm: LM, measured: result.Result) -> None:
+    recorded = [each for each in measured["generations"] if "timeline" in each]
+    assert len(recorded) == SETTINGS.timelines * len(SETTINGS.methods)
+    prompt = lm.encode("hello hello hello")
+    (tokens,) = Own(lm, "prompt-lookup", 0.0).decode([prompt], max_new_tokens=30, seed=0).outputs
+    shown = record_timeline(lm, prompt, "prompt-lookup", max_new_tokens=30, temperature=0.0, seed=0)
+    text = shown["first"]
+    for each in shown["passes"]:
+        text += "".join(each["tokens"][node - 1] for node in each["accepted"]) + each["bonus"]
+        assert len(each["tokens"]) == len(each["parents"]) >= len(each["accepted"])
+    assert text == "".join(lm.tokenizer.piece(token).decode(errors="replace") for token in tokens)
+    emitted = histogram(len(each["accepted"]) + bool(each["bonus"]) for each in shown["passes"])
+    run = Own(lm, "prompt-lookup", 0.0).decode([prompt], max_new_tokens=30, seed=0)
+    assert emitted == dict(sorted(run.emitted.items()))
+
+
+def test_unknown_methods_are_named_with_their_neighbours() -> None:
+    with pytest.raises(UnknownMethod, match=r"prompt-lookup.*transformers-lookup"):
+        job.check_methods(("none", "prompt-lokup"))
+    with pytest.raises(SettingsError, match="length"):
+        job.check_methods(("prompt-lookup:length=x",))

@@ -1,0 +1,136 @@
+"""Other programs beside ours: what is counted of them, and what is said where they are missing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+import decodery
+import tiny_gguf
+import tiny_models
+from decodery.bench.job import open_subjects
+from decodery.bench.peers import PEERS, UnavailableError, installed, open_peer
+from decodery.bench.peers.base import Peer, Told, checkpoint, dense_dtype
+from decodery.bench.peers.llama_cpp import main_type, requantize
+from decodery.bench.record import Prompt, Record
+from decodery.bench.rows import make_rows
+from decodery.bench.settings import Settings
+from decodery.bench.subject import Own
+from decodery.decode.lm import LM
+from decodery.errors import SettingsError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama as a Hugging Face folder."""
+    place = tmp_path_factory.mktemp("model") / "tiny"
+    return tiny_models.save(tiny_models.make_model("llama"), place)
+
+
+@pytest.fixture(scope="module")
+def lm(folder: Path) -> LM:
+    return decodery.load(str(folder), dtype="float32")
+
+
+def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
+    settings = Settings(model=str(folder))
+    prompts = [lm.encode(text, raw=True) for text in ("abcabcabcabc", "one two one two one")]
+    expected = Own(lm, "none", 0.0).decode(prompts, max_new_tokens=20, seed=0)
+    for name in ("transformers", "transformers-lookup"):
+        peer = open_peer(name, lm, settings)
+        run = peer.decode(prompts, max_new_tokens=20, seed=0)
+        assert run.outputs == expected.outputs and peer.dtype == "float32"
+        assert run.seconds > 0 and run.prefill_seconds > 0
+        assert run.new_tokens == sum(tokens * count for tokens, count in run.emitted.items())
+        assert run.passes == run.emitted.total() <= expected.passes
+        if name == "transformers":
+            assert (run.passes, run.new_tokens) == (expected.passes, expected.new_tokens)
+
+
+def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
+    prompt = lm.encode("abcabc", raw=True)
+    (whole,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=12, seed=0).outputs
+    peer = open_peer("transformers", lm, Settings(model=str(folder)))
+    peer.eos_ids = (whole[4],)
+    (cut,) = peer.decode([prompt], max_new_tokens=12, seed=0).outputs
+    assert cut == whole[: whole.index(whole[4]) + 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "sentence"),
+    [
+        ("transformers", "transformers", "transformers is not installed"),
+        ("economize", "economize", "economize is not installed"),
+        ("economize-lookup", "economize", "economize is not installed"),
+        ("llama.cpp", "llama_cpp", "llama-cpp-python is not installed"),
+    ],
+)
+def test_a_missing_package_is_said_in_a_row(
+    lm: LM, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
+) -> None:
+    for module in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    settings = Settings(model=str(folder), methods=(name,))
+    subjects, unavailable = open_subjects(lm, settings)
+    assert [subject.name for subject in subjects] == ["none"] and unavailable == {name: sentence}
+    record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), 3)
+    record.add(subjects[0].decode([[1, 2, 3]], max_new_tokens=4, seed=0))
+    rows = make_rows([record], settings, unavailable)
+    (row,) = [row for row in rows if row["method"] == name]
+    assert (row["note"], row["prompts"], row["category"], row["speedup"]) == (sentence, 0, "all", None)
+
+
+def test_llama_cpp_needs_a_gguf_file(lm: LM, folder: Path) -> None:
+    with pytest.raises(UnavailableError):
+        open_peer("llama.cpp", lm, Settings(model=str(folder)))
+
+
+def test_every_peer_has_its_module() -> None:
+    assert set(installed()) <= set(PEERS) and "transformers" in installed()
+
+
+class Three(Peer):
+    """Says of every prompt: two passes of one and three tokens after the first."""
+
+    def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
+        return Told([seed] * 5, [1, 3], 0.5, 0.25, rows=6)
+
+
+def test_prompts_of_a_peer_are_added_up() -> None:
+    run = Three("three", "float32", 0.0, ()).decode([[1], [2]], max_new_tokens=5, seed=7)
+    assert run.outputs == [[7] * 5, [8] * 5]
+    assert (run.passes, run.rows, run.new_tokens, dict(run.emitted)) == (4, 12, 8, {1: 2, 3: 2})
+    assert (run.seconds, run.prefill_seconds, run.parts) == (1.0, 0.5, None)
+    with pytest.raises(SettingsError, match="one prompt at a time"):
+        Three("three", "float32", 0.0, ()).decode([[1], [2]], max_new_tokens=5, seed=7, concurrency=2)
+
+
+def test_the_checkpoint_behind_a_name(folder: Path, smollm2_int8: LM, lm: LM) -> None:
+    assert checkpoint(str(folder)) == folder
+    path = checkpoint("smollm2")
+    assert main_type(path) == "Q4_1"
+    assert dense_dtype(lm) == "float32" and dense_dtype(smollm2_int8) in ("bfloat16", "float32")
+
+
+def test_a_file_in_another_quantization(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    source = tmp_path / "tiny.gguf"
+    tiny_gguf.write_gguf(source, tiny_models.make_model("llama"), tiny_gguf.Kind.Q4_1)
+    target = requantize(source, "Q8_0")
+    before, after = GGUFReader(source), GGUFReader(target)
+    assert (main_type(source), main_type(target)) == ("Q4_1", "Q8_0")
+    kept = {name for name in before.fields if not name.startswith("GGUF.") and name != "general.file_type"}
+    for name in kept:
+        assert before.fields[name].contents() == after.fields[name].contents()
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        assert (old.name, list(old.shape)) == (new.name, list(new.shape))
+        values = dequantize(old.data, old.tensor_type), dequantize(new.data, new.tensor_type)
+        assert np.abs(values[0] - values[1]).max() <= np.abs(values[0]).max() / 200
+    written = target.stat().st_mtime_ns
+    assert requantize(source, "Q8_0").stat().st_mtime_ns == written, "it is made once"
