@@ -25,6 +25,8 @@ RESIDUAL = 2
 """Drawing from what is left after a rejection."""
 WARP = 3
 """Warps that draw."""
+GUESS = 4
+"""Drafters that guess blindly."""
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
