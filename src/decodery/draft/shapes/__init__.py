@@ -1,0 +1,1 @@
+"""How a tree is made from what is remembered: one way per file."""

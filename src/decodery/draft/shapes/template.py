@@ -1,0 +1,125 @@
+"""Static trees of ranks: which of a node's successors, counted by rank, become its children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+
+from ...budget.base import Budget
+from ...core.tree import Origin, TokenTree
+
+Children = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Successors [m, width] int of `nodes` [m], best first, -1 for none, given the tokens [n] filled in so far."""
+
+_WEIGHT = 32.0
+
+
+class RankRates:
+    """How often the successor of each rank was the right one: what a place in a template is worth.
+
+    Until it is measured, rank r counts as right once in (r + 1)(r + 2) times; this prior weighs as much as 32
+    observations. Memory: one number per rank.
+    """
+
+    def __init__(self, width: int) -> None:
+        ranks = np.arange(width)
+        self._hits = _WEIGHT / ((ranks + 1.0) * (ranks + 2.0))
+        self._seen = _WEIGHT
+
+    def learn(self, ranks: np.ndarray) -> None:
+        """ranks: [m] of the tokens that came, len(rates) for those at no rank."""
+        self._hits += np.bincount(ranks, minlength=len(self._hits) + 1)[: len(self._hits)]
+        self._seen += len(ranks)
+
+    @property
+    def rates(self) -> np.ndarray:
+        """[width] float64, all within (0, 1)."""
+        return self._hits / self._seen
+
+
+class Template:
+    """A tree of rank paths. Node 0 is the root; nodes stand level by level, siblings by rank.
+
+    counts: how many children the node at each rank path has; paths that are not there have none.
+    parents, ranks, depths: [n] of all nodes, the root included.
+    """
+
+    def __init__(self, counts: Mapping[tuple[int, ...], int]) -> None:
+        paths: list[tuple[int, ...]] = [()]
+        parents, ranks = [-1], [-1]
+        for node, path in enumerate(paths):  # grows while it is walked: a breadth-first order
+            for rank in range(counts.get(path, 0)):
+                paths.append((*path, rank))
+                parents.append(node)
+                ranks.append(rank)
+        if set(counts) - set(paths):
+            raise ValueError("every rank path of a template needs its parent")
+        self.parents, self.ranks = np.array(parents), np.array(ranks)
+        self.depths = np.array([len(path) for path in paths])
+        self._levels = [self._level(depth) for depth in range(1, int(self.depths.max()) + 1)]
+
+    def __len__(self) -> int:
+        """Nodes below the root."""
+        return len(self.parents) - 1
+
+    def _level(self, depth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Nodes at a depth, their parents (each once), and which of these each node has."""
+        nodes = np.flatnonzero(self.depths == depth)
+        above, place = np.unique(self.parents[nodes], return_inverse=True)
+        return nodes, above, place
+
+    def fill(
+        self,
+        pending: int,
+        children: Children,
+        rates: np.ndarray,
+        budget: Budget,
+        *,
+        eos_ids: Collection[int] = (),
+        origin: Origin = "deterministic",
+    ) -> tuple[TokenTree, np.ndarray]:
+        """The template with tokens in it, cut to the budget, and which template node each of its nodes is.
+
+        rates: [width], what a rank is worth; a place is worth the product along its path, and the places worth most
+        are kept. Missing successors, and what would follow the end of the text, are left out.
+        """
+        tokens = np.full(len(self.parents), -1, dtype=np.int64)
+        values = np.zeros(len(self.parents))
+        tokens[0], values[0] = pending, 1.0
+        for nodes, above, place in self._levels[: budget.depth]:
+            alive = tokens[above] >= 0
+            for eos in eos_ids:
+                alive &= tokens[above] != eos
+            if not alive.any():
+                break
+            found = children(above[alive], tokens)
+            width = found.shape[1]
+            table = np.full((len(above), width + 1), -1, dtype=np.int64)  # the last column: ranks there are none of
+            table[alive, :width] = found
+            ranks = np.minimum(self.ranks[nodes], width)
+            tokens[nodes] = table[place, ranks]
+            values[nodes] = values[self.parents[nodes]] * rates[np.minimum(ranks, len(rates) - 1)]
+        filled = np.flatnonzero(tokens >= 0)
+        if len(filled) - 1 > budget.nodes:
+            # Stable, and no place is worth more than its parent: what is kept is closed.
+            filled = np.sort(filled[np.argsort(-values[filled], kind="stable")[: budget.nodes + 1]])
+        new = np.full(len(tokens) + 1, -1, dtype=np.int64)
+        new[filled] = np.arange(len(filled))
+        return TokenTree(tokens[filled], new[self.parents[filled]], origin), filled
+
+
+TOKEN_RECYCLING = Template(
+    {
+        (): 8,
+        **{(rank,): count for rank, count in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},
+        **{(0, rank): count for rank, count in enumerate((8, 3, 2, 1, 1, 1, 1, 1))},
+        **{(1, 0): 2, (1, 1): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1, (5, 0): 1},
+        **{(0, 0, rank): count for rank, count in enumerate((5, 2, 1, 1, 1))},
+        **{(0, 1, 0): 1, (0, 2, 0): 1, (1, 0, 0): 1, (2, 0, 0): 1, (3, 0, 0): 1},
+        **{(0, 0, 0, 0): 3, (0, 0, 0, 1): 1, (0, 0, 0, 2): 1},
+        **{(0, 0, 1, 0): 1, (0, 1, 0, 0): 1, (1, 0, 0, 0): 1},
+        **{(0, 0, 0, 0, 0): 2, (0, 0, 0, 1, 0): 1},
+    }
+)
+"""The published tree of Token Recycling, version 2.2.2: 80 nodes, 8 / 21 / 25 / 15 / 8 / 3 per depth."""
