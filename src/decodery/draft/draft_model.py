@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import ClassVar
 
@@ -10,7 +11,6 @@ import numpy as np
 import torch
 
 from ..budget.base import Budget
-from ..core.noise import gumbel_argmax
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError, VocabularyMismatch
@@ -18,9 +18,35 @@ from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
 from ..registry import register
-from .base import Drafter, Observation
+from .base import Expander
 
 _CHUNK = 512
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What the draft model has read. tokens: what its cache holds; logits: [1, vocab] after the last of them.
+
+    settled: how many of `tokens` are known to be text, which never changes.
+    """
+
+    cache: KVCache
+    tokens: list[int] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    settled: int = 0
+
+    def agree(self, text: list[int]) -> None:
+        """Forget what departs from `text`, such as drafts that were not accepted."""
+        shared, end = self.settled, min(len(self.tokens), len(text))
+        while shared < end and self.tokens[shared] == text[shared]:
+            shared += 1
+        if shared < len(self.tokens):
+            # Logits are there for the last token alone, so that one is read again where it is the text's last.
+            shared = min(shared, len(text) - 1)
+            self.cache.truncate(shared)
+            del self.tokens[shared:]
+            self.logits = None
+        self.settled = shared
 
 
 @register(
@@ -30,7 +56,7 @@ _CHUNK = 512
     needs=("a second model with the same vocabulary",),
 )
 @dataclass(frozen=True)
-class DraftModel(Drafter):
+class DraftModel(Expander):
     """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
 
     model: a `LanguageModel`, or a name `decodery.load` knows. length: tokens drafted per step. Draft tokens use the
@@ -51,14 +77,14 @@ class DraftModel(Drafter):
     def language_model(self) -> LanguageModel:
         return _load(self.model) if isinstance(self.model, str) else self.model
 
-    def start(self, seq: Sequence) -> KVCache:
+    def start(self, seq: Sequence) -> _Reading:
         model = self.language_model
         if model.vocab_size != seq.vocab_size:
             raise VocabularyMismatch(
                 f"the draft model has {model.vocab_size} tokens and the target {seq.vocab_size}: "
                 "draft with a model that shares the target's tokenizer"
             )
-        return model.new_cache()
+        return _Reading(model.new_cache())
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         length = min(self.length, budget.nodes, budget.depth)
@@ -67,7 +93,7 @@ class DraftModel(Drafter):
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        logits = self._read(seq.draft_state, seq.tokens)
+        logits = self._read_text(seq)
         while True:
             law = sampler.law(logits, [context])
             if seq.rule.uses_draft_distributions:
@@ -78,22 +104,52 @@ class DraftModel(Drafter):
             context = sampler.extend(context, drafted[-1], logits[0])
             logits = self._read(seq.draft_state, context.tokens)
 
-    def observe(self, seq: Sequence, seen: Observation) -> None:
-        # The draft's cache holds the text before this step, the pending token and all drafted tokens but the last.
-        before = len(seq.tokens) - len(seen.emitted)
-        seq.draft_state.truncate(before + min(len(seen.path), len(seen.emitted)))
+    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        reading: _Reading = seq.draft_state
+        root = self._read_text(seq)
+        below = np.asarray([node for node in nodes if node > 0], dtype=np.int64)
+        logits = torch.cat((root, self._branches(reading.cache, tree, below))) if len(below) else root
+        place = {node: row for row, node in enumerate(below.tolist(), start=1)}
+        contexts = []
+        for node in nodes:
+            context = seq.context()
+            context.tokens.extend(int(tree.tokens[each]) for each in tree.path(node))
+            contexts.append(context)
+        law = seq.sampler.law(logits[[place.get(node, 0) for node in nodes]], contexts)
+        return law.float().log_softmax(dim=-1)
 
-    def _read(self, cache: KVCache, tokens: list[int]) -> torch.Tensor:
-        """Feed what the draft's cache lacks of `tokens`; the logits [1, vocab] after the last one."""
-        model = self.language_model
-        while True:
-            chunk = np.asarray(tokens[cache.next_position : cache.next_position + _CHUNK])
-            final = cache.next_position + len(chunk) == len(tokens)
-            segment = Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1] if final else [])
+    def _branches(self, cache: KVCache, tree: TokenTree, nodes: np.ndarray) -> torch.Tensor:
+        """Logits [k, vocab] after `nodes` [k] below the root, which alone is in the cache: their paths are fed."""
+        mask = tree.ancestor_mask()
+        rows = np.flatnonzero(mask[nodes].any(axis=0))[1:]
+        segment = Segment(
+            cache.next_position + tree.depths[rows] - 1,
+            tree.tokens[rows],
+            mask=mask[np.ix_(rows, rows)],
+            cache=cache,
+            logit_rows=np.searchsorted(rows, nodes).tolist(),
+        )
+        logits = self.language_model.forward(Batch([segment])).logits
+        cache.keep([])
+        return logits
+
+    def _read_text(self, seq: Sequence) -> torch.Tensor:
+        """The logits [1, vocab] after the text so far, whoever drafted it."""
+        seq.draft_state.agree(seq.tokens)
+        return self._read(seq.draft_state, seq.tokens)
+
+    def _read(self, reading: _Reading, tokens: list[int]) -> torch.Tensor:
+        """The logits [1, vocab] after `tokens`, which begin with all that has been read; the rest is fed."""
+        model, cache = self.language_model, reading.cache
+        while reading.logits is None or len(reading.tokens) < len(tokens):
+            chunk = tokens[len(reading.tokens) : len(reading.tokens) + _CHUNK]
+            final = len(reading.tokens) + len(chunk) == len(tokens)
+            segment = Segment.chunk(np.asarray(chunk), cache, logit_rows=[len(chunk) - 1] if final else [])
             scores = model.forward(Batch([segment]))
             cache.keep(range(len(chunk)))
-            if final:
-                return scores.logits
+            reading.tokens += chunk
+            reading.logits = scores.logits if final else None
+        return reading.logits
 
 
 @lru_cache(maxsize=4)
