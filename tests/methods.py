@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
@@ -19,11 +20,13 @@ from decodery.sample import Sampler
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
 from decodery.verify.rejection import Rejection
+from decodery.verify.tolerance import Tolerance
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "aggressive": lambda other: Aggressive(source=tuple(range(2, 40)), max_draft=6),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
@@ -35,6 +38,9 @@ ADAPTIVE = {"auto"}
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
 RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection()}
+
+LOSSY_RULES: dict[str, Rule] = {"tolerance": Tolerance()}
+"""Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
 
 SAMPLERS: dict[str, Sampler] = {
     "greedy": Sampler.from_settings(),

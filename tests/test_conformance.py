@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from methods import ADAPTIVE, DRAFTERS, RULES, SAMPLERS
+from methods import ADAPTIVE, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS
 
 from decodery.budget.base import Budget
 from decodery.core.sequence import Sequence
@@ -37,7 +37,8 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 
 def test_the_lists_name_every_registered_method() -> None:
     assert set(DRAFTERS) == {method.name for method in methods("draft")}
-    assert set(RULES) == {method.name for method in methods("verify")}
+    assert set(RULES) == {method.name for method in methods("verify") if method.lossless}
+    assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -67,6 +68,14 @@ def test_a_batch_gives_what_its_members_give_alone(drafter: str, rule: str) -> N
 def test_the_cache_equals_a_fresh_prefill_after_every_step(drafter: str, rule: str) -> None:
     for sampler in (SAMPLERS["greedy"], SAMPLERS["nucleus"]):
         check_state(TARGET, PROMPTS[1], drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=sampler)
+
+
+@pytest.mark.parametrize("rule", LOSSY_RULES)
+def test_lossy_rules_keep_batches_and_caches_in_order(rule: str) -> None:
+    drafter = DRAFTERS["lookahead"](OTHER)
+    for sampler in (SAMPLERS["greedy"], SAMPLERS["everything"]):
+        check_batch(TARGET, PROMPTS, drafter=drafter, rule=LOSSY_RULES[rule], sampler=sampler)
+        check_state(TARGET, PROMPTS[1], drafter=drafter, rule=LOSSY_RULES[rule], sampler=sampler)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
