@@ -18,7 +18,8 @@ setup(
             # Fusing a multiplication with an addition would make results differ between instruction sets.
             extra_compile_args=[
                 "-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread",
-                "-Wno-psabi", "-Wno-maybe-uninitialized",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",
             ],
             extra_link_args=["-pthread"],
             language="c++",

@@ -45,8 +45,8 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
     const int8_t* q = a.q + row * stride;
     const float* scale = a.scale + int64_t(row) * groups;
     const int32_t* offset = a.offset + int64_t(row) * groups;
-    // The float sums live in memory: registers are for the integers of the group at hand.
-    for (int i = 0; i < 2 * R; ++i) store(sums + i * 16, splat(0.0f));
+    f16 sum[R][2];
+    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = splat(0.0f);
     for (int32_t g = 0; g < groups; ++g) {
         Ints acc[R][2];
         for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = ints(offset[r * groups + g]);
@@ -65,10 +65,13 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
         q += group_size;
         for (int r = 0; r < R; ++r) {
             const float s = scale[r * groups + g];
-            float* sum = sums + r * panel_width;
-            store(sum, load(sum) + floats(acc[r][0]) * s);
-            store(sum + 16, load(sum + 16) + floats(acc[r][1]) * s);
+            sum[r][0] = sum[r][0] + floats(acc[r][0]) * s;
+            sum[r][1] = sum[r][1] + floats(acc[r][1]) * s;
         }
+    }
+    for (int r = 0; r < R; ++r) {
+        store(sums + r * panel_width, sum[r][0]);
+        store(sums + r * panel_width + 16, sum[r][1]);
     }
 }
 

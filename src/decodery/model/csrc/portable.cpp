@@ -1,4 +1,7 @@
 // Plain C++ for any machine, vectorised as far as the compiler can.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O2")    // more takes half a minute to compile and gains nothing here
+#endif
 #include "state.h"
 
 #if !defined(__x86_64__)
