@@ -14,11 +14,13 @@ from decodery.draft.draft_model import DraftModel
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
+from decodery.draft.rapid import Rapid
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.protocol import LanguageModel
 from decodery.sample import Sampler
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
+from decodery.verify.rapid import Rapid as RapidRule
 from decodery.verify.rejection import Rejection
 from decodery.verify.tolerance import Tolerance
 
@@ -29,6 +31,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "aggressive": lambda other: Aggressive(source=tuple(range(2, 40)), max_draft=6),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
+    "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
@@ -39,7 +42,7 @@ alone, which shows in the tokens only under rules that promise a distribution an
 
 RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection()}
 
-LOSSY_RULES: dict[str, Rule] = {"tolerance": Tolerance()}
+LOSSY_RULES: dict[str, Rule] = {"rapid": RapidRule(), "tolerance": Tolerance()}
 """Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
 
 SAMPLERS: dict[str, Sampler] = {

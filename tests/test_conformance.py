@@ -72,10 +72,10 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(drafter: str, rule: s
 
 @pytest.mark.parametrize("rule", LOSSY_RULES)
 def test_lossy_rules_keep_batches_and_caches_in_order(rule: str) -> None:
-    drafter = DRAFTERS["lookahead"](OTHER)
-    for sampler in (SAMPLERS["greedy"], SAMPLERS["everything"]):
-        check_batch(TARGET, PROMPTS, drafter=drafter, rule=LOSSY_RULES[rule], sampler=sampler)
-        check_state(TARGET, PROMPTS[1], drafter=drafter, rule=LOSSY_RULES[rule], sampler=sampler)
+    drafter, lossy = DRAFTERS["rapid"](OTHER), LOSSY_RULES[rule]
+    check_batch(TARGET, PROMPTS[:3], drafter=drafter, rule=lossy, sampler=SAMPLERS["everything"], seeds=(0,))
+    for sampler in (SAMPLERS["greedy"], SAMPLERS["nucleus"]):
+        check_state(TARGET, PROMPTS[1], drafter=drafter, rule=lossy, sampler=sampler, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

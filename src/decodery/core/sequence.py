@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,10 +12,11 @@ from .trace import Trace
 if TYPE_CHECKING:
     from ..draft.base import Drafter
     from ..model.cache import KVCache
+    from ..model.protocol import LanguageModel
     from ..sample.base import Context
     from ..sample.sampler import Sampler
     from ..verify.base import Rule
-    from .text import TextStream
+    from .text import Detokenizer, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -33,7 +35,8 @@ class Sequence:
     """A request in progress. The cache holds all tokens but the last, the pending one.
 
     draft_state and sampler_state belong to the drafter and the sampler; the engine only hands them back.
-    memory: what drafters may remember beyond this sequence.
+    memory: what drafters may remember beyond this sequence. model: the target; detokenizer: makes what turns its
+    tokens into text, None where there is no tokenizer.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing.
     """
 
@@ -44,6 +47,8 @@ class Sequence:
     rule: Rule
     drafter: Drafter | None
     vocab_size: int
+    model: LanguageModel
+    detokenizer: Callable[[], Detokenizer] | None = None
     seed: int = 0
     max_new_tokens: int = 128
     eos_ids: frozenset[int] = frozenset()

@@ -81,6 +81,8 @@ class Engine:
             rule=request.rule,
             drafter=request.drafter,
             vocab_size=self.model.vocab_size,
+            model=self.model,
+            detokenizer=self._detokenizer,
             seed=request.seed,
             max_new_tokens=min(request.max_new_tokens, self.model.config.max_positions - len(prompt)),
             eos_ids=frozenset(request.eos_ids),

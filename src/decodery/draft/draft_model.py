@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,40 +12,13 @@ import torch
 from ..budget.base import Budget
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
-from ..errors import SettingsError, VocabularyMismatch
+from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
 from ..registry import register
 from .base import Expander
-
-_CHUNK = 512
-
-
-@dataclass(slots=True)
-class _Reading:
-    """What the draft model has read. tokens: what its cache holds; logits: [1, vocab] after the last of them.
-
-    settled: how many of `tokens` are known to be text, which never changes.
-    """
-
-    cache: KVCache
-    tokens: list[int] = field(default_factory=list)
-    logits: torch.Tensor | None = None
-    settled: int = 0
-
-    def agree(self, text: list[int]) -> None:
-        """Forget what departs from `text`, such as drafts that were not accepted."""
-        shared, end = self.settled, min(len(self.tokens), len(text))
-        while shared < end and self.tokens[shared] == text[shared]:
-            shared += 1
-        if shared < len(self.tokens):
-            # Logits are there for the last token alone, so that one is read again where it is the text's last.
-            shared = min(shared, len(text) - 1)
-            self.cache.truncate(shared)
-            del self.tokens[shared:]
-            self.logits = None
-        self.settled = shared
+from .reading import Reading, named
 
 
 @register(
@@ -75,25 +47,20 @@ class DraftModel(Expander):
 
     @property
     def language_model(self) -> LanguageModel:
-        return _load(self.model) if isinstance(self.model, str) else self.model
+        return named(self.model)
 
-    def start(self, seq: Sequence) -> _Reading:
-        model = self.language_model
-        if model.vocab_size != seq.vocab_size:
-            raise VocabularyMismatch(
-                f"the draft model has {model.vocab_size} tokens and the target {seq.vocab_size}: "
-                "draft with a model that shares the target's tokenizer"
-            )
-        return _Reading(model.new_cache())
+    def start(self, seq: Sequence) -> Reading:
+        return Reading.begin(self.language_model, seq.vocab_size)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         length = min(self.length, budget.nodes, budget.depth)
         if length < 1:
             return TokenTree.root(seq.pending)
+        reading: Reading = seq.draft_state
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        logits = self._read_text(seq)
+        logits = reading.text(seq.tokens)
         while True:
             law = sampler.law(logits, [context])
             if seq.rule.uses_draft_distributions:
@@ -102,11 +69,11 @@ class DraftModel(Expander):
             if len(drafted) == length or drafted[-1] in seq.eos_ids:
                 return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
             context = sampler.extend(context, drafted[-1], logits[0])
-            logits = self._read(seq.draft_state, context.tokens)
+            logits = reading.draft(context.tokens)
 
     def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
-        reading: _Reading = seq.draft_state
-        root = self._read_text(seq)
+        reading: Reading = seq.draft_state
+        root = reading.text(seq.tokens)
         below = np.asarray([node for node in nodes if node > 0], dtype=np.int64)
         logits = torch.cat((root, self._branches(reading.cache, tree, below))) if len(below) else root
         place = {node: row for row, node in enumerate(below.tolist(), start=1)}
@@ -132,28 +99,3 @@ class DraftModel(Expander):
         logits = self.language_model.forward(Batch([segment])).logits
         cache.keep([])
         return logits
-
-    def _read_text(self, seq: Sequence) -> torch.Tensor:
-        """The logits [1, vocab] after the text so far, whoever drafted it."""
-        seq.draft_state.agree(seq.tokens)
-        return self._read(seq.draft_state, seq.tokens)
-
-    def _read(self, reading: _Reading, tokens: list[int]) -> torch.Tensor:
-        """The logits [1, vocab] after `tokens`, which begin with all that has been read; the rest is fed."""
-        model, cache = self.language_model, reading.cache
-        while reading.logits is None or len(reading.tokens) < len(tokens):
-            chunk = tokens[len(reading.tokens) : len(reading.tokens) + _CHUNK]
-            final = len(reading.tokens) + len(chunk) == len(tokens)
-            segment = Segment.chunk(np.asarray(chunk), cache, logit_rows=[len(chunk) - 1] if final else [])
-            scores = model.forward(Batch([segment]))
-            cache.keep(range(len(chunk)))
-            reading.tokens += chunk
-            reading.logits = scores.logits if final else None
-        return reading.logits
-
-
-@lru_cache(maxsize=4)
-def _load(name: str) -> LanguageModel:
-    from ..model.load import load
-
-    return load(name).model

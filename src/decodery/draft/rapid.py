@@ -1,0 +1,157 @@
+"""RAPID: a model that reads only the passages of a long prompt that matter drafts for one that reads all of it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ..budget.base import Budget
+from ..core.sequence import Sequence
+from ..core.tree import Origin, TokenTree
+from ..errors import SettingsError
+from ..model.protocol import LanguageModel
+from ..registry import register
+from .base import Drafter
+from .reading import Reading, named
+
+_SENTENCE_END = re.compile(r"(\n|[.!?][\"')\]]*\s*)$")
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(slots=True)
+class _State:
+    """prompt: the shortened prompt; reading: the drafter's model behind it."""
+
+    prompt: list[int]
+    reading: Reading
+
+
+@register(
+    "rapid",
+    paper="Long-Context Inference with Retrieval-Augmented Speculative Decoding (2025)",
+    guarantee="the law of the output is unchanged under lossless rules; the rule rapid:eta=... moves it on purpose",
+    lossless=True,
+    needs=("a prompt with a long context",),
+)
+@dataclass(frozen=True)
+class Rapid(Drafter):
+    """Drafts with a model that has read only the passages of the prompt that match its end, in their order.
+
+    model: the drafter, a `LanguageModel` or a name; None is the target itself with a second cache. gamma: tokens
+    drafted per step. confidence: a draft ends behind the first token to which the drafter itself gave less. The first
+    `head` and the last `query` tokens of the prompt are always read. What lies between is cut into passages of at most
+    `chunk` tokens, at ends of sentences where there are any; those with most in common with the query's words (Okapi
+    BM25) are read, up to `length` tokens or a 24th of the prompt, whichever is more. Without a tokenizer token ids are
+    the words.
+
+    Under the coupled and rejection rules drafts change nothing, which is the paper's eta = 0; its transfer of the
+    drafter's preference into the target is the rule "rapid". Scope: the request; memory: one more cache.
+    Source: John-AI-Lab/RAPID (2025).
+    """
+
+    model: LanguageModel | str | None = None
+    gamma: int = 10
+    confidence: float = 0.4
+    head: int = 32
+    query: int = 64
+    chunk: int = 512
+    length: int = 4096
+
+    origin: ClassVar[Origin] = "sampled"
+
+    def __post_init__(self) -> None:
+        if min(self.gamma, self.query, self.chunk, self.length) < 1 or self.head < 0 or not 0 <= self.confidence <= 1:
+            raise SettingsError(
+                "rapid needs gamma, query, chunk and length >= 1, head >= 0 and confidence between 0 and 1"
+            )
+
+    def start(self, seq: Sequence) -> _State:
+        model = seq.model if self.model is None else named(self.model)
+        return _State(self.shorten(seq.tokens, _pieces(seq)), Reading.begin(model, seq.vocab_size))
+
+    def shorten(self, prompt: list[int], pieces: Ordered[str]) -> list[int]:
+        """The prompt without the passages that match its end least. pieces: the text of each of its tokens."""
+        first, last = min(self.head, len(prompt)), max(self.head, len(prompt) - self.query)
+        passages = _passages(pieces, first, last, self.chunk)
+        texts = [_words(pieces[start:stop]) for start, stop in passages]
+        scores = bm25(texts, set(_words(pieces[last:])))
+        room, taken = max(self.length, len(prompt) // 24), []
+        for number in np.argsort(-scores, kind="stable"):
+            start, stop = passages[number]
+            if scores[number] > 0 and stop - start <= room:
+                room -= stop - start
+                taken.append((start, stop))
+        kept = [token for start, stop in sorted(taken) for token in prompt[start:stop]]
+        return prompt[:first] + kept + prompt[last:]
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        state: _State = seq.draft_state
+        length = min(self.gamma, budget.nodes, budget.depth)
+        if length < 1:
+            return TokenTree.root(seq.pending)
+        sampler, context = seq.sampler, seq.context()
+        text = state.prompt + seq.generated
+        drafted: list[int] = []
+        laws: dict[int, torch.Tensor] = {}
+        logits = state.reading.text(text)
+        while True:
+            law = sampler.law(logits, [context])
+            # At temperature 0 as well: the rule that wants them compares preferences, not choices.
+            probabilities = law[0].double().softmax(dim=-1)
+            token = int(sampler.pick(law, seq.seed, [context.position])[0])
+            if seq.rule.uses_draft_distributions:
+                laws[len(drafted)] = probabilities
+            drafted.append(token)
+            # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.
+            doubtful = bool(probabilities[token] < self.confidence)
+            if len(drafted) == length or token in seq.eos_ids or doubtful:
+                return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            context = sampler.extend(context, token, logits[0])
+            logits = state.reading.draft(text + drafted)
+
+
+def bm25(texts: Ordered[Ordered[str]], query: set[str], *, k1: float = 1.5, b: float = 0.75) -> np.ndarray:
+    """Okapi BM25 [len(texts)] float64 of texts as lists of words against the words of a query."""
+    counts = [Counter(text) for text in texts]
+    lengths = np.array([len(text) for text in texts], dtype=np.float64)
+    scores = np.zeros(len(texts))
+    for word in sorted(query):
+        frequency = np.array([count[word] for count in counts], dtype=np.float64)
+        holders = int((frequency > 0).sum())
+        if holders:
+            rarity = math.log(1 + (len(texts) - holders + 0.5) / (holders + 0.5))
+            scores += rarity * frequency * (k1 + 1) / (frequency + k1 * (1 - b + b * lengths / lengths.mean()))
+    return scores
+
+
+def _passages(pieces: Ordered[str], first: int, last: int, most: int) -> list[tuple[int, int]]:
+    """[start, stop) of consecutive passages of at most `most` tokens that end where sentences do, if they can."""
+    passages = []
+    start = first
+    while start < last:
+        stop = min(start + most, last)
+        if stop < last:
+            ends = (at for at in range(stop, start, -1) if _SENTENCE_END.search(pieces[at - 1]))
+            stop = next(ends, stop)
+        passages.append((start, stop))
+        start = stop
+    return passages
+
+
+def _words(pieces: Ordered[str]) -> list[str]:
+    return _WORD.findall("".join(pieces).lower())
+
+
+def _pieces(seq: Sequence) -> list[str]:
+    """The text of every prompt token; without a tokenizer its number, as a word."""
+    if seq.detokenizer is None:
+        return [f"{token} " for token in seq.tokens]
+    decoder = seq.detokenizer()
+    return [decoder.push([token]) for token in seq.tokens]

@@ -1,0 +1,81 @@
+"""A second model, or the same one with another context, reading along with a text that may take drafts back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ..errors import VocabularyMismatch
+from ..model.batch import Batch, Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel
+
+_CHUNK = 512
+
+
+@dataclass(slots=True)
+class Reading:
+    """What `model` has read. tokens: what its cache holds; logits: [1, vocab] after the last of them.
+
+    settled: how many of `tokens` are known to be text, which never changes.
+    """
+
+    model: LanguageModel
+    cache: KVCache
+    tokens: list[int] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    settled: int = 0
+
+    @classmethod
+    def begin(cls, model: LanguageModel, vocab_size: int) -> Reading:
+        """Nothing read yet. Raises VocabularyMismatch unless the model has `vocab_size` tokens."""
+        if model.vocab_size != vocab_size:
+            raise VocabularyMismatch(
+                f"the draft model has {model.vocab_size} tokens and the target {vocab_size}: "
+                "draft with a model that shares the target's tokenizer"
+            )
+        return cls(model, model.new_cache())
+
+    def text(self, tokens: list[int]) -> torch.Tensor:
+        """The logits [1, vocab] after `tokens`, which are settled; drafts that departed from them are forgotten."""
+        self._agree(tokens)
+        return self.draft(tokens)
+
+    def draft(self, tokens: list[int]) -> torch.Tensor:
+        """The logits [1, vocab] after `tokens`, which begin with all that has been read; the rest is fed."""
+        while self.logits is None or len(self.tokens) < len(tokens):
+            chunk = tokens[len(self.tokens) : len(self.tokens) + _CHUNK]
+            final = len(self.tokens) + len(chunk) == len(tokens)
+            segment = Segment.chunk(np.asarray(chunk), self.cache, logit_rows=[len(chunk) - 1] if final else [])
+            scores = self.model.forward(Batch([segment]))
+            self.cache.keep(range(len(chunk)))
+            self.tokens += chunk
+            self.logits = scores.logits if final else None
+        return self.logits
+
+    def _agree(self, text: list[int]) -> None:
+        shared, end = self.settled, min(len(self.tokens), len(text))
+        while shared < end and self.tokens[shared] == text[shared]:
+            shared += 1
+        if shared < len(self.tokens):
+            # Logits are there for the last token alone, so that one is read again where it is the text's last.
+            shared = min(shared, len(text) - 1)
+            self.cache.truncate(shared)
+            del self.tokens[shared:]
+            self.logits = None
+        self.settled = shared
+
+
+def named(model: LanguageModel | str) -> LanguageModel:
+    """The model itself, or the one that `decodery.load` knows by this name."""
+    return _load(model) if isinstance(model, str) else model
+
+
+@lru_cache(maxsize=4)
+def _load(name: str) -> LanguageModel:
+    from ..model.load import load
+
+    return load(name).model
