@@ -102,6 +102,16 @@ def tree_mask(parents: list[int]) -> np.ndarray:
     return mask
 
 
+@pytest.fixture(autouse=True)
+def two_threads():
+    """More than one, whatever the other tests use: stages must meet at their barriers."""
+    lib = native.library()
+    assert lib is not None, "build it first: python setup.py build_ext --inplace"
+    lib.decodery_threads(2)
+    yield lib
+    lib.decodery_threads(torch.get_num_threads())
+
+
 @pytest.fixture(params=["portable", *native.kernel_sets()])
 def kernels(request):
     """Every way of running the stack on this machine."""
@@ -115,7 +125,6 @@ def kernels(request):
 
 def test_library_is_built_where_a_compiler_is():
     """The extension is optional for users, never for the tests: a silent fallback would test nothing."""
-    assert native.library() is not None, "build it first: python setup.py build_ext --inplace"
     assert native.kernel_sets()[-1] == "portable C++"
     assert native.kernel_sets()[0] in native.status()
 
@@ -247,15 +256,11 @@ def test_a_forked_process_gets_threads_of_its_own():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_result_does_not_depend_on_the_number_of_threads(threads):
+def test_result_does_not_depend_on_the_number_of_threads(threads, two_threads):
     model, _, stack = make(CONFIGS["gemma3"])
     expected, _ = run(model, stack, [Segment(np.arange(30), TOKENS[:30])])
-    lib = native.library()
-    lib.decodery_threads(threads)
-    try:
-        assert torch.equal(run(model, stack, [Segment(np.arange(30), TOKENS[:30])])[0], expected)
-    finally:
-        lib.decodery_threads(torch.get_num_threads())
+    two_threads.decodery_threads(threads)
+    assert torch.equal(run(model, stack, [Segment(np.arange(30), TOKENS[:30])])[0], expected)
 
 
 def test_read_bandwidth_is_a_rate():

@@ -179,11 +179,10 @@ def onnxruntime_chain(weights: Weights, bits: int) -> Chain:
             values, scale = blocked(weight, bits)
             w = constant(f"w{i}", values)
             s = constant(f"s{i}", scale)
+            settings = {"K": inputs, "N": len(weight), "bits": bits, "block_size": 32, "accuracy_level": 4}
+            operands = [f"cut{i}", w, s]
             nodes.append(
-                helper.make_node(
-                    "MatMulNBits", [f"cut{i}", w, s], [f"y{i}"], domain="com.microsoft", K=inputs,
-                    N=weight.shape[0], bits=bits, block_size=32, accuracy_level=4,
-                )  # fmt: skip
+                helper.make_node("MatMulNBits", operands, [f"y{i}"], domain="com.microsoft", **settings)
             )
         name = f"y{i}"
     shape = helper.make_tensor_value_info

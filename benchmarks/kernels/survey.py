@@ -1,8 +1,9 @@
 """How much a pass's matrix products cost in the libraries people use: rows x library, in one run, interleaved.
 
-The load is the chain of SmolLM2-135M's linear layers with distinct random weights (30 blocks and the head, 134.5 million
-weights): what a layer returns is cut to the width of the next one's input. Times are the median over rounds; a round
-runs every library once for every number of rows, so a change of the machine's mood meets all of them alike.
+The load is the chain of SmolLM2-135M's linear layers with distinct random weights (30 blocks and the head, 134.5
+million weights): what a layer returns is cut to the width of the next one's input. A round runs every library once for every
+number of rows, so a change of the machine's mood meets all of them alike. With --threads 1 it is the process's own
+processor time that is taken, which other programs disturb least.
 
     python benchmarks/kernels/survey.py --rounds 20 --json benchmarks/results/kernels.json
 
@@ -19,9 +20,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import peers
 import torch
 
-import peers
 from decodery.model import native
 
 ROWS = (1, 4, 8, 16, 32, 64)
@@ -58,6 +59,7 @@ def survey(rounds: int, inductor: bool, only: list[str] | None) -> dict[str, obj
         except Exception as error:  # a library may be missing or refuse this machine: say so and go on
             absent[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
         print(f"built {name}" if name in chains else f"without {name}: {absent[name]}", flush=True)
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, dict[int, list[float]]] = {name: {n: [] for n in ROWS} for name in chains}
     bandwidth = []
     for _ in range(rounds):
@@ -66,9 +68,9 @@ def survey(rounds: int, inductor: bool, only: list[str] | None) -> dict[str, obj
             for name, chain in chains.items():
                 time.sleep(0.01)  # lets the threads of the library before fall asleep
                 chain(rows)  # brings this one's back
-                begin = time.perf_counter()
+                begin = clock()
                 chain(rows)
-                times[name][n].append(1e3 * (time.perf_counter() - begin))
+                times[name][n].append(1e3 * (clock() - begin))
         bandwidth.append(native.read_bandwidth(mebibytes=128, rounds=1))
     return {
         "kernels": native.status(),

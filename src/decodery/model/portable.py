@@ -112,8 +112,8 @@ def attend(
         # A hidden value has weight 0, which only a finite one survives.
         while finite and last < n and last - first < ROWS_AT_ONCE and _begins(slots[last], slots[last - 1]):
             last += 1
-        index = torch.from_numpy(slots[last - 1])
-        lengths = torch.tensor([len(row) for row in slots[first:last]])
+        index = torch.from_numpy(slots[last - 1]).to(keys.device)
+        lengths = torch.tensor([len(row) for row in slots[first:last]], device=keys.device)
         parts.append(_attend_together(queries[first:last], keys[:, index], values[:, index], lengths))
         first = last
     return torch.cat(parts)
@@ -131,17 +131,17 @@ def _attend_together(
     kv_heads, seen = keys.shape[:2]
     grouped = queries.view(n, kv_heads, heads // kv_heads, 1, dim)
     scores = lane_sum(grouped * keys[None, :, None])
-    hidden = torch.arange(seen) >= lengths[:, None]
+    hidden = torch.arange(seen, device=keys.device) >= lengths[:, None]
     scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
     weights = exponential(scores - scores.amax(dim=-1, keepdim=True)).masked_fill(hidden[:, None, None], 0.0)
     blocks = -(-seen // VALUE_BLOCK)
     room = blocks * VALUE_BLOCK - seen
     weights_by_block = pad(weights, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
     values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
-    sums = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim)
+    sums = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device)
     for i in range(VALUE_BLOCK):
         sums += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
-    total = torch.zeros(n, kv_heads, heads // kv_heads, dim)
+    total = torch.zeros(n, kv_heads, heads // kv_heads, dim, device=keys.device)
     for block in range(blocks):
         total += sums[..., block, :]
     return (total * (1.0 / lane_sum(weights))[..., None]).reshape(n, heads * dim)
