@@ -1,9 +1,9 @@
 """How much a pass's matrix products cost in the libraries people use: rows x library, in one run, interleaved.
 
 The load is the chain of SmolLM2-135M's linear layers with distinct random weights (30 blocks and the head, 134.5
-million weights): what a layer returns is cut to the width of the next one's input. A round runs every library once for every
-number of rows, so a change of the machine's mood meets all of them alike. With --threads 1 it is the process's own
-processor time that is taken, which other programs disturb least.
+million weights): what a layer returns is cut to the width of the next one's input. A round runs every library once
+for every number of rows, so a change of the machine's mood meets all of them alike. With --threads 1 it is the
+process's own processor time that is taken, which other programs disturb least.
 
     python benchmarks/kernels/survey.py --rounds 20 --json benchmarks/results/kernels.json
 
