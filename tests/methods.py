@@ -12,6 +12,7 @@ from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.jacobi import Jacobi
+from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
@@ -20,6 +21,7 @@ from decodery.model.protocol import LanguageModel
 from decodery.sample import Sampler
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
+from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
 from decodery.verify.rejection import Rejection
 from decodery.verify.tolerance import Tolerance
@@ -30,6 +32,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-model": lambda other: DraftModel(other, length=3),
     "aggressive": lambda other: Aggressive(source=tuple(range(2, 40)), max_draft=6),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
+    "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
     "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
@@ -42,7 +45,11 @@ alone, which shows in the tokens only under rules that promise a distribution an
 
 RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection()}
 
-LOSSY_RULES: dict[str, Rule] = {"rapid": RapidRule(), "tolerance": Tolerance()}
+LOSSY_RULES: dict[str, Rule] = {
+    "lexical-unit": LexicalUnitRule(),
+    "rapid": RapidRule(),
+    "tolerance": Tolerance(),
+}
 """Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
 
 SAMPLERS: dict[str, Sampler] = {
