@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from ..decode.lm import LM, Output
 
 PROMPT = """\
-Extract the key facts from this announcement.
+Correct the mistakes in this text.
 
-The harbour museum opens again on Saturday after two years of repairs. Visitors can walk through the old lighthouse \
-for the first time, climb its ninety steps and look at the lamp that guided ships until 1974. A new hall shows models \
-of fishing boats, and in the workshop children can learn to tie knots. The museum is open from ten to five every day \
-except Monday. Entry is free for children under twelve; everyone else pays six euros."""
+The old lighthouse stands on a cliff above the harbour. Every evening the keeper climb the ninety steps, lights the \
+lamp and write the weather into a book. When fog rolls in from the sea, he ring the bell until the last boat is home. \
+In the morning he put out the lamp and climbs down again. On Sundays, visitors is welcome: they drink tea in the \
+kitchen, look at the old maps and listen to stories about storms."""
+"""A request whose answer repeats much of what was given, as edits and summaries do: what prompt lookup is for."""
 NEW_TOKENS = 160
 ROUNDS = 3
 
@@ -26,7 +27,7 @@ ROUNDS = 3
 def demo() -> None:
     """Fetch the embedded model, answer a prompt, and compare with plain decoding.
 
-    Greedy decoding with prompt lookup, then rounds of both kinds in turn on the same prompt.
+    Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt.
     """
     from .. import load
     from .decoding import Screen, decode, note
