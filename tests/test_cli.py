@@ -37,6 +37,13 @@ def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
 
 
+def printed(*arguments: str, text: str = "") -> str:
+    """What a command prints that must do its work without a word on standard error."""
+    done = run(*arguments, text=text)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
 def inside(*arguments: str, text: str = "", terminal: bool = False) -> tuple[int, str, str]:
     """Exit status, output and errors of a command run in this process, which saves the start of another."""
     output, errors = io.StringIO(), io.StringIO()
@@ -73,22 +80,21 @@ def test_help_lists_every_command_without_importing_torch() -> None:
 
 
 def test_version() -> None:
-    assert run("--version").stdout == f"decodery {decodery.__version__}\n"
+    assert printed("--version") == f"decodery {decodery.__version__}\n"
 
 
 def test_generate_json_is_one_object_that_python_gives_too(model: Path, smollm2_int8: LM) -> None:
-    done = run("generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5", "--json")
-    got = json.loads(done.stdout)
+    settings = ("--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5")
+    got = json.loads(printed("generate", PROMPT, *settings, "--json"))
     expected = smollm2_int8.generate(PROMPT, max_new_tokens=24, temperature=0.8, seed=5)
     assert (got["text"], got["tokens"], got["seed"]) == (expected.text, expected.tokens, 5)
     assert got["finish_reason"] in ("stop", "length")
     assert got["trace"].keys() >= {"passes", "rows", "tokens_per_pass", "tokens_per_second", "seconds"}
-    assert done.stderr == ""
 
 
 def test_the_prompt_comes_from_standard_input_too_and_the_drafter_leaves_no_trace(model: Path) -> None:
     settings = ("--max-new-tokens", "20", "--temperature", "0.9", "--top-p", "0.95")
-    argument = run("generate", *settings, "--drafter", "prompt-lookup:length=4", text=PROMPT).stdout
+    argument = printed("generate", *settings, "--drafter", "prompt-lookup:length=4", text=PROMPT)
     assert argument.endswith("\n") and len(argument) > 20
     assert inside("generate", "-", *settings, "--drafter", "none", text=PROMPT + "\n") == (0, argument, "")
     assert inside("generate", *settings, text=PROMPT) == (0, argument, "")
@@ -96,18 +102,18 @@ def test_the_prompt_comes_from_standard_input_too_and_the_drafter_leaves_no_trac
 
 def test_several_texts(model: Path) -> None:
     settings = ("--max-new-tokens", "12", "--temperature", "1", "--seed", "3", "--n", "2")
-    objects = json.loads(run("generate", PROMPT, *settings, "--json", "--logprobs", "2").stdout)
+    objects = json.loads(printed("generate", PROMPT, *settings, "--json", "--logprobs", "2"))
     assert [one["seed"] for one in objects] == [3, 4]
     assert objects[0]["tokens"] != objects[1]["tokens"]
     assert all(len(one["logprobs"]) == len(one["tokens"]) for one in objects)
-    _, printed, _ = inside("generate", PROMPT, *settings)
-    assert printed == f"--- seed 3\n{objects[0]['text']}\n\n--- seed 4\n{objects[1]['text']}\n"
+    _, text, _ = inside("generate", PROMPT, *settings)
+    assert text == f"--- seed 3\n{objects[0]['text']}\n\n--- seed 4\n{objects[1]['text']}\n"
 
 
 def test_raw_text_stop_strings_and_a_sampler_by_name(model: Path) -> None:
     arguments = ("--raw", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
-    done = run("generate", "The days of the week are Monday, Tuesday,", *arguments)
-    assert done.stdout.startswith(" Wednesday, Thursday") and done.stdout.count("\n") == 1
+    text = printed("generate", "The days of the week are Monday, Tuesday,", *arguments)
+    assert text.startswith(" Wednesday, Thursday") and text.count("\n") == 1
 
 
 def test_a_warm_start_imports_no_transformers(model: Path) -> None:
@@ -170,7 +176,7 @@ def test_pull_from_a_file_and_what_a_bad_file_leaves(model: Path, tmp_path: Path
     assert not list((tmp_path / "cache").rglob("*.gguf"))
     good = subprocess.run([*command, str(model)], capture_output=True, text=True, env=environment)
     assert good.returncode == 0 and good.stdout.startswith("smollm2 is ready: " + str(tmp_path / "cache"))
-    assert run("pull", "smollm2").stdout == f"smollm2 is ready: {model}\n"
+    assert printed("pull", "smollm2") == f"smollm2 is ready: {model}\n"
 
 
 def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
@@ -360,7 +366,7 @@ def test_chat_ends_with_the_input(model: Path, terminal: Callable[..., Terminal]
 
 
 def test_methods() -> None:
-    listed = json.loads(run("methods", "--json").stdout)
+    listed = json.loads(printed("methods", "--json"))
     keys = {"name", "family", "paper", "year", "guarantee", "lossless", "needs", "summary"}
     assert all(method.keys() == keys for method in listed)
     assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
@@ -373,7 +379,7 @@ def test_methods() -> None:
 
 
 def test_info(model: Path) -> None:
-    facts = json.loads(run("info", "--json").stdout)
+    facts = json.loads(printed("info", "--json"))
     assert facts["decodery"] == decodery.__version__
     assert facts["threads"] >= 1 and facts["kernels"] and facts["processor"]
     assert any(name.startswith("smollm2") for name in facts["models"])
@@ -381,8 +387,6 @@ def test_info(model: Path) -> None:
 
 
 def test_demo(model: Path) -> None:
-    done = run("demo")
-    assert done.returncode == 0, done.stderr
-    *_, blank, line = done.stdout.splitlines()
+    *_, blank, line = printed("demo").splitlines()
     speed = r"\d+ tokens/s: \d+\.\d\d x plain decoding \(\d+ tokens/s\)"
     assert blank == "" and re.fullmatch(rf"\d+ tokens, \d\.\d\d tokens per pass, {speed}, the same text", line)
