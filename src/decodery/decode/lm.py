@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.memory import Memory
@@ -17,7 +17,9 @@ from ..registry import resolve
 from ..sample.sampler import Sampler
 from ..verify.base import Rule
 from .engine import Engine
+from .ngrams import NGrams
 from .request import Request
+from .superposed import Draft, Superposition, superpose
 
 Message = Mapping[str, Any]
 Prompt = str | Ordered[Message]
@@ -116,6 +118,37 @@ class LM:
             seq.cancel()
         yield Piece("", self.output(seq))
 
+    def drafts(
+        self,
+        prompt: Prompt,
+        k: int = 3,
+        *,
+        max_new_tokens: int = 10,
+        ngrams: NGrams | None = None,
+        settings: Superposition | None = None,
+        raw: bool = True,
+    ) -> list[Draft]:
+        """Up to k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
+
+        ngrams: counts over texts like those to be completed, see `ngrams`; None counts the prompt alone. settings: None
+        for the published ones. Source: Superposed Decoding (2024).
+        """
+        tokens = self.encode(prompt, raw=raw)
+        found = superpose(
+            self.model,
+            tokens,
+            k,
+            length=max_new_tokens,
+            settings=settings or Superposition.published(k),
+            ngrams=ngrams or NGrams.count([tokens]),
+            eos_ids=self.tokenizer.eos_ids,
+        )
+        return [replace(draft, text=self._continuation(tokens, draft.tokens)) for draft in found]
+
+    def ngrams(self, texts: Iterable[str]) -> NGrams:
+        """What follows what in `texts`, for `drafts`."""
+        return NGrams.count(self.tokenizer.encode(text, special=False) for text in texts)
+
     def engine(self) -> Engine:
         """A fresh engine whose sequences decode their text with this model's tokenizer."""
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory)
@@ -170,6 +203,11 @@ class LM:
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             sequence=seq,
         )
+
+    def _continuation(self, prompt: list[int], tokens: list[int]) -> str:
+        stream = self.tokenizer.stream()
+        stream.push(prompt)
+        return stream.push(tokens) + stream.finish()
 
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:

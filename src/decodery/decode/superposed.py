@@ -1,0 +1,162 @@
+"""Superposed Decoding: several short drafts from one run of the model.
+
+Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass (2024). The model reads, at every
+position, the average of the drafts' last tokens; all drafts share its prediction, and what distinguishes them is
+how often their own last tokens went on with each candidate in other texts. Lossy by design, for 5 to 20 tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import PromptError, SettingsError, UnsupportedModel
+from ..model.batch import Batch, Segment
+from ..model.protocol import LanguageModel
+from .ngrams import NGrams
+
+_ORDER_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)
+"""Of 2-grams to 6-grams; they sum to 0.5, and unseen runs add nothing."""
+_UNSEEN = 200.0
+"""What a draft loses where the n-grams know none of the candidates."""
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Superposition:
+    """Settings. alpha: weight of the n-grams against the model; temperature: of the model's distribution.
+
+    top: how many of the model's likeliest tokens are candidates.
+    """
+
+    alpha: float
+    temperature: float
+    top: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha < 1 or not 0 < self.temperature < math.inf or self.top < 1:
+            raise SettingsError("superposed drafts need 0 <= alpha < 1, temperature > 0 and top >= 1")
+
+    @classmethod
+    def published(cls, k: int) -> Superposition:
+        """What the paper found best for k drafts; between its values of k those of the next smaller one."""
+        if k < 1:
+            raise SettingsError(f"drafts need k >= 1, not {k}")
+        table = {1: (0.0, 0.06, 3), 2: (0.62, 0.06, 6), 3: (0.54, 0.06, 9), 4: (0.52, 0.06, 12), 5: (0.60, 0.06, 15),
+                 6: (0.52, 0.06, 18), 10: (0.54, 0.12, 30)}  # fmt: skip
+        alpha, temperature, top = table[max(size for size in table if size <= k)]
+        return cls(alpha, temperature, max(top, 3 * k))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One draft. tokens: what follows the prompt, an end of text included; score: its log-score, higher is better.
+
+    text: empty where there is no tokenizer.
+    """
+
+    tokens: list[int]
+    score: float
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class _Branch:
+    tokens: tuple[int, ...]
+    score: float
+
+
+def superpose(
+    model: LanguageModel,
+    prompt: Ordered[int],
+    k: int,
+    *,
+    length: int,
+    settings: Superposition,
+    ngrams: NGrams,
+    eos_ids: Ordered[int] = (),
+) -> list[Draft]:
+    """The k best drafts of up to `length` tokens, best first, for one pass over the prompt and one per further token.
+
+    ngrams: what is known of the language; the prompt counts as the history of every draft. Raises SettingsError for
+    k or length below 1, PromptError for a prompt that is empty or leaves no room, UnsupportedModel for a model that
+    cannot read embeddings.
+    """
+    if k < 1 or length < 1:
+        raise SettingsError(f"drafts need k >= 1 and at least one new token, not k={k} and {length}")
+    room = model.config.max_positions - len(prompt)
+    if not prompt or room < 1:
+        raise PromptError(f"the prompt has {len(prompt)} tokens: give at least one, and room for one more")
+    prompt = [int(token) for token in prompt]
+    cache = model.new_cache()
+    for start in range(0, len(prompt), _CHUNK):
+        chunk = prompt[start : start + _CHUNK]
+        segment = Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1])
+        logits = model.forward(Batch([segment])).logits[-1]
+        cache.keep(range(len(chunk)))
+    running, finished = [_Branch((), 0.0)], list[_Branch]()
+    for number in range(min(length, room)):
+        best = _extend(running, prompt, candidates(logits, settings), settings, ngrams)[: 2 * k]
+        ended = [branch for branch in best if branch.tokens[-1] in eos_ids]
+        finished = sorted(finished + ended, key=lambda branch: -branch.score)[:k]
+        running = [branch for branch in best if branch.tokens[-1] not in eos_ids][:k]
+        if not running or number + 1 == min(length, room):
+            break
+        mixed = mixture(model, [branch.tokens[-1] for branch in running], [branch.score for branch in running])
+        segment = Segment(np.array([cache.next_position]), embeddings=mixed, cache=cache)
+        logits = model.forward(Batch([segment])).logits[-1]
+        cache.keep([0])
+    # The paper ranks by exp(-score / length), the smaller the better.
+    ranked = sorted(running + finished, key=lambda branch: -branch.score / len(branch.tokens))
+    return [Draft(list(branch.tokens), branch.score) for branch in ranked[:k]]
+
+
+def candidates(logits: torch.Tensor, settings: Superposition) -> list[tuple[int, float]]:
+    """The likeliest tokens of [vocab] logits and their log-probabilities among themselves, likeliest first."""
+    row = logits.double().cpu().numpy()
+    # A stable sort: of equal logits the lowest id comes first, as in greedy decoding.
+    near = np.flatnonzero(row >= np.partition(row, -min(settings.top, len(row)))[-min(settings.top, len(row))])
+    ids = near[np.argsort(-row[near], kind="stable")][: settings.top]
+    scaled = (row[ids] - row[ids[0]]) / settings.temperature
+    return list(zip(ids.tolist(), (scaled - math.log(np.exp(scaled).sum())).tolist(), strict=True))
+
+
+def ngram_score(ngrams: NGrams, history: Ordered[int], token: int) -> float:
+    """The weighted relative frequency of `token` behind the last 1 to 5 tokens of `history`."""
+    weighted = enumerate(_ORDER_WEIGHTS[: len(history)], start=1)
+    return sum(weight * ngrams.frequency(history[len(history) - n :], token) for n, weight in weighted)
+
+
+def mixture(model: LanguageModel, tokens: Ordered[int], scores: Ordered[float]) -> torch.Tensor:
+    """[1, hidden] input embedding: those of `tokens`, averaged with the softmax of their drafts' scores."""
+    embed = getattr(model, "embed_tokens", None)
+    if embed is None:
+        raise UnsupportedModel(f"{type(model).__name__} takes no input embeddings, which superposed drafts need")
+    weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
+    rows = embed(torch.tensor(list(tokens), device=model.device))
+    return (weights.to(rows.device, rows.dtype)[:, None] * rows).sum(dim=0, keepdim=True)
+
+
+def _extend(
+    running: list[_Branch],
+    prompt: list[int],
+    likely: list[tuple[int, float]],
+    settings: Superposition,
+    ngrams: NGrams,
+) -> list[_Branch]:
+    """Every draft with every candidate that has a score, best first."""
+    extended = []
+    for branch in running:
+        history = (prompt + list(branch.tokens))[-len(_ORDER_WEIGHTS) :]
+        known = [ngram_score(ngrams, history, token) if settings.alpha > 0 else 1.0 for token, _ in likely]
+        none = not any(known)
+        for (token, log), seen in zip(likely, known, strict=True):
+            if none or seen > 0:
+                own = -_UNSEEN if none else settings.alpha * math.log(seen)
+                score = branch.score + (1 - settings.alpha) * log + own
+                extended.append(_Branch((*branch.tokens, token), score))
+    return sorted(extended, key=lambda branch: -branch.score)
