@@ -50,7 +50,7 @@ class Transformer:
         """See `LanguageModel.forward`."""
         hidden, tapped = self.layers(self.embed(batch), batch, layers, taps=taps)
         rows, bounds = batch.logit_rows
-        if len(rows) < batch.rows:
+        if not np.array_equal(rows, np.arange(batch.rows)):
             hidden = hidden[torch.from_numpy(rows).to(self.device)]
         return Scores(self.head(hidden), bounds, tapped, batch.offsets)
 
