@@ -10,8 +10,8 @@ import torch
 from ..errors import OutOfMemory
 
 
-class _Storage:
-    """The tensor behind one or more caches, and how many of them share it."""
+class Storage:
+    """The tensor behind one or more caches, and how many of them share it. Whoever replaces `data` copies all slots."""
 
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
@@ -37,7 +37,7 @@ class KVCache:
         capacity: int = 256,
     ) -> None:
         shape = (layers, 2, kv_heads, capacity, head_dim)
-        self._storage = _Storage(_allocate(shape, dtype, device))
+        self.storage = Storage(_allocate(shape, dtype, device))
         self.lengths = np.zeros(layers, dtype=np.int64)
         self.positions = np.zeros((layers, capacity), dtype=np.int32)
         self.next_position = 0
@@ -46,11 +46,11 @@ class KVCache:
     @property
     def data(self) -> torch.Tensor:
         """[layers, 2, kv_heads, capacity, head_dim]; read it only after `reserve`, which may replace it."""
-        return self._storage.data
+        return self.storage.data
 
     @property
     def capacity(self) -> int:
-        return self._storage.data.shape[3]
+        return self.storage.data.shape[3]
 
     @property
     def length(self) -> int:
@@ -68,7 +68,7 @@ class KVCache:
         needed = self.length + n
         if needed > self.capacity:
             self._replace(max(needed, 2 * self.capacity))
-        elif self._storage.owners > 1:
+        elif self.storage.owners > 1:
             self._replace(self.capacity)
         self.scratch = n
         for start in np.unique(self.lengths):
@@ -93,7 +93,7 @@ class KVCache:
             raise IndexError(f"rows {list(rows)} are not all among the {self.scratch} rows of the last pass")
         m = len(rows)
         if m and list(rows) != list(range(m)):
-            index = torch.as_tensor(rows, device=self.data.device)
+            index = torch.as_tensor(rows).to(self.data.device, non_blocking=True)
             for start in np.unique(self.lengths):
                 layers = self.lengths == start
                 data = self.data if layers.all() else self.data[torch.from_numpy(np.flatnonzero(layers))]
@@ -103,9 +103,7 @@ class KVCache:
                     data[:, :, :, start : start + m] = picked
                 else:
                     self.data[torch.from_numpy(np.flatnonzero(layers)), :, :, start : start + m] = picked
-                self.positions[layers, start : start + m] = self.positions[layers][
-                    :, start + np.asarray(rows)
-                ]
+                self.positions[layers, start : start + m] = self.positions[layers][:, start + np.asarray(rows)]
         if m:
             first = int(self.lengths[0])
             self.next_position = int(self.positions[0, first + m - 1]) + 1
@@ -122,8 +120,8 @@ class KVCache:
     def fork(self) -> KVCache:
         """A cache with the same content; the two share memory until one of them writes."""
         twin = object.__new__(KVCache)
-        twin._storage = self._storage
-        twin._storage.owners += 1
+        twin.storage = self.storage
+        twin.storage.owners += 1
         twin.lengths = self.lengths.copy()
         twin.positions = self.positions.copy()
         twin.next_position = self.next_position
@@ -134,7 +132,7 @@ class KVCache:
         """Drop these slots of one layer; the others keep their order and their positions."""
         length = int(self.lengths[layer])
         remaining = np.setdiff1d(np.arange(length), np.asarray(slots, dtype=np.int64))
-        if self._storage.owners > 1:
+        if self.storage.owners > 1:
             self._replace(self.capacity)
         index = torch.from_numpy(remaining).to(self.data.device)
         self.data[layer, :, :, : len(remaining)] = self.data[layer].index_select(2, index)
@@ -142,23 +140,26 @@ class KVCache:
         self.lengths[layer] = len(remaining)
         self.scratch = 0
 
+    def move(self, data: torch.Tensor) -> None:
+        """Copy the content to `data` [layers, 2, kv_heads, capacity, head_dim], its own storage from then on."""
+        length = self.length
+        data[:, :, :, :length] = self.data[:, :, :, :length]
+        self.storage.owners -= 1
+        self.storage = Storage(data)
+        positions = np.zeros((len(self.lengths), self.capacity), dtype=np.int32)
+        positions[:, :length] = self.positions[:, :length]
+        self.positions = positions
+
     def __del__(self) -> None:
         # A storage nobody else owns any more may be written without a copy.
-        storage = getattr(self, "_storage", None)
+        storage = getattr(self, "storage", None)
         if storage is not None:
             storage.owners -= 1
 
     def _replace(self, capacity: int) -> None:
         """Move the content to storage of its own with room for `capacity` slots."""
-        old, length = self.data, self.length
-        shape = (*old.shape[:3], capacity, old.shape[4])
-        fresh = _allocate(shape, old.dtype, old.device)
-        fresh[:, :, :, :length] = old[:, :, :, :length]
-        self._storage.owners -= 1
-        self._storage = _Storage(fresh)
-        positions = np.zeros((len(self.lengths), capacity), dtype=np.int32)
-        positions[:, :length] = self.positions[:, :length]
-        self.positions = positions
+        old = self.data
+        self.move(_allocate((*old.shape[:3], capacity, old.shape[4]), old.dtype, old.device))
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
