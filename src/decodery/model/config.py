@@ -75,3 +75,7 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """How many positions back layer `layer` sees, itself included; None means all of them."""
         return self.sliding_window if self.sliding_layers[layer] else None
+
+    def layer_rope(self, layer: int) -> Rope:
+        """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
+        return self.local_rope if self.local_rope and self.sliding_layers[layer] else self.rope

@@ -14,6 +14,7 @@ from .attention import attend, rotate, visibility
 from .batch import Batch, Scores, Segment
 from .cache import KVCache
 from .config import ModelConfig, Rope
+from .graphs import StaticPasses, StaticStep
 from .int8 import Int8Linear
 from .native import Int8Stack
 from .portable import PortableStack
@@ -37,6 +38,10 @@ class Transformer:
         if isinstance(weights.head, Int8Linear) and self.device.type == "cpu":
             stack = PortableStack if native.library() is None else Int8Stack
             self._stack = stack(config, weights, self.angles)
+        self.static: StaticPasses | None = None
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            self.static = StaticPasses(budget=free // 4)
 
     @property
     def vocab_size(self) -> int:
@@ -47,11 +52,15 @@ class Transformer:
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        """See `LanguageModel.forward`."""
+        """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
+        if self.static is not None and layers is None:
+            scores = self.static.forward(self, batch, taps)
+            if scores is not None:
+                return scores
         hidden, tapped = self.layers(self.embed(batch), batch, layers, taps=taps)
         rows, bounds = batch.logit_rows
         if not np.array_equal(rows, np.arange(batch.rows)):
-            hidden = hidden[torch.from_numpy(rows).to(self.device)]
+            hidden = hidden[_to_device(rows, self.device)]
         return Scores(self.head(hidden), bounds, tapped, batch.offsets)
 
     def embed(self, batch: Batch) -> torch.Tensor:
@@ -61,7 +70,8 @@ class Transformer:
             if segment.embeddings is not None:
                 parts.append(segment.embeddings.to(self.device, self.dtype))
             else:
-                parts.append(self.embed_tokens(torch.as_tensor(segment.tokens, device=self.device)))
+                assert segment.tokens is not None
+                parts.append(self.embed_tokens(_to_device(segment.tokens, self.device)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -82,7 +92,12 @@ class Transformer:
         _open_caches(batch, self.config.causal)
         if self._stack is not None:
             return self._stack.layers(hidden, batch, run, taps)
-        step = _Pass(self, batch)
+        return self.blocks(hidden, _Pass(self, batch), run, taps)
+
+    def blocks(
+        self, hidden: torch.Tensor, step: _Pass | StaticStep, run: Sequence[int], taps: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """`layers` with positions, caches and masks taken from `step`."""
         tapped = {0: hidden} if 0 in taps else {}
         for index in run:
             hidden = self._block(index, hidden, step)
@@ -98,7 +113,7 @@ class Transformer:
         logits = self.weights.head(normed)
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
-    def _block(self, index: int, hidden: torch.Tensor, step: _Pass) -> torch.Tensor:
+    def _block(self, index: int, hidden: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
         config, layer = self.config, self.weights.layers[index]
         branch = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)
         if config.sandwich_norms:
@@ -114,7 +129,7 @@ class Transformer:
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
-    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: _Pass) -> torch.Tensor:
+    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         queries, keys, values = (
@@ -124,17 +139,7 @@ class Transformer:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
         cos, sin = step.angles(index)
         queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        parts = []
-        for number, (segment, first, last) in enumerate(step.spans):
-            own_keys, own_values = keys[first:last], values[first:last]
-            if segment.cache is None:
-                seen_keys, seen_values = own_keys.transpose(0, 1), own_values.transpose(0, 1)
-            else:
-                segment.cache.write(index, own_keys, own_values)
-                seen_keys, seen_values = segment.cache.view(index)
-            mask = step.mask(number, index)
-            parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
-        return layer.output(parts[0] if len(parts) == 1 else torch.cat(parts))
+        return layer.output(step.attend(index, queries, keys, values))
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
@@ -145,12 +150,12 @@ class Transformer:
             size = min(max(1024, 2 * needed), max(needed, self.config.max_positions))
             cos, sin = rope_table(rope, self.config.head_dim, size)
             table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
-        index = torch.from_numpy(positions).to(self.device)
+        index = _to_device(positions, self.device)
         return table[0][index], table[1][index]
 
 
 class _Pass:
-    """What all layers of one pass share: rotation angles and attention masks."""
+    """What all layers of one pass share: rotation angles, attention masks and the caches."""
 
     def __init__(self, model: Transformer, batch: Batch) -> None:
         self.model = model
@@ -163,12 +168,25 @@ class _Pass:
         self._masks: dict[tuple[int, bool, int], torch.Tensor | None] = {}
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        config = self.model.config
-        rope = config.local_rope if config.local_rope and config.sliding_layers[layer] else config.rope
+        rope = self.model.config.layer_rope(layer)
         if rope not in self._angles:
             cos, sin = self.model.angles(rope, self.positions)
             self._angles[rope] = cos[:, None].to(self.model.dtype), sin[:, None].to(self.model.dtype)
         return self._angles[rope]
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Write the rows' keys and values [N, kv_heads, head_dim] and attend: [N, heads, head_dim] -> [N, hidden]."""
+        parts = []
+        for number, (segment, first, last) in enumerate(self.spans):
+            own_keys, own_values = keys[first:last], values[first:last]
+            if segment.cache is None:
+                seen_keys, seen_values = own_keys.transpose(0, 1), own_values.transpose(0, 1)
+            else:
+                segment.cache.write(layer, own_keys, own_values)
+                seen_keys, seen_values = segment.cache.view(layer)
+            scale = self.model.config.attention_scale
+            parts.append(attend(queries[first:last], seen_keys, seen_values, self.mask(number, layer), scale))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mask(self, number: int, layer: int) -> torch.Tensor | None:
         segment = self.spans[number][0]
@@ -178,7 +196,7 @@ class _Pass:
         key = (number, window is not None, layer if evicted else -1)
         if key not in self._masks:
             seen = visibility(segment, layer, window)
-            self._masks[key] = None if seen is None else torch.from_numpy(seen).to(self.model.device)
+            self._masks[key] = None if seen is None else _to_device(seen, self.model.device)
         return self._masks[key]
 
 
@@ -190,3 +208,8 @@ def _open_caches(batch: Batch, causal: bool) -> None:
             batch.segments[number] = segment = dataclasses.replace(segment, mask=mask)
         if segment.cache is not None:
             segment.cache.reserve(segment.positions)
+
+
+def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    # A blocking copy would wait until the device has done all that was asked of it so far.
+    return torch.as_tensor(array).to(device, non_blocking=True)
