@@ -124,7 +124,9 @@ def _bits(seed: int, position: int | Sequence[int], tokens: A, stream: int) -> A
     spread = tokens * _signed(_STEP)
     keys = np.array([_signed(mix(seed, stream, int(each))) for each in position], dtype=np.int64)
     shaped = keys.reshape(-1, *[1] * tokens.ndim)
-    return _hash(spread + (shaped if isinstance(spread, np.ndarray) else torch.from_numpy(shaped).to(spread.device)))
+    if isinstance(spread, np.ndarray):
+        return _hash(spread + shaped)
+    return _hash(spread + torch.from_numpy(shaped).to(spread.device, non_blocking=True))
 
 
 def _hash(state: A) -> A:

@@ -48,7 +48,11 @@ class Laws:
 
     def rows(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] warped logits, -inf where a token is excluded."""
-        rows = self.logits[nodes[0] : nodes[0] + 1] if len(nodes) == 1 else self.logits[list(nodes)]
+        if isinstance(nodes, range):
+            # A slice; a list of indices would have to be sent to the device, and waited for.
+            rows = self.logits[nodes.start : nodes.stop : nodes.step]
+        else:
+            rows = self.logits[nodes[0] : nodes[0] + 1] if len(nodes) == 1 else self.logits[list(nodes)]
         return self.seq.sampler.law(rows, [self.context(node) for node in nodes])
 
     def probabilities(self, node: int) -> torch.Tensor:
