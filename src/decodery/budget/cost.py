@@ -80,6 +80,7 @@ def remember(model: LanguageModel, curve: CostCurve) -> None:
     store.write_text(_path(model), json.dumps(kept, indent=1))
 
 
+@torch.no_grad()
 def time_passes(
     models: Mapping[str, LanguageModel],
     rows: Sequence[int],
