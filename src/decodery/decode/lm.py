@@ -128,7 +128,7 @@ class LM:
         settings: Superposition | None = None,
         raw: bool = True,
     ) -> list[Draft]:
-        """Up to k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
+        """k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
 
         ngrams: counts over texts like those to be completed, see `ngrams`; None counts the prompt alone. settings: None
         for the published ones. Source: Superposed Decoding (2024).

@@ -22,7 +22,8 @@ from .ngrams import NGrams
 _ORDER_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)
 """Of 2-grams to 6-grams; they sum to 0.5, and unseen runs add nothing."""
 _UNSEEN = 200.0
-"""What a draft loses where the n-grams know none of the candidates."""
+"""What a draft loses for a token the n-grams do not know. The paper drops such tokens while the draft has others, which
+leaves fewer than k drafts where the tables are small; with this they only come last."""
 _CHUNK = 512
 
 
@@ -148,15 +149,12 @@ def _extend(
     settings: Superposition,
     ngrams: NGrams,
 ) -> list[_Branch]:
-    """Every draft with every candidate that has a score, best first."""
+    """Every draft with every candidate, best first."""
     extended = []
     for branch in running:
         history = (prompt + list(branch.tokens))[-len(_ORDER_WEIGHTS) :]
-        known = [ngram_score(ngrams, history, token) if settings.alpha > 0 else 1.0 for token, _ in likely]
-        none = not any(known)
-        for (token, log), seen in zip(likely, known, strict=True):
-            if none or seen > 0:
-                own = -_UNSEEN if none else settings.alpha * math.log(seen)
-                score = branch.score + (1 - settings.alpha) * log + own
-                extended.append(_Branch((*branch.tokens, token), score))
+        for token, log in likely:
+            seen = ngram_score(ngrams, history, token) if settings.alpha > 0 else 1.0
+            own = settings.alpha * math.log(seen) if seen > 0 else -_UNSEEN
+            extended.append(_Branch((*branch.tokens, token), branch.score + (1 - settings.alpha) * log + own))
     return sorted(extended, key=lambda branch: -branch.score)

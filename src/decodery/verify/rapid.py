@@ -27,7 +27,7 @@ def augmented(law: torch.Tensor, q: torch.Tensor, eta: float, alpha: float) -> t
     return law + eta * step
 
 
-def tested_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
+def acceptance(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
     """Acceptance probability of a token drawn from q, and the law [vocab] of what is emitted in its place.
 
     p, moved, q: [vocab] float64 probabilities of the target, the moved target and the drafter. The residual is
@@ -42,7 +42,7 @@ def tested_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor, token: int
 def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """[vocab] law of the token emitted where one drawn from q was drafted; p itself where moved is p."""
     kept = torch.minimum(q, moved)
-    _, rest = tested_law(p, moved, q, 0)
+    _, rest = acceptance(p, moved, q, 0)
     return kept + (1.0 - kept.sum()) * rest
 
 
@@ -86,7 +86,7 @@ class Rapid(Rule):
                 if seq.sampler.greedy:
                     accepted = token == int(moved.argmax())
                 else:
-                    accept, rest = tested_law(p, moved.softmax(dim=-1), q, token)
+                    accept, rest = acceptance(p, moved.softmax(dim=-1), q, token)
                     accepted = noise.draw(seq.seed, position, stream=noise.ACCEPT) < accept
             if not accepted:
                 return Accepted(path, laws.picks([node])[0] if seq.sampler.greedy else _draw(rest, seq, position))

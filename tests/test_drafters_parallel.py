@@ -1,0 +1,453 @@
+"""Drafters that guess several tokens at once from the model itself, and what their lossy rules promise instead."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.budget.base import Budget
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.lm import LM
+from decodery.decode.ngrams import NGrams
+from decodery.decode.request import Request
+from decodery.decode.superposed import Superposition, mixture, ngram_score, superpose
+from decodery.draft.aggressive import Aggressive
+from decodery.draft.base import Drafter
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.jacobi import Jacobi
+from decodery.draft.lexical_unit import LexicalUnit
+from decodery.draft.lookahead import Lookahead
+from decodery.draft.rapid import Rapid, bm25
+from decodery.errors import DecoderyError, SettingsError
+from decodery.model.batch import Batch, Segment
+from decodery.sample import Sampler
+from decodery.testing import (
+    Garbage,
+    LawBroken,
+    TableModel,
+    check_distribution,
+    check_identical,
+    chi_square,
+    decode,
+    tiny_transformer,
+)
+from decodery.testing.rules import NoResidual
+from decodery.verify.base import Laws
+from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
+from decodery.verify.rapid import Rapid as RapidRule
+from decodery.verify.rapid import acceptance, augmented, emitted_law
+from decodery.verify.rejection import Rejection
+from decodery.verify.tolerance import Tolerance, tolerated
+from test_exactness import SAMPLED, prompts
+
+TARGET = tiny_transformer(0)
+OTHER = tiny_transformer(0, num_layers=1)
+PROMPT = [5] * 6 + [7, 8, 9] * 4
+SAMPLE = Sampler.from_settings(temperature=1.0)
+
+
+class Scripted(TableModel):
+    """Says the next token of a fixed text, prompt included, whatever it reads; the last one for ever."""
+
+    def __init__(self, text: list[int], vocab_size: int = 16) -> None:
+        super().__init__(vocab_size)
+        self.text = text
+
+    def logits(self, tokens) -> torch.Tensor:
+        row = torch.zeros(self.vocab_size, dtype=torch.float64)
+        row[self.text[min(len(tokens), len(self.text) - 1)]] = 20.0
+        return row
+
+
+class Unigram(TableModel):
+    """A model that ignores what it reads."""
+
+    def logits(self, tokens) -> torch.Tensor:
+        return super().logits([])
+
+
+def submitted(model, prompt: list[int], **settings) -> tuple[Engine, Sequence]:
+    engine = Engine(model)
+    return engine, engine.submit(Request(prompt, **settings))
+
+
+def after(model, tokens: list[int]) -> torch.Tensor:
+    """[vocab] logits after `tokens`, read in one plain pass."""
+    segment = Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])
+    return model.forward(Batch([segment])).logits[0]
+
+
+# -- the real model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        *(Lookahead(), Jacobi(), Jacobi(fill="lookup"), Aggressive(), LexicalUnit(beta=0.0)),
+        Rapid(length=16, chunk=16, query=16, gamma=4),
+    ],
+    ids=lambda drafter: type(drafter).__name__,
+)
+def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LM, drafter: Drafter, sampler: Sampler | None) -> None:
+    asked = [prompts(smollm2_int8)[number] for number in (2, 6)]
+    check_identical(smollm2_int8.model, asked, drafter=drafter, sampler=sampler, seeds=(1,), max_new_tokens=32)
+
+
+# -- lookahead --------------------------------------------------------------------------------------------------------
+
+
+def test_the_window_is_a_tree_with_the_published_mask_and_positions() -> None:
+    window, ngram = 4, 4
+    drafter = Lookahead(window=window, ngram=ngram)
+    _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
+    # Distinct tokens: cell (level, column) carries 10 * level + column; the pending token is cell (0, 0).
+    seq.draft_state.levels = [[1, 2, 3]] + [[10 * level + i for i in range(window)] for level in (1, 2)]
+    tree = drafter.propose(seq, Budget(64, 64))
+    tree.validate()
+    cells = {int(token): node for node, token in enumerate(tree.tokens)} | {0: 0}
+    mask = tree.ancestor_mask()
+    assert len(tree) == window * (ngram - 1)
+    for level in range(ngram - 1):
+        for column in range(window):
+            node = cells[10 * level + column]
+            seen = {cells[i] for i in range(column + 1)} | {cells[10 * up + column] for up in range(1, level + 1)}
+            assert set(np.flatnonzero(mask[node])) == seen
+            assert tree.depths[node] == column + level
+
+
+def test_ngrams_share_rows_with_the_window_and_budgets_hold() -> None:
+    drafter = Lookahead(window=3, ngram=3, grams=2)
+    _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
+    state = seq.draft_state
+    state.levels = [[4, 5], [6, 7, 8]]
+    for rest in [(9, 9), (4, 7), (6, 1)]:
+        state.remember(3, rest, drafter.grams)
+    assert list(state.pool[3]) == [(4, 7), (6, 1)]
+    state.remember(3, (4, 7), drafter.grams)
+    assert list(state.pool[3]) == [(6, 1), (4, 7)]
+    # (4, 7) is level 0 and column 1 of the window, and 6 its column 0.
+    assert len(drafter.propose(seq, Budget(64, 64))) == 1 + 5 + 1
+    small = drafter.propose(seq, Budget(4, 2))
+    assert len(small) == 5 and small.depths.max() == 2
+    assert small.child(small.child(0, 4), 7) is not None
+
+
+def test_the_window_moves_as_published() -> None:
+    drafter = Lookahead(window=4, ngram=4, grams=4)
+    engine, seq = submitted(TARGET, PROMPT, drafter=drafter, max_new_tokens=30)
+    engine.step()
+    for number in range(8):
+        text, levels = list(seq.tokens), [list(level) for level in seq.draft_state.levels]
+        columns = len(levels[0]) + 1
+        assert [len(level) for level in levels[1:]] == [columns] * (len(levels) - 1)
+        assert (columns, len(levels)) == (max(4, 6 - number), min(3, number + 1))
+        engine.step()
+        paths = [levels[0][:i] + [level[i] for level in levels[1:]] for i in range(columns)]
+        said = [int(after(TARGET, text + path).argmax()) for path in paths]
+        moved = seq.draft_state.levels
+        if len(levels) < 3:
+            assert moved == [*(level[1:] for level in levels), said[1:]]
+        else:
+            assert moved == [levels[1][1:], levels[2], said]
+            for i, following in enumerate(said):
+                first = levels[0][i - 1] if i else text[-1]
+                assert (levels[1][i], levels[2][i], following) in seq.draft_state.pool[first]
+
+
+def test_window_rows_do_not_change_the_logits_of_the_text() -> None:
+    drafter = Lookahead(window=5, ngram=4)
+    engine, seq = submitted(TARGET, PROMPT, drafter=drafter)
+    for _ in range(6):
+        engine.step()
+    tree = drafter.propose(seq, Budget(64, 64))
+    cache = seq.cache
+    segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=cache)
+    logits = TARGET.forward(Batch([segment])).logits
+    for node in range(len(tree)):
+        path = [int(tree.tokens[each]) for each in tree.path(node)]
+        assert (logits[node] - after(TARGET, seq.tokens + path)).abs().max() < 1e-5
+
+
+# -- jacobi -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [2, 5])
+def test_a_guess_made_from_the_right_distribution_is_accepted(window: int) -> None:
+    for sampler in (Sampler.from_settings(), SAMPLE):
+        model, drafter = Unigram(50), Jacobi(window=window, fill="last")
+        (run,) = check_identical(
+            model, [[1, 2]], drafter=drafter, sampler=sampler, seeds=(4,), max_new_tokens=6 * window
+        )
+        # Blind guesses fail at most once: the next pass has all positions' own draws.
+        emitted = [step.emitted for step in run.trace.decoding[:-1]]
+        assert len(emitted) > 3
+        assert all(max(pair) >= window - 1 for pair in pairwise(emitted)) and max(emitted) == window
+
+
+def test_jacobi_sampling_keeps_the_law_and_the_check_has_power() -> None:
+    # Five tokens: guesses are refined, tested and redrawn before the last one.
+    model, drafter = TableModel(3, order=2, seed=1), Jacobi(window=4)
+    check_distribution(model, [1, 2], drafter=drafter, rule=Rejection(), sampler=SAMPLE, length=5)
+    with pytest.raises(LawBroken):
+        check_distribution(
+            model, [1, 2], drafter=drafter, rule=NoResidual(), sampler=SAMPLE, length=5, draws=3000, least=1e-6
+        )
+
+
+# -- aggressive -------------------------------------------------------------------------------------------------------
+
+
+def trace_of(text: list[int], drafter: Aggressive, prompt: list[int]) -> list[tuple[int, int]]:
+    """(drafted, accepted) of every decoding pass over a scripted answer that ends with token 0."""
+    model = Scripted([*prompt, *text, 0])
+    (seq,) = decode(model, [prompt], drafter=drafter, max_new_tokens=40, eos_ids=(0,))
+    assert seq.generated == [*text, 0]
+    return [(step.nodes, step.accepted) for step in seq.trace.decoding]
+
+
+def test_an_edit_costs_one_plain_step() -> None:
+    copying = Aggressive(source=(1, 2, 3, 4, 5))
+    assert trace_of([1, 2, 9, 4, 5], copying, [8, 8]) == [(4, 1), (0, 0), (1, 1)]
+    assert trace_of([1, 2, 3, 4, 5], copying, [8, 8]) == [(4, 4)]
+
+
+def test_a_place_is_kept_while_the_copy_goes_on_and_ambiguity_is_settled_as_asked() -> None:
+    source = (1, 2, 1, 2, 1, 2, 3)
+    assert trace_of(list(source), Aggressive(source=source, max_draft=2), [8]) == [(2, 2), (2, 2), (0, 0)]
+    edited = [1, 2, 9, 1, 2, 1, 2, 3]
+    skipping = trace_of(edited, Aggressive(source=source), [8])
+    nearest = trace_of(edited, Aggressive(source=source, ambiguous="nearest"), [8])
+    assert len(nearest) < len(skipping)
+    with pytest.raises(SettingsError, match="outside the model's vocabulary"):
+        decode(Scripted([1]), [[1]], drafter=Aggressive(source=(99,)))
+
+
+def test_unique_matches_against_brute_force() -> None:
+    chance = random.Random(3)
+    for _ in range(200):
+        source = [chance.randrange(4) for _ in range(chance.randrange(1, 20))]
+        suffix = [chance.randrange(5) for _ in range(chance.randrange(1, 5))][-3:]
+        drafter = Aggressive(source=tuple(source))
+        _, seq = submitted(TARGET, [1], drafter=drafter)
+        expected = None
+        for n in range(1, len(suffix) + 1):
+            ends = [at for at in range(n, len(source) + 1) if source[at - n : at] == suffix[-n:]]
+            if len(ends) == 1:
+                expected = ends[0]
+            if len(ends) <= 1:
+                break
+        assert drafter._match(seq.draft_state, suffix) == expected
+
+
+def test_tolerance_of_one_is_greedy_and_of_more_keeps_to_its_bounds() -> None:
+    for drafter in (DraftModel(OTHER), Garbage()):
+        check_identical(TARGET, [PROMPT, [3, 1]], drafter=drafter, rule=Tolerance(top=1))
+    rule = Tolerance(top=3, margin=1.0)
+    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), rule=rule, max_new_tokens=60)
+    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=60)
+    assert seq.generated != plain.generated
+    for at in range(seq.prompt_length, len(seq.tokens)):
+        row = after(TARGET, seq.tokens[:at])
+        token = seq.tokens[at]
+        assert token in row.topk(3).indices and row[token] >= row.max() - 1.0
+    assert tolerated(torch.tensor([1.0, 2.0, 2.0, -math.inf]), [0, 1, 2, 3], 2, 5.0) == [False, True, True, False]
+
+
+# -- rapid ------------------------------------------------------------------------------------------------------------
+
+
+def random_pairs(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    chance = np.random.default_rng(0)
+    return [
+        (torch.from_numpy(chance.normal(size=6) * 2), torch.from_numpy(chance.dirichlet(np.full(6, 0.5))))
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("eta", [0.0, 2.0, 10.0, 40.0])
+def test_the_moved_rule_emits_the_law_it_states(eta: float) -> None:
+    for law, q in random_pairs(30):
+        p, moved = law.softmax(0), augmented(law, q, eta, 0.1).softmax(0)
+        emitted = torch.zeros_like(p)
+        for token in range(6):
+            accept, rest = acceptance(p, moved, q, token)
+            emitted[token] += q[token] * accept
+            emitted += q[token] * (1 - accept) * rest
+        kept = torch.minimum(q, moved)
+        rest = (p - kept).clamp_min(0)
+        if rest.sum() > 1e-9:
+            assert (emitted - kept - (1 - kept.sum()) * rest / rest.sum()).abs().max() < 1e-12
+        assert (emitted - emitted_law(p, moved, q)).abs().max() < 1e-12
+        if eta == 0:
+            assert (emitted - p).abs().max() < 1e-12
+
+
+def test_the_moved_rule_draws_from_the_law_it_states() -> None:
+    eta = 10.0
+    law, q = random_pairs(2)[1]
+    model = TableModel(6)
+    _, seq = submitted(model, [1, 2], sampler=SAMPLE)
+    rule, logits, counts = RapidRule(eta=eta), torch.stack([law, law]).float(), np.zeros(6)
+    for seed in range(20_000):
+        seq.seed = seed
+        token = int(seq.sampler.pick(q.log()[None], seed, [0])[0])
+        tree = TokenTree.chain(2, [token], origin="sampled", distributions={0: q})
+        accepted = rule.choose(tree, Laws(tree, logits, seq), seq)
+        counts[token if accepted.path else accepted.bonus] += 1
+    p = law.softmax(0)
+    assert chi_square(counts, emitted_law(p, augmented(law, q, eta, 0.1).softmax(0), q).numpy()) > 1e-3
+    # The test can tell this law from the target's own.
+    assert chi_square(counts, p.numpy()) < 1e-6
+
+
+@pytest.mark.parametrize("rule", [None, Rejection(), RapidRule(eta=0)], ids=["coupled", "rejection", "rapid"])
+def test_a_drafter_that_reads_everything_is_always_right(rule) -> None:
+    for sampler in (Sampler.from_settings(), SAMPLE):
+        drafter = Rapid(gamma=4, confidence=0.0)
+        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=rule, sampler=sampler, max_new_tokens=21)
+        assert [step.emitted for step in seq.trace.decoding] == [5] * 4
+        if sampler.greedy:
+            assert seq.generated == decode(TARGET, [PROMPT], max_new_tokens=21)[0].generated
+
+
+def test_the_step_towards_the_drafter_changes_greedy_texts_and_raises_acceptance() -> None:
+    # A drafter that knows half the context; the tiny models disagree often enough.
+    drafter = Rapid(OTHER, gamma=3, confidence=0.0, head=1, query=3, chunk=4, length=4)
+    check_identical(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=0))
+    accepted = []
+    for eta in (0.0, 50.0):
+        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=eta), max_new_tokens=60)
+        accepted.append(seq.trace.tokens_per_pass)
+    assert accepted[0] < accepted[1]
+
+
+def test_passages_are_ranked_and_kept_in_order() -> None:
+    text = "the tide is high . a cat sat . moon pulls the tide . dogs bark . why tide moon ?"
+    words = text.split()
+    drafter = Rapid(head=1, query=4, chunk=6, length=9)
+    ids = list(range(len(words)))
+    kept = [words[token] for token in drafter.shorten(ids, [word + " " for word in words])]
+    assert " ".join(kept) == "the tide is high . moon pulls the tide . why tide moon ?"
+    scores = bm25([["a", "b"], ["a", "a"], ["c", "d"]], {"a", "z"})
+    rarity = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+    assert np.allclose(scores, [rarity, rarity * 2 * 2.5 / 3.5, 0.0])
+    assert drafter.shorten([1, 2], ["x", "y"]) == [1, 2]
+
+
+# -- lexical units ----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_understands_placeholders_gives_whole_units() -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1, 2, 3, 4, 5]
+    for rule in (None, LexicalUnitRule()):
+        (seq,) = decode(Scripted([1, *text]), [[1]], drafter=LexicalUnit(span=4), rule=rule, max_new_tokens=14)
+        assert seq.generated == text[:14]
+        # The first pass has placeholders alone; every other has a unit of four, of which the first token is the bonus.
+        assert [step.emitted for step in seq.trace.decoding] == [1, 4, 4, 4]
+
+
+def test_units_end_before_doubt_and_before_repetition() -> None:
+    (seq,) = decode(Scripted([1, 2, 3, 3, 4, 5, 6, 7]), [[1]], drafter=LexicalUnit(span=4), max_new_tokens=7)
+    assert [step.emitted for step in seq.trace.decoding] == [1, 1, 4]
+    flat = Unigram(8, spread=0.1)
+    (doubting,) = decode(flat, [[1]], drafter=LexicalUnit(span=4), max_new_tokens=9)
+    assert {step.emitted for step in doubting.trace.decoding} == {1}
+
+
+def test_units_are_trusted_only_from_beta_on() -> None:
+    drafter = LexicalUnit(span=4, beta=0.0)
+    check_identical(TARGET, [PROMPT, [3]], drafter=drafter, rule=LexicalUnitRule(beta=1.01))
+    (trusting,) = decode(TARGET, [PROMPT], drafter=drafter, rule=LexicalUnitRule(beta=1e-9), max_new_tokens=40)
+    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=40)
+    assert trusting.generated != plain.generated
+    assert trusting.trace.tokens_per_pass > 2
+    # Placeholders are never text, and drafts that say nothing of their chance are checked.
+    assert 0 not in trusting.generated or 0 in plain.generated
+    check_identical(TARGET, [PROMPT], drafter=Garbage(), rule=LexicalUnitRule(beta=1e-9))
+
+
+# -- superposed drafts ------------------------------------------------------------------------------------------------
+
+
+def corpus() -> list[list[int]]:
+    chance = np.random.default_rng(2)
+    return [chance.integers(0, 12, size=60).tolist() for _ in range(8)]
+
+
+def test_ngram_tables_equal_a_recount() -> None:
+    texts = corpus()
+    counted = NGrams.count(texts, order=4)
+    grams = Counter(tuple(text[at : at + n]) for text in texts for n in (2, 3, 4) for at in range(len(text) - n + 1))
+    heads = Counter()
+    for gram, count in grams.items():
+        heads[gram[:-1]] += count
+    for gram, count in grams.items():
+        assert counted.frequency(gram[:-1], gram[-1]) == count / heads[gram[:-1]]
+    assert counted.frequency((1, 2, 3, 4), 5) == counted.frequency((99,), 1) == 0.0
+
+
+def test_one_draft_without_ngrams_is_greedy_decoding() -> None:
+    settings = Superposition(alpha=0.0, temperature=0.06, top=3)
+    (draft,) = superpose(TARGET, PROMPT, 1, length=20, settings=settings, ngrams=NGrams())
+    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=20)
+    assert draft.tokens == plain.generated
+
+
+def test_a_mixture_of_one_token_is_that_token() -> None:
+    cache = TARGET.new_cache()
+    for scores in ([0.0], [-3.0, -3.0]):
+        mixed = mixture(TARGET, [7] * len(scores), scores)
+        logits = TARGET.forward(Batch([Segment(np.array([0]), embeddings=mixed, cache=cache)])).logits[0]
+        assert (logits - after(TARGET, [7])).abs().max() < 1e-5
+
+
+def test_drafts_equal_those_of_an_exhaustive_scorer() -> None:
+    counted, settings, k = NGrams.count(corpus()), Superposition(alpha=0.5, temperature=0.5, top=9), 3
+    got = superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,))
+    running, finished = [((), 0.0)], []
+    cache = TARGET.new_cache()
+    logits = TARGET.forward(Batch([Segment.chunk(PROMPT, cache, logit_rows=[len(PROMPT) - 1])])).logits[0]
+    cache.keep(range(len(PROMPT)))
+    for _ in range(10):
+        likely = logits.topk(9)
+        log_p = (likely.values / 0.5).log_softmax(0)
+        pairs = []
+        for tokens, score in running:
+            for token, lp in zip(likely.indices.tolist(), log_p.tolist(), strict=True):
+                gain = ngram_score(counted, [*PROMPT, *tokens][-5:], token)
+                pairs.append(((*tokens, token), score + 0.5 * lp + (0.5 * math.log(gain) if gain > 0 else -200)))
+        pairs = sorted(pairs, key=lambda pair: -pair[1])[: 2 * k]
+        finished = sorted([*finished, *(pair for pair in pairs if pair[0][-1] == 0)], key=lambda pair: -pair[1])[:k]
+        running = [pair for pair in pairs if pair[0][-1] != 0][:k]
+        weights = torch.tensor([score for _, score in running], dtype=torch.float64).softmax(0)
+        rows = TARGET.embed_tokens(torch.tensor([tokens[-1] for tokens, _ in running]))
+        mixed = (weights[:, None] * rows).sum(0, keepdim=True)
+        position = np.array([cache.next_position])
+        logits = TARGET.forward(Batch([Segment(position, embeddings=mixed, cache=cache)])).logits[0]
+        cache.keep([0])
+    ranked = sorted([*running, *finished], key=lambda pair: -pair[1] / len(pair[0]))[:k]
+    assert [tuple(draft.tokens) for draft in got] == [tokens for tokens, _ in ranked]
+    assert np.allclose([draft.score for draft in got], [score for _, score in ranked])
+
+
+def test_drafts_on_the_real_model_cost_one_run(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, passes = smollm2_int8, []
+    forward = lm.model.forward
+    monkeypatch.setattr(lm.model, "forward", lambda *given, **more: passes.append(1) or forward(*given, **more))
+    known = lm.ngrams(["The capital of France is Paris. The capital of France is a city."])
+    found = lm.drafts("The capital of France", 3, max_new_tokens=6, ngrams=known)
+    assert len(passes) == 6
+    assert len({draft.text for draft in found}) == len(found) == 3
+    assert any(draft.text.startswith(" is Paris") for draft in found)
+    for call in (lambda: lm.drafts("A", 0), lambda: lm.drafts("A", max_new_tokens=0), lambda: lm.drafts("")):
+        with pytest.raises(DecoderyError):
+            call()
