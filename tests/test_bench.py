@@ -249,7 +249,7 @@ def test_throughput_rows(lm: LM) -> None:
     categories = [each["category"] for each in found if each["method"] == "none"]
     assert categories == ["all", "26 tokens, 1 at once", "26 tokens, 2 at once", "26 tokens, 4 at once"]
     plain, drafted = (each for each in found if each["category"] == "all")
-    assert plain["split"] == "throughput" and plain["tokens_per_pass"] == 1.0
+    assert plain["split"] == "throughput" and plain["tokens_per_pass"] == 1.0 and plain["prompts"] == 6 * 4
     assert drafted["lossless"] == {"checked": 2 * 6 * 4, "identical": 2 * 6 * 4, "excused": 0}
 
 

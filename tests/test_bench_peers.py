@@ -79,7 +79,7 @@ def test_a_missing_package_is_said_in_a_row(
     settings = Settings(model=str(folder), methods=(name,))
     subjects, unavailable = open_subjects(lm, settings)
     assert [subject.name for subject in subjects] == ["none"] and unavailable == {name: sentence}
-    record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), 3)
+    record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), [[1, 2, 3]])
     record.add(subjects[0].decode([[1, 2, 3]], max_new_tokens=4, seed=0))
     rows = make_rows([record], settings, unavailable)
     (row,) = [row for row in rows if row["method"] == name]

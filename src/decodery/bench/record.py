@@ -27,7 +27,8 @@ class Prompt:
 
 @dataclass
 class Record:
-    """One prompt under one method. Lists hold one entry per round; the first round's counts are the reported ones.
+    """One prompt, or the `prompts` of a case, under one method. Lists hold one entry per round; the first round's
+    counts are the reported ones.
 
     emitted: {tokens: passes}, parts: seconds of the four steps, both over all rounds. checked, identical, excused:
     outputs compared with plain decoding's, see `lossless`; difference: the first that is not identical. outputs: token
@@ -39,6 +40,7 @@ class Record:
     dtype: str
     prompt: Prompt
     prompt_tokens: int
+    prompts: int = 1
     new_tokens: list[int] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -54,8 +56,8 @@ class Record:
     timeline: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, subject: Subject, prompt: Prompt, prompt_tokens: int) -> Record:
-        return cls(subject.name, subject.store, subject.dtype, prompt, prompt_tokens)
+    def of(cls, subject: Subject, prompt: Prompt, prompts: list[list[int]]) -> Record:
+        return cls(subject.name, subject.store, subject.dtype, prompt, len(prompts[0]), len(prompts))
 
     def add(self, run: Run) -> None:
         """Take in one more round."""

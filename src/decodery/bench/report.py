@@ -81,6 +81,9 @@ def label(row: dict[str, Any]) -> str:
 def speed(row: dict[str, Any]) -> str:
     if row["speedup"] is None:
         return ""
+    # One question in one round has no spread, and plain decoding over itself neither.
+    if row["speedup_low"] == row["speedup_high"]:
+        return f"{row['speedup']:.2f}"
     return f"{row['speedup']:.2f} ({row['speedup_low']:.2f}–{row['speedup_high']:.2f})"
 
 

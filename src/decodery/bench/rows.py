@@ -58,7 +58,7 @@ def _figures(records: list[Record], plain: list[Record], seed: int) -> dict[str,
     own = [each for group in ours.values() if (each := timed(group))]
     per_prompt = [record.new_tokens[0] / record.passes[0] for record in records if record.passes[0]]
     return {
-        "prompts": len(records),
+        "prompts": sum(record.prompts for record in records),
         "new_tokens": tokens,
         "passes": passes or None,
         "tokens_per_pass": _rounded(tokens / passes if passes else None),

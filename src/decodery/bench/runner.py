@@ -147,7 +147,7 @@ class Bench:
     ) -> None:
         key = subject.name, subject.store, prompt
         reference = subject.name == PLAIN and key not in self.records
-        record = self.records.setdefault(key, Record.of(subject, prompt, len(prompts[0])))
+        record = self.records.setdefault(key, Record.of(subject, prompt, prompts))
         record.add(run)
         if reference:
             record.outputs = run.outputs

@@ -13,6 +13,7 @@ from rich.table import Table
 from .report import HEAD, cells, label, speed
 from .result import Result
 from .rows import ALL
+from .settings import PLAIN
 
 
 @contextmanager
@@ -59,11 +60,11 @@ def _differs(row: dict[str, Any]) -> bool:
 
 
 def _categories(rows: list[dict[str, Any]]) -> Table:
-    names = list(dict.fromkeys(label(row) for row in rows if row["speedup"] is not None))
+    names = list(dict.fromkeys(label(row) for row in rows if row["speedup"] is not None and row["method"] != PLAIN))
     found = {(label(row), row["category"]): row for row in rows}
     table = _table("speed-up by category (tokens per pass)")
     for name in ("category", *names):
-        table.add_column(name, justify="left" if name == "category" else "right")
+        table.add_column(name, justify="left" if name == "category" else "right", overflow="fold")
     for category in dict.fromkeys(row["category"] for row in rows if row["category"] != ALL):
         line = []
         for name in names:

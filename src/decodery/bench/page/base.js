@@ -15,6 +15,7 @@ const sv = (tag, attributes, ...children) => element("http://www.w3.org/2000/svg
 
 const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value < 0.1 ? 1 : 0)} %`);
+const count = (value, thing) => `${value} ${thing}${value === 1 ? "" : "s"}`;
 const words = (name) => name.replaceAll("_", " ");
 
 const linear = (from, to, low, high) => (value) => low + ((value - from) / (to - from || 1)) * (high - low);

@@ -11,7 +11,7 @@ function table(rows) {
     "choose", "commit", "prompts", "tokens", "identical", "excused", "precision", "note"];
   const left = new Set(["method", "precision", "note"]);
   const line = (row) => [words(row.category), row.label, number(row.speedup, 2),
-    row.speedup === null ? "–" : `${number(row.speedup_low, 2)} to ${number(row.speedup_high, 2)}`, number(row.tokens_per_second, 1),
+    spread(row) ? `${number(row.speedup_low, 2)} to ${number(row.speedup_high, 2)}` : "–", number(row.tokens_per_second, 1),
     number(row.tokens_per_pass, 2), number(row.rows_per_token, 2), ...["propose", "score", "choose", "commit"].map((part) => percent(row.share[part])),
     row.prompts, row.new_tokens ?? "–", row.lossless.checked ? `${row.lossless.identical} of ${row.lossless.checked}` : "–", row.lossless.excused,
     row.dtype || "–", row.note];
@@ -30,15 +30,18 @@ function verdict(rows) {
   const differ = checked - same - excused;
   const wrote = differ ? `${differ} of ${checked} outputs were not what plain decoding wrote.`
     : `All ${checked} outputs compared were what plain decoding wrote${excused ? `, ${excused} of them up to a rounded near-tie` : ""}.`;
-  return el("p", { class: "lead" }, `${best.label} decoded ${number(best.speedup, 2)} times as fast as plain decoding ` +
-    `(95 % interval ${number(best.speedup_low, 2)} to ${number(best.speedup_high, 2)}). `, el("span", { class: differ ? "warn" : null }, wrote));
+  const range = spread(best) ? ` (95 % interval ${number(best.speedup_low, 2)} to ${number(best.speedup_high, 2)})` : "";
+  return el("p", { class: "lead" }, `${best.label} decoded ${number(best.speedup, 2)} times as fast as plain decoding${range}. `, el("span", { class: differ ? "warn" : null }, wrote));
 }
 
-const names = [...new Set(result.rows.map((row) => (row.store ? `${row.method} (${row.store})` : row.method)))];
+// A method is named with its store where it has one, and with its precision where that is not the model's.
 function labelled(rows) {
+  const kinds = rows.filter((row) => row.dtype).map((row) => [row.method, row.store, row.dtype]);
+  const names = [...new Set(kinds.map(String)), ...rows.filter((row) => !row.dtype).map((row) => row.method)];
   return rows.map((row) => {
-    const label = row.store ? `${row.method} (${row.store})` : row.method;
-    return { ...row, label, index: names.indexOf(label) };
+    const remarks = [row.store, row.dtype === result.model.dtype ? "" : row.dtype].filter((remark) => remark);
+    const label = remarks.length ? `${row.method} (${remarks.join(", ")})` : row.method;
+    return { ...row, label, index: names.indexOf(row.dtype ? String([row.method, row.store, row.dtype]) : row.method) };
   });
 }
 
@@ -87,8 +90,8 @@ function benchmarkPage() {
   const notes = [...(result.complete ? [] : ["This run was interrupted: the figures cover what was measured until then."]), ...result.notes];
   document.getElementById("page").replaceChildren(
     el("h1", {}, `Decoding ${result.model.name}`),
-    el("p", { class: "soft" }, `${result.model.precision}, ${result.machine.processor}, ${result.machine.threads} threads; ` +
-      `temperature ${result.settings.temperature}, at most ${result.settings.max_new_tokens} tokens, ${result.settings.rounds} rounds; ${result.created.slice(0, 10)}`),
+    el("p", { class: "soft" }, `${result.model.precision}, ${result.machine.processor}, ${count(result.machine.threads, "thread")}; ` +
+      `temperature ${result.settings.temperature}, at most ${result.settings.max_new_tokens} tokens, ${count(result.settings.rounds, "round")}; ${result.created.slice(0, 10)}`),
     notes.map((note) => el("p", { class: "warn" }, note)),
     sets.length > 1 ? el("div", { class: "controls" }, el("label", {}, "Workload ", chosen)) : "",
     view,
@@ -105,7 +108,7 @@ function passesPage() {
   const head = ["precision", "rows", "ms", "GB/s", "of the read bandwidth", "times one row"];
   document.getElementById("page").replaceChildren(
     el("h1", {}, `A forward pass of ${result.model.name}`),
-    el("p", { class: "soft" }, `${result.machine.processor}, ${result.machine.threads} threads; memory is read at ` +
+    el("p", { class: "soft" }, `${result.machine.processor}, ${count(result.machine.threads, "thread")}; memory is read at ` +
       `${number(result.read_gb_per_s, 1)} GB/s; ${result.context} tokens in the cache; ${result.created.slice(0, 10)}`),
     el("section", {}, el("h2", {}, "Time of a pass, ms"), legend(kinds, curves.map((curve) => curve.index)), costPlot(curves, [])),
     el("section", {}, el("h2", {}, "All figures"), el("div", { class: "table" }, el("table", {},

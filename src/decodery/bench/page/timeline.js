@@ -23,7 +23,7 @@ function timelineView(generation) {
       el("span", { class: cell.kind, "data-pass": place, "data-tip": tip(cell, place) }, cell.text))));
   const width = Math.max(40, columns.length * (size + gap) + 8);
   const drafted = passes.reduce((sum, pass) => sum + pass.tokens.length, 0), kept = passes.reduce((sum, pass) => sum + pass.accepted.length, 0);
-  const label = `${passes.length} passes, ${drafted} tokens drafted, ${kept} of them accepted`;
+  const label = `${passes.length} ${passes.length === 1 ? "pass" : "passes"}, ${count(drafted, "token")} drafted, ${kept} of them accepted`;
   const grid = drawing(width, height, label, columns.map((column, place) => column.slice(0, tallest).map((cell, depth) =>
     sv("rect", { class: `cell ${cell.kind}`, x: 4 + place * (size + gap), y: height - 20 - (depth + 1) * (size + gap), width: size,
       height: size, rx: 2, "data-pass": place, "data-tip": tip(cell, place) }))),
@@ -39,12 +39,12 @@ function timelineView(generation) {
 }
 
 function timelineSection(generations) {
-  const prompts = [...new Set(generations.map((each) => `${each.workload}, ${words(each.category)}, ${each.question}`))];
   const methods = [...new Set(generations.map((each) => each.method))];
+  const name = (each) => `${each.workload}, ${words(each.category)}, ${each.question}`;
+  const prompts = [...new Set(generations.map(name))];
   const place = el("div");
   const draw = () => {
-    const found = generations.find((each) => `${each.workload}, ${words(each.category)}, ${each.question}` === prompt.value &&
-      each.method === method.value);
+    const found = generations.find((each) => name(each) === prompt.value && each.method === method.value);
     place.replaceChildren(found ? timelineView(found) : el("p", { class: "note" }, "Not recorded."));
   };
   const choice = (values, chosen) => {
@@ -52,7 +52,11 @@ function timelineSection(generations) {
     node.addEventListener("change", draw);
     return node;
   };
-  const method = choice(methods, methods.find((name) => name !== "none")), prompt = choice(prompts, prompts[0]);
+  // Begin with a middling prompt, neither the best nor the worst that was recorded.
+  const first = methods.find((each) => each !== "none") || methods[0];
+  const gain = (each) => each.timeline.passes.reduce((sum, pass) => sum + pass.accepted.length, 0) / each.timeline.passes.length;
+  const ranked = generations.filter((each) => each.method === first).sort((a, b) => gain(a) - gain(b));
+  const method = choice(methods, first), prompt = choice(prompts, name(ranked[Math.floor(ranked.length / 2)]));
   const key = { kept: "drafted and accepted", bonus: "the model's own token", lost: "drafted and rejected" };
   draw();
   return el("section", {}, el("h2", {}, "One generation, pass by pass"),

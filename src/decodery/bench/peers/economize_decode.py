@@ -21,22 +21,23 @@ class Economize(Peer):
     selector: Any
 
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
-        # It reports no time of its first token, so the prompt is read twice and the first time taken off.
+        times: list[float] = []
+
+        def stop(row: torch.Tensor) -> bool:
+            """Called after every token with all there are; the first time right after the prompt was read."""
+            times.append(perf_counter())
+            return int(row[-1]) in self.eos_ids
+
         ids = torch.tensor(prompt, device=self.model.base_model.device)
-        first, _ = self._decode(ids, 1, seed)
-        seconds, result = self._decode(ids, max_new_tokens, seed)
+        begin = perf_counter()
+        result = self.model.decode(ids, max_new_tokens, selector=self.selector(seed), stop=stop)
+        end = perf_counter()
         tokens = result.tokens.tolist()
         passes = [(event.position, event.tokens) for event in result.cost.events if event.kind == "exact"][1:]
         # A pass begins with the pending token, so the next one begins as much later as it emitted.
         begins = [*(position for position, _ in passes), len(prompt) + len(tokens) - 1]
         emitted = [after - before for before, after in pairwise(begins)]
-        rows = sum(count for _, count in passes)
-        return Told(tokens, emitted, max(seconds - first, 1e-9), first, rows)
-
-    def _decode(self, ids: torch.Tensor, max_new_tokens: int, seed: int) -> tuple[float, Any]:
-        begin = perf_counter()
-        result = self.model.decode(ids, max_new_tokens, selector=self.selector(seed), stop=self.eos_ids or None)
-        return perf_counter() - begin, result
+        return Told(tokens, emitted, end - times[0], times[0] - begin, rows=sum(count for _, count in passes))
 
 
 def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
@@ -47,7 +48,7 @@ def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
         raise UnavailableError("economize is not installed") from error
     base, dtype = load_transformers(lm, settings)
     sampled = settings.temperature > 0
-    techniques, decoding = [], economize.DecodeConfig(cycle_length=1)
+    techniques, decoding = [], economize.DecodeConfig(cycle_length=1, sync_interval=1)
     if name == "economize-lookup":
         techniques = [LookupConfig()]
         verifier = {"verifier": "rejection"} if sampled else {}
