@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import decodery
 from decodery.decode.engine import Engine
 from decodery.decode.lm import LM
 from decodery.draft.draft_model import DraftModel
@@ -50,6 +51,23 @@ def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LM, sa
     assert str(lm.dtype) == "int8"
     for drafter in (PromptLookup(), Garbage(nodes=20)):
         check_identical(lm.model, prompts(lm), drafter=drafter, sampler=sampler, seeds=(1,), max_new_tokens=48)
+
+
+def test_int4_is_what_the_file_says_and_exact_too() -> None:
+    """The embedded file is Q4_1: its layers come through without any further loss."""
+    import gguf
+
+    from decodery.model.embedded import gguf_path
+
+    lm = decodery.load("smollm2", dtype="int4")
+    wanted = {"blk.0.ffn_down.weight", "blk.29.ffn_down.weight"}
+    stored = {each.name: each for each in gguf.GGUFReader(gguf_path("smollm2")).tensors if each.name in wanted}
+    for name, index in (("blk.0.ffn_down.weight", 0), ("blk.29.ffn_down.weight", 29)):
+        dense = gguf.dequantize(stored[name].data, stored[name].tensor_type)
+        if stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1:
+            assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
+    for drafter in (PromptLookup(), Garbage(nodes=20)):
+        check_identical(lm.model, prompts(lm, 4), drafter=drafter, seeds=(1,), max_new_tokens=32)
 
 
 def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:

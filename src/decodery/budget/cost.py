@@ -114,12 +114,15 @@ def time_passes(
 
 
 def precision(model: LanguageModel) -> str:
-    """What the linear layers' weights are kept in: "int8", "bfloat16", "float32", ..."""
-    tensors = list(_tensors(getattr(getattr(model, "weights", None), "head", model)))
-    if any(tensor.dtype == torch.int8 for tensor in tensors):
-        return "int8"
-    dtype = tensors[0].dtype if tensors else getattr(model, "dtype", "unknown")
-    return str(dtype).removeprefix("torch.")
+    """What the linear layers' weights are kept in: "int4", "int8", "bfloat16", "float32", ..."""
+    weights = getattr(model, "weights", None)
+    if weights is None:
+        return str(getattr(model, "dtype", "unknown")).removeprefix("torch.")
+    tensors = list(_tensors([layer.qkv for layer in weights.layers] + [weights.head]))
+    for kind, name in ((torch.uint8, "int4"), (torch.int8, "int8")):
+        if any(tensor.dtype == kind for tensor in tensors):
+            return name
+    return str(tensors[0].dtype).removeprefix("torch.")
 
 
 def weight_bytes(model: LanguageModel) -> int:

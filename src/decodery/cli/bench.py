@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..model.protocol import LanguageModel
 
 _INTERRUPTED = 130
-_PRECISIONS = ("float32", "bfloat16", "int8")
+_PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 
 
 class _Names(click.ParamType):

@@ -81,7 +81,7 @@ model_options = _options(
     _option(
         "Model",
         "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "int8"]),
+        type=click.Choice(["auto", "float32", "bfloat16", "int8", "int4"]),
         default="auto",
         show_default=True,
         help="Precision of the weights; auto is the checkpoint's own.",

@@ -21,7 +21,7 @@ from .chat import ChatTemplate
 from .config import ModelConfig
 from .families import token_ids
 from .folder import read_facts
-from .load import DTYPES, LoadedModel, choose_dtype
+from .load import LoadedModel, choose_dtype
 from .tokenizer import Tokenizer
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -238,8 +238,8 @@ def _branches(segment: Segment) -> bool:
 
 def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:
     """Load a folder whose architecture only transformers knows; its own code is never run, pickles never read."""
-    if dtype == "int8":
-        raise SettingsError(f"{name} runs through transformers, which has no int8 here: choose float32 or bfloat16")
+    if dtype in ("int8", "int4"):
+        raise SettingsError(f"{name} runs through transformers, which has no {dtype} here: choose float32 or bfloat16")
     try:
         hf_model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
@@ -249,7 +249,7 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
     except Exception as error:  # safetensors and transformers raise errors of their own for damaged files
         raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
     chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
-    model = TransformersModel(hf_model.to(device=device, dtype=DTYPES[chosen]))
+    model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))
     try:
         backend = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True

@@ -13,14 +13,17 @@ import torch
 
 from ..errors import CorruptFile
 from .config import ModelConfig
+from .int4 import Int4Linear
 from .int8 import Int8Linear
+from .native import BLOCK
 from .store import Progress, replacing
 from .weights import Dense, Layer, Linear, Weights
 
 Part = Callable[[str], torch.Tensor]
 """Gives the tensor of a part by its name, such as "embedding.weight" or "layers.3.q.bias", in any float dtype."""
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8"}
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
+_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -70,40 +73,60 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     yield Slot("head.weight", (config.vocab_size, hidden), (source,), linear=True)
 
 
-def write(
-    path: Path, config: ModelConfig, dtype: torch.dtype, part: Part, *, quantize: bool = False, progress: Progress
-) -> None:
-    """Write the weights to `path` in `dtype`, one fused tensor in memory at a time.
+def write(path: Path, config: ModelConfig, precision: str, part: Part, *, progress: Progress) -> None:
+    """Write the weights to `path`, one fused tensor in memory at a time.
 
-    quantize: linear layers become `Int8Linear`; all else is float32, but for the embedding, whose rows are only
-    looked up, in bfloat16.
+    precision: "float32" or "bfloat16", or "int8" or "int4" for the linear layers: then the head is int8 in both, the
+    embedding, whose rows are only looked up, bfloat16, and all else float32.
     """
-    stored = [slot for slot in slots(config) if quantize or slot.name != "head.weight" or not config.tie_embeddings]
-    plan: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for slot in stored:
-        if quantize and slot.linear:
-            plan[slot.name] = torch.int8, slot.shape
-            plan[slot.name.replace(".weight", ".scale")] = torch.float32, slot.shape[:1]
-        elif quantize:
-            plan[slot.name] = torch.bfloat16 if slot.name == "embedding.weight" else torch.float32, slot.shape
-        else:
-            plan[slot.name] = dtype, slot.shape
+    quantized = precision not in _FLOATS
+    stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
+    plan = {name: entry for slot in stored for name, entry in _layout(slot, precision).items()}
     with replacing(path) as temporary, temporary.open("wb") as file:
         offsets = _write_header(file, plan)
         total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
         done = 0
         for slot in stored:
-            fused = _fuse(slot, part)
-            if quantize and slot.linear:
-                layer = Int8Linear.quantize(fused)
-                tensors = {slot.name: layer.weight, slot.name.replace(".weight", ".scale"): layer.scale}
-            else:
-                tensors = {slot.name: fused.to(plan[slot.name][0])}
-            for name, tensor in tensors.items():
+            for name, tensor in _tensors(slot, precision, _fuse(slot, part)).items():
                 file.seek(offsets[name])
                 file.write(tensor.contiguous().view(torch.uint8).numpy().data)
                 done += _size(*plan[name])
             progress("converting", done, total)
+
+
+def _kept_as(slot: Slot, precision: str) -> str:
+    """The precision of one slot in a model of this precision."""
+    if precision in _FLOATS:
+        return precision
+    if slot.linear:
+        # The head chooses the tokens, and int8 is as fast there: it is one large layer that is read once.
+        return "int8" if slot.name == "head.weight" else precision
+    return "bfloat16" if slot.name == "embedding.weight" else "float32"
+
+
+def _layout(slot: Slot, precision: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Names, types and shapes of the tensors a slot is stored as."""
+    kept, stem = _kept_as(slot, precision), slot.name.removesuffix("weight")
+    if kept == "int8":
+        return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
+    if kept == "int4":
+        outputs, inputs = slot.shape
+        blocks = (outputs, inputs // BLOCK)
+        return {
+            slot.name: (torch.uint8, (outputs, inputs // 2)),
+            f"{stem}step": (torch.float16, blocks),
+            f"{stem}least": (torch.float16, blocks),
+        }
+    return {slot.name: (_FLOATS[kept], slot.shape)}
+
+
+def _tensors(slot: Slot, precision: str, fused: torch.Tensor) -> dict[str, torch.Tensor]:
+    """A slot's content in the form of `_layout`."""
+    kept, stem = _kept_as(slot, precision), slot.name.removesuffix("weight")
+    if kept in _FLOATS:
+        return {slot.name: fused.to(_FLOATS[kept])}
+    layer = Int4Linear.quantize(fused) if kept == "int4" else Int8Linear.quantize(fused)
+    return {stem + name: tensor for name, tensor in layer.tensors().items()}
 
 
 def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
@@ -118,8 +141,11 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def linear(name: str) -> Linear:
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-        scale = tensors.get(f"{name}.scale")
-        return Dense(weight, bias) if scale is None else Int8Linear(weight, scale, bias)
+        if weight.dtype == torch.int8:
+            return Int8Linear(weight, tensors[f"{name}.scale"], bias)
+        if weight.dtype == torch.uint8:
+            return Int4Linear(weight, tensors[f"{name}.step"], tensors[f"{name}.least"], bias)
+        return Dense(weight, bias)
 
     def layer(index: int) -> Layer:
         prefix = f"layers.{index}."

@@ -30,7 +30,7 @@ from .transformer import Transformer
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
+DTYPES = ("float32", "bfloat16", "int8", "int4")
 FORMAT = 1
 """Version of what is kept under the cache directory; another number makes everything be converted anew."""
 
@@ -53,7 +53,8 @@ def load(
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
 
-    dtype: "float32", "bfloat16", "int8" (weights and activations of linear layers) or "auto", the checkpoint's own
+    dtype: "float32", "bfloat16", "int8" (weights and activations of linear layers), "int4" (4-bit weights in blocks of
+    32, as Q4_1 files have them, int8 activations and head) or "auto", the checkpoint's own
     precision: int8 for a quantized GGUF, bfloat16 for a bfloat16 checkpoint where the processor computes in it, float32
     elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
 
@@ -201,9 +202,9 @@ def _describe(source: _Source) -> None:
 
 
 def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> None:
-    checkpoint, quantize = source.checkpoint, dtype == "int8"
+    checkpoint = source.checkpoint
     with terminal_progress() as progress:
-        fused.write(target, config, DTYPES[dtype], checkpoint.part, quantize=quantize, progress=progress)
+        fused.write(target, config, dtype, checkpoint.part, progress=progress)
     checkpoint.close()
     if source.entry.parent != _converted():
         remove_others(source.entry)

@@ -188,9 +188,7 @@ class Packed:
         rows = rows.contiguous()
         result = torch.empty(len(rows), self.outputs)
         if len(rows):
-            _check(
-                lib.decodery_linear(ctypes.addressof(self.struct), rows.data_ptr(), len(rows), result.data_ptr())
-            )
+            _check(lib.decodery_linear(ctypes.addressof(self.struct), rows.data_ptr(), len(rows), result.data_ptr()))
         return result
 
     @staticmethod
@@ -205,9 +203,11 @@ class Packed:
         gates = np.full(panels * half, -1, dtype=np.int32)
         gates[:width] = np.arange(width)
         values = np.where(gates >= 0, gates + width, -1)
-        return np.concatenate((gates.reshape(panels, 1, half), values.reshape(panels, 1, half)), axis=1).astype(
-            np.int32
-        ).ravel()
+        return (
+            np.concatenate((gates.reshape(panels, 1, half), values.reshape(panels, 1, half)), axis=1)
+            .astype(np.int32)
+            .ravel()
+        )
 
     @staticmethod
     def _spread(values: torch.Tensor, order: np.ndarray) -> np.ndarray:

@@ -98,9 +98,7 @@ def visible_slots(segment: Segment, layer: int, window: int | None) -> list[np.n
     return [np.flatnonzero(row) for row in seen]
 
 
-def attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
-) -> torch.Tensor:
+def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]) -> torch.Tensor:
     """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim] -> [n, heads * head_dim].
 
     Neighbouring rows of which each sees the beginning of what the last one sees are computed together.

@@ -24,9 +24,7 @@ class LanguageModel(Protocol):
 
     def new_cache(self) -> KVCache: ...
 
-    def forward(
-        self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None
-    ) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.
 
         taps: after how many layers hidden states are returned. layers: which layers to run, None for all.

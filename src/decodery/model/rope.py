@@ -44,11 +44,7 @@ def _llama3(rope: Rope, inverse: torch.Tensor) -> torch.Tensor:
 def _yarn(rope: Rope, inverse: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, float]:
     def dimension(turns: float) -> float:
         """The (fractional) pair that makes `turns` full turns over the original context."""
-        return (
-            head_dim
-            * math.log(rope.original_max_positions / (turns * 2 * math.pi))
-            / (2 * math.log(rope.theta))
-        )
+        return head_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
