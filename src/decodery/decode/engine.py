@@ -95,6 +95,8 @@ class Engine:
         seq.sampler_state = seq.sampler.init(prompt)
         if seq.drafter is not None:
             seq.draft_state = seq.drafter.start(seq)
+            if seq.drafter.weighs_cost:
+                self._pass_seconds()
         self._active.append(seq)
         return seq
 

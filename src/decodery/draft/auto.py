@@ -76,6 +76,8 @@ class Auto(Drafter):
     orders: tuple[int, ...] = (12, 8, 5, 3, 2, 1)
     most: int = 32
 
+    weighs_cost = True
+
     def start(self, seq: Sequence) -> _Memory:
         def make() -> tuple[Adjacency, RankRates]:
             return Adjacency(seq.vocab_size, self.width), RankRates(min(self.width, seq.vocab_size))

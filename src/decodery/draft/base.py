@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ..core.tree import Origin, TokenTree
+from ..errors import SettingsError
+from ..registry import resolve
 
 if TYPE_CHECKING:
     from ..budget.base import Budget
@@ -49,11 +51,13 @@ class Drafter:
 
     origin: how siblings in its trees arise, which decides the rules that may verify them.
     taps: after how many layers it wants hidden states. reads_prompt: whether it is shown the prompt's rows too.
+    weighs_cost: whether it asks what passes cost, which is then measured before decoding starts.
     """
 
     origin: ClassVar[Origin] = "deterministic"
     taps: ClassVar[tuple[int, ...]] = ()
     reads_prompt: ClassVar[bool] = False
+    weighs_cost: ClassVar[bool] = False
 
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
@@ -80,6 +84,14 @@ class Expander(Drafter):
         raise NotImplementedError
 
 
+def expanding(drafter: Drafter | str, name: str) -> Expander:
+    """The drafter that the method `name` is to grow trees with. Raises SettingsError where it cannot expand."""
+    resolved = resolve("draft", drafter)
+    if not isinstance(resolved, Expander):
+        raise SettingsError(f"{name} grows trees with a drafter that can expand, such as draft-model, not {drafter}")
+    return resolved
+
+
 @dataclass(frozen=True)
 class Composite(Drafter):
     """A drafter made of others, each of which has a memory of its own.
@@ -98,6 +110,10 @@ class Composite(Drafter):
     @property
     def reads_prompt(self) -> bool:  # type: ignore[override]
         return any(part.reads_prompt for part in self.parts)
+
+    @property
+    def weighs_cost(self) -> bool:  # type: ignore[override]
+        return any(part.weighs_cost for part in self.parts)
 
     @contextmanager
     def part(self, seq: Sequence, number: int) -> Iterator[Drafter]:
