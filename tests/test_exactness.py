@@ -64,8 +64,8 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
     stored = {each.name: each for each in gguf.GGUFReader(gguf_path("smollm2")).tensors if each.name in wanted}
     for name, index in (("blk.0.ffn_down.weight", 0), ("blk.29.ffn_down.weight", 29)):
         dense = gguf.dequantize(stored[name].data, stored[name].tensor_type)
-        if stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1:
-            assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
+        assert stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1
+        assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
     for drafter in (PromptLookup(), Garbage(nodes=20)):
         check_identical(lm.model, prompts(lm, 4), drafter=drafter, seeds=(1,), max_new_tokens=32)
 
