@@ -1,0 +1,119 @@
+"""ADED: a Monte Carlo tree search over trigram weights that follow the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+import numpy as np
+
+from ..budget.base import Budget
+from ..core.memory import Scope
+from ..core.noise import mix
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..errors import SettingsError
+from ..registry import register
+from .base import Drafter
+from .shapes.monte_carlo import SearchTree, enumerate_all, search
+from .stores.trigrams import Trigrams
+
+_PAIRS = 1 << 16
+
+
+@register(
+    "aded",
+    paper="Adaptive Draft-Verification for Efficient Large Language Model Decoding (2024)",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class ADED(Drafter):
+    """Searches the likeliest continuations in a table of trigrams that every new token reinforces.
+
+    increment, cap, window: before every draft each trigram of the last `window` tokens gains `increment`, up to `cap`.
+    simulations, depth, c1, c2: the search; its tree has `depth` levels with the root. paths: the most visited nodes
+    become drafts, each with its heaviest continuation behind it; nodes: their lengths sum to no more than this.
+    A table so sparse that it allows no more than `paths` continuations is not searched but taken whole.
+    datastore: a folder made by `decodery train datastore`, whose `successors` heaviest trigrams per pair fill the
+    table first; without one it begins empty. scope: how long the table is kept. Memory: 65,536 pairs, the least
+    recently used leave first. The paper scores paths by the weights on them, as here; its code looks up another
+    token's weight by mistake.
+    """
+
+    datastore: str | None = None
+    successors: int = 12
+    increment: float = 0.04
+    cap: float = 3.0
+    window: int = 16
+    simulations: int = 150
+    depth: int = 4
+    c1: float = 32.0
+    c2: float = 8.0
+    paths: int = 24
+    nodes: int = 64
+    scope: Scope = "process"
+
+    def __post_init__(self) -> None:
+        counts = (self.successors, self.simulations, self.paths, self.nodes)
+        if min(counts) < 1 or self.depth < 2 or self.window < 3 or min(self.increment, self.cap, self.c1, self.c2) <= 0:
+            raise SettingsError(
+                "aded needs successors, simulations, paths and nodes >= 1, depth >= 2, window >= 3, and increment, "
+                "cap, c1 and c2 above 0"
+            )
+
+    def start(self, seq: Sequence) -> Trigrams:
+        def make() -> Trigrams:
+            table = Trigrams(_PAIRS)
+            if self.datastore is not None:
+                table.load(_documents(self.datastore), self.successors)
+            return table
+
+        key = ("aded", self.datastore, self.successors, self.increment, self.cap, self.window)
+        table: Trigrams = seq.memory.recall(self.scope, seq, key, make)
+        return table
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        table: Trigrams = seq.draft_state
+        table.reinforce(seq.tokens[-self.window :], self.increment, self.cap)
+        if len(seq.tokens) < 2:
+            return TokenTree.root(seq.pending)
+        pair = (seq.tokens[-2], seq.tokens[-1])
+        tree = enumerate_all(pair, table.successors, self.depth, self.paths)
+        if tree is None:
+            tree = search(
+                pair,
+                table.successors,
+                simulations=self.simulations,
+                depth=self.depth,
+                c1=self.c1,
+                c2=self.c2,
+                random=Random(mix(seq.seed, len(seq.tokens))),
+            )
+        paths = [path[: budget.depth] for path in self._paths(tree, pair, table)]
+        return TokenTree.from_paths(seq.pending, paths, nodes=min(self.nodes, budget.nodes))
+
+    def _paths(self, tree: SearchTree, pair: tuple[int, int], table: Trigrams) -> list[tuple[int, ...]]:
+        """The best paths, most visited first, without their continuations' weakest: at most `nodes` tokens in all."""
+        ranked = sorted(range(1, len(tree.tokens)), key=lambda node: -tree.visits[node])[: self.paths]
+        found: dict[tuple[int, ...], None] = {}
+        for path in map(tree.path, ranked):
+            before, last = (pair[1], *path)[-2:]
+            following = table.successors(before, last)
+            if following:
+                path = (*path, max(following, key=lambda each: each[1])[0])
+            found[path] = None
+        size = sum(map(len, found))
+        for path in sorted(found, key=len, reverse=True):
+            if size <= self.nodes:
+                break
+            size -= len(path)
+            del found[path]
+        return list(found)
+
+
+@lru_cache(maxsize=2)
+def _documents(folder: str) -> list[np.ndarray]:
+    from .stores.datastore import Datastore
+
+    return Datastore.open(folder).documents()
