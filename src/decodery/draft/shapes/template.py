@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -107,6 +108,34 @@ class Template:
         new = np.full(len(tokens) + 1, -1, dtype=np.int64)
         new[filled] = np.arange(len(filled))
         return TokenTree(tokens[filled], new[self.parents[filled]], origin), filled
+
+
+@lru_cache(maxsize=64)
+def unbalanced(nodes: int, depth: int, width: int) -> Template:
+    """A template of up to `nodes` nodes whose levels shrink with 1 / sqrt(level) and whose first ranks reach `depth`.
+
+    Within a level the places worth most are taken, where rank r is worth 1 / ((r + 1)(r + 2)).
+    """
+    depth = min(depth, nodes)
+    shares = np.arange(1, depth + 1) ** -0.5
+    sizes = np.maximum(1, np.floor(nodes * shares / shares.sum())).astype(int)
+    counts: dict[tuple[int, ...], int] = {}
+    level: dict[tuple[int, ...], float] = {(): 1.0}
+    left = nodes
+    for number, size in enumerate(sizes.tolist()):
+        # What a narrow level cannot hold goes to the later ones; what rounding left over too.
+        size = min(left - (depth - number - 1), size) if number < depth - 1 else left
+        worth = {
+            (*path, rank): value / ((rank + 1.0) * (rank + 2.0))
+            for path, value in level.items()
+            for rank in range(width)
+        }
+        taken = sorted(worth, key=lambda path: (-worth[path], path))[:size]
+        for path in taken:
+            counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
+        level = {path: worth[path] for path in taken}
+        left -= len(taken)
+    return Template(counts)
 
 
 TOKEN_RECYCLING = Template(

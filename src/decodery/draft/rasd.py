@@ -1,0 +1,119 @@
+"""RASD: a draft model's tree, and beside it what a text or a corpus continues with, where the draft model agrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..budget.base import Budget
+from ..core.sequence import Sequence
+from ..core.topk import topk
+from ..core.tree import TokenTree
+from ..errors import SettingsError
+from ..registry import register
+from .base import Composite, Drafter, Expander, expanding
+from .shapes.frequency import Counted, count_prefixes
+from .shapes.layers import grow_layers
+from .stores.datastore import Datastore
+from .stores.windows import Windows
+
+
+@register(
+    "rasd",
+    paper="RASD: Retrieval-Augmented Speculative Decoding (2025)",
+    lossless=True,
+    needs=("a drafter that can expand, such as draft-model",),
+)
+@dataclass(frozen=True)
+class RASD(Composite):
+    """Prunes retrieved continuations by a draft model's first distribution and fuses them with its tree.
+
+    drafter: one that can expand. width, depth: its tree is grown over so many levels from the `width` likeliest nodes
+    of each. candidates: retrieved branches must begin with one of so many likeliest tokens; a node is then worth the
+    probability of that token times its share of the branch. retrieved: so many of the `nodes` nodes are retrieved.
+    datastore: a folder made by `decodery train datastore`; without one the text itself is searched. longest, shortest:
+    how many tokens must match, by default 16 to 2 in a datastore and 3 to 1 in the text. continuations, length: so many
+    occurrences are looked at, so far ahead. The paper's own settings are not public: the numbers are those of its
+    parts. Scope: the request; memory: the drafter's, and 8 bytes per token.
+    """
+
+    drafter: Drafter | str
+    datastore: str | None = None
+    width: int = 10
+    depth: int = 6
+    candidates: int = 10
+    longest: int | None = None
+    shortest: int | None = None
+    continuations: int = 5000
+    length: int = 10
+    retrieved: int = 20
+    nodes: int = 60
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drafter", expanding(self.drafter, "rasd"))
+        object.__setattr__(self, "longest", self.longest or (3 if self.datastore is None else 16))
+        object.__setattr__(self, "shortest", self.shortest or (1 if self.datastore is None else 2))
+        counts = (self.width, self.depth, self.candidates, self.continuations, self.length, self.retrieved)
+        if min(counts) < 1 or self.nodes <= self.retrieved or not 1 <= self._lengths[0] <= self._lengths[1]:
+            raise SettingsError(
+                "rasd needs width, depth, candidates, continuations, length and retrieved >= 1, nodes > retrieved, "
+                "and 1 <= shortest <= longest"
+            )
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self.drafter,)  # type: ignore[return-value]  # resolved above
+
+    def start(self, seq: Sequence) -> list[Any]:
+        if self.datastore is None:
+            return [*super().start(seq), Windows()]
+        store = Datastore.open(self.datastore)
+        store.fits(seq.vocab_size)
+        return [*super().start(seq), store]
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        if min(budget.nodes, budget.depth) < 1:
+            return TokenTree.root(seq.pending)
+        with self.part(seq, 0) as drafter:
+            assert isinstance(drafter, Expander)
+            layers = grow_layers(drafter, seq, width=self.width, depth=min(self.depth, budget.depth))
+        nodes = min(self.nodes, budget.nodes)
+        found = count_prefixes(self._windows(seq, min(self.length, budget.depth)), seq.vocab_size)
+        retrieved = self._pruned(seq.pending, found, layers.first, nodes * self.retrieved // self.nodes)
+        return layers.kept(nodes - (len(retrieved) - 1)).merge(retrieved)
+
+    def _pruned(self, pending: int, found: Counted, first: np.ndarray, nodes: int) -> TokenTree:
+        """The retrieved nodes worth most, of branches the draft model would begin with."""
+        if not len(found.tokens):
+            return TokenTree.root(pending)
+        branch = np.arange(len(found.tokens))
+        for depth in range(2, int(found.depths.max()) + 1):
+            below = found.depths == depth
+            branch[below] = branch[found.parents[below]]
+        begins = found.tokens[branch]
+        values = np.exp(first[begins].astype(np.float64)) * found.counts / found.counts[branch]
+        likeliest, _ = topk(torch.from_numpy(first)[None], self.candidates)
+        values[~np.isin(begins, likeliest[0])] = 0.0
+        return found.tree(pending, values, min(nodes, int((values > 0).sum())))
+
+    def _windows(self, seq: Sequence, length: int) -> np.ndarray:
+        source, (shortest, longest) = seq.draft_state[1], self._lengths
+        windows = np.empty((0, length), dtype=np.int64)
+        if isinstance(source, Datastore):
+            if matched := source.longest(seq.tokens[-longest:], shortest):
+                return source.continuations(seq.tokens[-matched:], self.continuations, length)
+            return windows
+        source.extend(seq.tokens)
+        for n in range(longest, shortest - 1, -1):
+            windows = source.continuations(n, self.continuations, length)
+            if len(windows):
+                break
+        return windows
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        assert self.shortest is not None and self.longest is not None
+        return self.shortest, self.longest

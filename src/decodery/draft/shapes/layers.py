@@ -1,0 +1,68 @@
+"""Trees grown level by level with a drafter that can expand, wider than what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.sequence import Sequence
+from ...core.topk import topk
+from ...core.tree import TokenTree
+from ..base import Expander
+from .frequency import best
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A grown tree. scores: [n], log-probability of every node's path. first: [vocab] log-probabilities at the root.
+
+    levels: how many draft passes it took.
+    """
+
+    tree: TokenTree
+    scores: np.ndarray
+    first: np.ndarray
+    levels: int
+
+    def kept(self, nodes: int) -> TokenTree:
+        """The `nodes` likeliest nodes; a path is never likelier than its beginning, so they are a tree."""
+        keep = np.zeros(len(self.tree), dtype=bool)
+        keep[best(self.scores, nodes + 1)] = True
+        return self.tree.prune(keep)
+
+
+def grow_layers(
+    expander: Expander,
+    seq: Sequence,
+    *,
+    width: int,
+    depth: int,
+    stop: Callable[[int, float], bool] = lambda level, chance: False,
+) -> Layers:
+    """Expand the `width` likeliest nodes of every level into `width` children each, `depth` levels, one pass per level.
+
+    stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth.
+    """
+    tree, scores = TokenTree.root(seq.pending), np.zeros(1)
+    frontier, first, levels = np.zeros(1, dtype=np.int64), np.empty(0), 0
+    while levels < depth and len(frontier):
+        logprobs = expander.expand(seq, tree, frontier.tolist())
+        if not levels:
+            first = logprobs[0].cpu().numpy()
+        ids, values = topk(logprobs, width)
+        reached = scores[frontier, None] + values
+        new = np.isfinite(reached)
+        parents = np.broadcast_to(frontier[:, None], ids.shape)[new]
+        added = reached[new]
+        fresh = np.arange(len(tree), len(tree) + len(added))
+        tree = TokenTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
+        scores = np.concatenate((scores, added))
+        if stop(levels, float(np.exp(added.max()))):
+            levels += 1
+            break
+        levels += 1
+        fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.eos_ids))]
+        frontier = fresh[best(scores[fresh], width)]
+    return Layers(tree, scores, first, levels)
