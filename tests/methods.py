@@ -6,16 +6,27 @@ Adding a method means adding a line here; `test_conformance.py` fails while one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
+from decodery.draft.aded import ADED
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
+from decodery.draft.combine import First, Fuse, Switch
+from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.graft import Graft
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
+from decodery.draft.rasd import RASD
+from decodery.draft.rest import REST
+from decodery.draft.stand import STAND
+from decodery.draft.stores.datastore import Datastore
+from decodery.draft.suffix_automaton import SuffixAutomaton
+from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.protocol import LanguageModel
 from decodery.sample import Sampler
@@ -25,6 +36,14 @@ from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
 from decodery.verify.rejection import Rejection
 from decodery.verify.tolerance import Tolerance
+
+
+@cache
+def _corpus(vocab_size: int) -> Datastore:
+    """A datastore of texts in which every token is followed by one of two others."""
+    texts = [[(start + step * number) % vocab_size for number in range(60)] for step in (1, 3) for start in (0, 2)]
+    return Datastore.build(texts, separator=0, vocab_size=vocab_size)
+
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
@@ -36,6 +55,17 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
     "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
+    "copyspec": lambda other: CopySpec(),
+    "aded": lambda other: ADED(simulations=30, scope="request"),
+    "stand": lambda other: STAND(nodes=20, scope="request"),
+    "suffix-automaton": lambda other: SuffixAutomaton(length=8),
+    "suffix-tree": lambda other: SuffixTree(scope="request"),
+    "rest": lambda other: REST(_corpus(other.vocab_size), shortest=1, nodes=12),
+    "rasd": lambda other: RASD(DraftModel(other), width=3, depth=2, retrieved=6, nodes=16),
+    "graft": lambda other: Graft(DraftModel(other), width=3, depth=3, nodes=16, kept=(3, 6, 10), scope="request"),
+    "fuse": lambda other: Fuse((CopySpec(gamma=1), DraftModel(other, length=3))),
+    "first": lambda other: First((CopySpec(), DraftModel(other, length=3))),
+    "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
 
