@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from decodery.bench.timeline import record_timeline
 from decodery.bench.units import Case, Conversation
 from decodery.bench.workloads import Question
 from decodery.core.noise import gumbel
+from decodery.core.sequence import Sequence
 from decodery.decode.lm import LM
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError, UnknownMethod
@@ -98,7 +99,7 @@ def test_the_first_token_comes_from_prefill(measured: result.Result) -> None:
 class Lossy(Own):
     """Changes a token of every answer, as a broken rule might."""
 
-    def decode(self, prompts: Sequence[list[int]], **options: Any) -> Run:
+    def decode(self, prompts: list[list[int]], **options: Any) -> Run:
         run = super().decode(prompts, **options)
         run.outputs = [[*output[:5], (output[5] + 1) % 256, *output[6:]] for output in run.outputs]
         return run
@@ -197,33 +198,36 @@ def test_a_run_stopped_at_once_leaves_a_valid_file(lm: LM, tmp_path: Path) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Remembering(PromptLookup):
-    """Prompt lookup that counts the requests it has lived through."""
+    """Prompt lookup that counts the texts it has lived through."""
 
-    scope: ClassVar[str] = "process"
-    lived: list[int] = dataclasses.field(default_factory=list, init=False, compare=False)
-
-    def start(self, seq: Any) -> Any:
-        self.lived.append(len(self.lived))
+    def start(self, seq: Sequence) -> Any:
+        self.lived(seq).append(seq.prompt_length)
         return super().start(seq)
 
+    def lived(self, seq: Sequence) -> list[int]:
+        return seq.memory.recall("process", seq, "lived", list)
 
-def test_what_is_remembered_is_measured_cold_and_hot(lm: LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    method = dataclasses.replace(registry.method_of(PromptLookup), name="remembering", cls=Remembering)  # type: ignore[type-var]
+
+def test_what_is_remembered_is_measured_hot_and_cold(lm: LM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    method = dataclasses.replace(registry.method_of(PromptLookup), name="remembering", cls=Remembering)
     registry.methods("draft")
     monkeypatch.setitem(registry._registered["draft"], "remembering", method)
-    cold, hot = own_subjects(lm, "remembering", 0.0)
-    assert (cold.store, hot.store) == ("cold", "hot")
+    hot, cold = own_subjects(lm, "remembering", 0.0)
+    assert [(each.name, each.store) for each in (hot, cold)] == [
+        ("remembering", "hot"),
+        ("remembering (cold)", "cold"),
+    ]
     assert [each.store for each in own_subjects(lm, "prompt-lookup", 0.0)] == [""]
     for subject, expected in ((cold, 1), (hot, 3)):
         subject.new_round()
         for _ in range(3):
             subject.decode([lm.encode("abab")], max_new_tokens=4, seed=0)
-        assert isinstance(subject._drafter, Remembering)
-        assert len(subject._drafter.lived) == expected
+        assert len(subject.memory.recall("process", None, "lived", list)) == expected
     hot.new_round()
-    assert isinstance(hot._drafter, Remembering) and hot._drafter.lived == []
+    assert hot.memory.recall("process", None, "lived", list) == []
+    assert lm.memory.recall("process", None, "lived", list) == [], "the user's own memory is left alone"
     found = measure(lm, tmp_path, dataclasses.replace(SETTINGS, methods=("none", "remembering"), rounds=1))
-    assert {each["store"] for each in found["rows"] if each["method"] == "remembering"} == {"cold", "hot"}
+    assert row(found, "remembering")["store"] == "hot" and row(found, "remembering (cold)")["store"] == "cold"
 
 
 def test_several_prompts_at_once(lm: LM) -> None:

@@ -15,7 +15,7 @@ from .report import page
 from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
 from .settings import Settings
-from .subject import HOT, Subject, own_subjects
+from .subject import HOT, Own, Subject, own_subjects
 from .timeline import record_timeline
 from .units import Conversation, make_units
 
@@ -45,7 +45,7 @@ class Job:
         curve = cost_curve(self.lm.model)
         bench = Bench(self.lm, self.settings, subjects, units, report=report, stopped=stopped)
         if self.earlier is not None:
-            bench.records = {(each.method, each.store, each.prompt): each for each in records_of(self.earlier)}
+            bench.records = {(each.method, each.prompt): each for each in records_of(self.earlier)}
             bench.seconds = float(self.earlier["seconds"])
         last = monotonic()
 
@@ -93,14 +93,15 @@ class Job:
                 index, unit = found[place * len(found) // count]
                 (prompt,) = unit.prompts(0, []) or [[]]
                 for subject in bench.subjects:
-                    record = bench.records.get((subject.name, subject.store, unit.key(0)))
-                    if record is None or not subject.own or subject.store == HOT:
+                    record = bench.records.get((subject.name, unit.key(0)))
+                    # A hot memory would know the prompt by now.
+                    if record is None or not isinstance(subject, Own) or subject.store == HOT:
                         continue
                     report(f"recording {subject.name}", place, count)
                     record.timeline = record_timeline(
                         self.lm,
                         prompt,
-                        subject.name,
+                        subject.spec,
                         max_new_tokens=settings.max_new_tokens,
                         temperature=settings.temperature,
                         seed=settings.seed + index,

@@ -11,7 +11,14 @@ from ..core.noise import gumbel
 from ..decode.lm import LM
 from ..model.batch import Batch, Segment
 
-EPSILON = {"float64": 1e-9, "float32": 1e-3, "int8": 1e-3, "int4": 1e-3, "float16": 0.03, "bfloat16": 0.25}
+EPSILON = {
+    "float64": 1e-9,
+    "float32": 1e-3,
+    "int8": 1e-3,
+    "int4": 1e-3,
+    "float16": 0.03,
+    "bfloat16": 0.25,
+}
 """Logits closer than this may be ordered either way by two correct kernels of that precision."""
 
 _CHUNK = 512

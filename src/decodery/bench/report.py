@@ -62,9 +62,9 @@ HEAD = ("method", "precision", "tokens per pass", "rows per token", "tokens/s", 
 def cells(row: dict[str, Any]) -> list[str]:
     """A row's figures under `HEAD`; a note in their place where it was not measured."""
     if not row["prompts"]:
-        return [label(row), row["note"], *[""] * (len(HEAD) - 2)]
+        return [row["method"], row["note"], *[""] * (len(HEAD) - 2)]
     return [
-        label(row),
+        row["method"],
         row["dtype"] or "",
         _number(row["tokens_per_pass"], 2),
         _number(row["rows_per_token"], 2),
@@ -72,10 +72,6 @@ def cells(row: dict[str, Any]) -> list[str]:
         speed(row),
         same(row),
     ]
-
-
-def label(row: dict[str, Any]) -> str:
-    return f"{row['method']} ({row['store']})" if row.get("store") else row["method"]
 
 
 def speed(row: dict[str, Any]) -> str:
@@ -101,9 +97,9 @@ def _overall(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _by_category(rows: Sequence[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(label(row) for row in rows if row["speedup"] is not None))
+    names = list(dict.fromkeys(row["method"] for row in rows if row["speedup"] is not None))
     categories = list(dict.fromkeys(row["category"] for row in rows))
-    found = {(label(row), row["category"]): row for row in rows}
+    found = {(row["method"], row["category"]): row for row in rows}
     body = [
         [category.replace("_", " "), *(_number(found.get((name, category), {}).get("speedup"), 2) for name in names)]
         for category in categories

@@ -139,7 +139,7 @@ def compare(first: Result, second: Result) -> dict[str, Any]:
     rows: those that either has, each with `first` and `second` (None where missing), the `ratio` of their speed-ups
     and `apart`: whether their intervals do not overlap.
     """
-    keys = ("method", "store", "workload", "split", "temperature", "category")
+    keys = ("method", "workload", "split", "temperature", "category")
     sides = [{tuple(row.get(key) for key in keys): row for row in each["rows"]} for each in (first, second)]
     rows = []
     for key in dict.fromkeys([*sides[0], *sides[1]]):

@@ -14,29 +14,26 @@ from .subject import PARTS
 
 ALL = "all"
 
-Key = tuple[str, str]
-"""Method and store."""
-
 
 def make_rows(records: Iterable[Record], settings: Settings, notes: dict[str, str]) -> list[dict[str, Any]]:
     """The rows of a result: per workload and split, per method, the sum ("all") first, then every category.
 
     notes: {method: one line}; a method that was not measured gets a row that holds its note and no figures.
     """
-    sets: dict[tuple[str, str], dict[Key, list[Record]]] = defaultdict(lambda: defaultdict(list))
+    sets: dict[tuple[str, str], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        sets[record.prompt.workload, record.prompt.split][record.method, record.store].append(record)
+        sets[record.prompt.workload, record.prompt.split][record.method].append(record)
     rows: list[dict[str, Any]] = []
     for (workload, split), methods in sets.items():
-        plain = methods.get((PLAIN, ""), [])
-        for (method, store), measured in methods.items():
+        plain = methods.get(PLAIN, [])
+        for method, measured in methods.items():
             head = {"method": method, "workload": workload, "split": split, "temperature": settings.temperature}
-            extra = {"store": store, "dtype": measured[0].dtype, "note": notes.get(method, "")}
+            extra = {"store": measured[0].store, "dtype": measured[0].dtype, "note": notes.get(method, "")}
             categories = list(dict.fromkeys(record.prompt.category for record in measured))
             for category in (ALL, *categories):
                 chosen, reference = _of(measured, category), _of(plain, category)
                 rows.append({**head, "category": category, **_figures(chosen, reference, settings.seed), **extra})
-        missing = [method for method in notes if not any(known == method for known, _ in methods)]
+        missing = [method for method in notes if method not in methods]
         rows += [_empty(method, workload, split, settings.temperature, notes[method]) for method in missing]
     return rows
 

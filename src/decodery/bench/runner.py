@@ -15,8 +15,8 @@ from .settings import PLAIN, Settings
 from .subject import Run, Subject
 from .units import Unit
 
-Key = tuple[str, str, Prompt]
-"""Method, store and prompt."""
+Key = tuple[str, Prompt]
+"""Method and prompt."""
 
 
 class _StoppedError(Exception):
@@ -73,9 +73,8 @@ class Bench:
 
     def ordered(self) -> list[Record]:
         """The records by unit, turn and method, as the settings name them."""
-        keys = [(subject.name, subject.store) for subject in self.subjects]
         prompts = [unit.key(turn) for unit in self.units for turn in range(unit.turns)]
-        found = [self.records.get((*key, prompt)) for prompt in prompts for key in keys]
+        found = [self.records.get((subject.name, prompt)) for prompt in prompts for subject in self.subjects]
         return [record for record in found if record is not None]
 
     def _subjects(self, unit: Unit) -> list[Subject]:
@@ -90,7 +89,7 @@ class Bench:
 
     def _rounds_of(self, unit: Unit) -> int:
         """How many rounds of this unit are done."""
-        record = self.records.get((PLAIN, "", unit.key(0)))
+        record = self.records.get((PLAIN, unit.key(0)))
         return 0 if record is None else len(record.seconds)
 
     def _tell(self, what: str, done: int) -> None:
@@ -117,7 +116,7 @@ class Bench:
             prompts, prompt = unit.prompts(turn, answers), unit.key(turn)
             if prompts is None:
                 break
-            plain = self.records.get((PLAIN, "", prompt))
+            plain = self.records.get((PLAIN, prompt))
             for subject in subjects if plain is None else [*subjects[shift:], *subjects[:shift]]:
                 self._tell(f"{subject.name}: {prompt.workload}, {prompt.category}", done)
                 run = subject.decode(
@@ -145,7 +144,7 @@ class Bench:
         references: list[list[int]],
         seed: int,
     ) -> None:
-        key = subject.name, subject.store, prompt
+        key = subject.name, prompt
         reference = subject.name == PLAIN and key not in self.records
         record = self.records.setdefault(key, Record.of(subject, prompt, prompts))
         record.add(run)

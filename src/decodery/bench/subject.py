@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
+from ..core.memory import Memory, Scope
 from ..core.sequence import Sequence as Decoding
 from ..core.trace import Step
 from ..decode.engine import Engine
@@ -37,9 +38,9 @@ class Run:
 
 
 class Subject(Protocol):
-    """One method under test. name: as on the command line; dtype: the precision it computes in.
+    """One method under test. name: as in the result's rows; dtype: the precision it computes in.
 
-    store: "cold" or "hot" where what it has learnt outlives a request, else "". own: one of this package's.
+    store: "hot" or "cold" where what it learns outlives a prompt, else "". own: one of this package's.
     """
 
     name: str
@@ -57,22 +58,24 @@ class Subject(Protocol):
 
 
 class Own:
-    """This package's engine with one drafter.
+    """This package's engine with one drafter, whose memory is apart from that of all other subjects.
 
-    A drafter whose memory outlives a request is measured twice: "cold" gets a fresh engine and drafter for every
-    prompt, "hot" one of each for a whole round, in which no prompt comes twice.
+    A drafter that remembers beyond a prompt is measured twice: "hot" keeps what it has learned for a whole round, in
+    which no prompt comes twice, and "cold" begins anew with every prompt, which its name says.
     """
 
     own = True
 
     def __init__(self, lm: LM, spec: str, temperature: float, store: str = "") -> None:
-        self.lm, self.name, self.temperature, self.store = lm, spec, temperature, store
+        self.lm, self.spec, self.temperature, self.store = lm, spec, temperature, store
+        self.name = f"{spec} (cold)" if store == COLD else spec
         self.dtype = lm.dtype
         self.new_round()
 
     def new_round(self) -> None:
-        self._drafter = resolve_drafter(self.name)
-        self._engine = self.lm.engine()
+        self.memory = _Watched()
+        self._drafter = resolve_drafter(self.spec)
+        self._engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=self.memory)
 
     def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
         if self.store != HOT:
@@ -116,11 +119,23 @@ class Own:
                 run.parts[part] += getattr(steps[0], part)
 
 
+class _Watched(Memory):
+    """A memory that knows whether anything was kept beyond a prompt."""
+
+    used = False
+
+    def recall(self, scope: Scope, seq: Decoding, key: Hashable, make: Callable[[], Any]) -> Any:
+        self.used |= scope == "process"
+        return super().recall(scope, seq, key, make)
+
+
 def own_subjects(lm: LM, spec: str, temperature: float) -> list[Own]:
-    """The drafter `spec`, once, or cold and hot where it remembers beyond a request.
+    """The drafter `spec`, once, or hot and cold where it remembers beyond a prompt: a short try tells.
 
     Raises UnknownMethod or SettingsError for a bad spec.
     """
-    drafter = resolve_drafter(spec)
-    lasting = getattr(drafter, "scope", "request") != "request"
-    return [Own(lm, spec, temperature, store) for store in ((COLD, HOT) if lasting else ("",))]
+    once = Own(lm, spec, temperature)
+    once.decode([lm.encode("Hello.")], max_new_tokens=4, seed=0)
+    if not once.memory.used:
+        return [once]
+    return [Own(lm, spec, temperature, HOT), Own(lm, spec, temperature, COLD)]

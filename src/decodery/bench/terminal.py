@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .report import HEAD, cells, label, speed
+from .report import HEAD, cells, speed
 from .result import Result
 from .rows import ALL
 from .settings import PLAIN
@@ -60,8 +60,8 @@ def _differs(row: dict[str, Any]) -> bool:
 
 
 def _categories(rows: list[dict[str, Any]]) -> Table:
-    names = list(dict.fromkeys(label(row) for row in rows if row["speedup"] is not None and row["method"] != PLAIN))
-    found = {(label(row), row["category"]): row for row in rows}
+    names = list(dict.fromkeys(row["method"] for row in rows if row["speedup"] is not None and row["method"] != PLAIN))
+    found = {(row["method"], row["category"]): row for row in rows}
     table = _table("speed-up by category (tokens per pass)")
     for name in ("category", *names):
         table.add_column(name, justify="left" if name == "category" else "right", overflow="fold")
@@ -106,7 +106,7 @@ def show_comparison(comparison: dict[str, Any], names: tuple[str, str]) -> None:
         first, second = ("" if each is None else speed(each) for each in (row["first"], row["second"]))
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.3f}"
         remark = {True: "apart", False: "overlap", None: ""}[row["apart"]]
-        table.add_row(row["workload"], row["split"], label(row), first, second, ratio, remark)
+        table.add_row(row["workload"], row["split"], row["method"], first, second, ratio, remark)
     console.print(table)
     for name, (first, second) in comparison["differences"].items():
         console.print(f"{name}: {first!r} against {second!r}", markup=False)

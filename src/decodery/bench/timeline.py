@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
+from ..decode.engine import Engine
 from ..decode.lm import LM, resolve_drafter
 from ..verify.base import Accepted, Laws
 from ..verify.coupled import Coupled
@@ -38,7 +39,7 @@ def record_timeline(
     request = lm.request(
         prompt, max_new_tokens=max_new_tokens, temperature=temperature, drafter=resolve_drafter(method), seed=seed
     )
-    engine = lm.engine()
+    engine = Engine(lm.model, detokenizer=lm.tokenizer.stream)
     seq = engine.submit(dataclasses.replace(request, rule=rule))
     engine.run([seq])
     # The first choice is prefill's. What the last pass accepted beyond the end of the text was not emitted.

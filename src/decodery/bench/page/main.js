@@ -34,14 +34,12 @@ function verdict(rows) {
   return el("p", { class: "lead" }, `${best.label} decoded ${number(best.speedup, 2)} times as fast as plain decoding${range}. `, el("span", { class: differ ? "warn" : null }, wrote));
 }
 
-// A method is named with its store where it has one, and with its precision where that is not the model's.
+// A method is named with its precision where that is not the model's.
 function labelled(rows) {
-  const kinds = rows.filter((row) => row.dtype).map((row) => [row.method, row.store, row.dtype]);
-  const names = [...new Set(kinds.map(String)), ...rows.filter((row) => !row.dtype).map((row) => row.method)];
+  const names = [...new Set(rows.map((row) => row.method))];
   return rows.map((row) => {
-    const remarks = [row.store, row.dtype === result.model.dtype ? "" : row.dtype].filter((remark) => remark);
-    const label = remarks.length ? `${row.method} (${remarks.join(", ")})` : row.method;
-    return { ...row, label, index: names.indexOf(row.dtype ? String([row.method, row.store, row.dtype]) : row.method) };
+    const label = row.dtype && row.dtype !== result.model.dtype ? `${row.method} (${row.dtype})` : row.method;
+    return { ...row, label, index: names.indexOf(row.method) };
   });
 }
 

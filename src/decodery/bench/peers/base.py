@@ -77,7 +77,7 @@ def checkpoint(name: str) -> Path:
 
 
 def dense_dtype(lm: LM) -> str:
-    """The floating-point precision for a program that cannot run this model's own: its own, or what int8 stands for."""
+    """The floating-point precision for a program that cannot run this model's own: the same, or the machine's best."""
     from ...model.load import choose_dtype
 
-    return choose_dtype("auto", "bfloat16", lm.model.device) if lm.dtype == "int8" else lm.dtype
+    return choose_dtype("auto", "bfloat16", lm.model.device) if lm.dtype.startswith("int") else lm.dtype
