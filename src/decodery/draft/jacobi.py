@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from ..budget.base import Budget
@@ -15,6 +17,9 @@ from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
 from ..registry import register
 from .base import Drafter, Observation
+
+_NEAR = 12.0
+"""Guesses are drawn from the tokens whose logits lie at most this far, in nats, below the best."""
 
 
 @dataclass(slots=True)
@@ -92,6 +97,8 @@ class Jacobi(Drafter):
         first, last = unsettled[0], unsettled[-1]
         rows = seen.logits[first : last + 1] if last - first + 1 == len(unsettled) else seen.logits[unsettled]
         law = seq.sampler.law(rows, contexts)
+        if not seq.sampler.greedy:
+            law = _likely(law)
         state.guesses = seq.sampler.pick(law, seq.seed, [context.position for context in contexts]).tolist()
         if seq.rule.uses_draft_distributions:
             state.laws = list(seq.sampler.probabilities(law))
@@ -118,6 +125,17 @@ class Jacobi(Drafter):
             return found
         position = seq.position + len(state.guesses)
         return int(noise.draw(seq.seed, position, stream=noise.GUESS) * seq.vocab_size)
+
+
+def _likely(law: torch.Tensor) -> torch.Tensor:
+    """`law` without what is drawn next to never: far fewer tokens then need noise, and few of them were right."""
+    if law.device.type != "cpu":
+        return law.masked_fill(law < law.amax(dim=-1, keepdim=True) - _NEAR, -math.inf)
+    # Row by row in numpy, which wakes no threads between two passes.
+    rows = law.numpy().copy()
+    for row in rows:
+        row[row < row.max() - _NEAR] = -np.inf
+    return torch.from_numpy(rows)
 
 
 def _follow(tree: TokenTree, guesses: list[int]) -> list[int]:
