@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from decodery import registry
+from decodery.bench.report import table
 from decodery.bench.result import BENCHMARK, PASSES, Result, read
 from decodery.cli.main import COMMANDS, cli
 from decodery.registry import Method
@@ -94,55 +95,21 @@ def successor() -> str:
 
 
 def speed() -> str:
-    """A table per result file of a benchmark."""
-    tables = [_benchmark(result) for result in _results(BENCHMARK)]
+    """The tables of every result file of a benchmark."""
+    tables = [f"{_where(result)}.\n\n{table(result)}" for result in _results(BENCHMARK)]
     return "\n\n".join(tables) or "No results yet: `make bench` writes them."
 
 
 def passes() -> str:
-    """A table per result file of pass costs: milliseconds by precision and number of rows."""
-    tables = [_passes(result) for result in _results(PASSES)]
+    """The table of every result file of pass costs."""
+    tables = [f"{_where(result)}.\n\n{table(result)}" for result in _results(PASSES)]
     return "\n\n".join(tables) or "No results yet: `decodery bench --pass` writes them."
 
 
 def _results(kind: str) -> list[Result]:
-    found = [read(path) for path in sorted((ROOT / "benchmarks" / "results").rglob("*.json"))]
-    return [result for result in found if result["kind"] == kind]
-
-
-def _benchmark(result: Result) -> str:
-    rows = [row for row in result["rows"] if row["category"] == "all" and row["tokens_per_second"]]
-    lines = [_benchmark_row(row) for row in rows]
-    settings = result["settings"]
-    how = f"{_where(result)}; {settings['rounds']} rounds in turn, {settings['max_new_tokens']} new tokens at most"
-    head = "| workload | method | tokens/s | times plain (95%) | tokens per pass | texts as plain decoding |"
-    return f"{how}.\n\n{head}\n|---|---|---:|---:|---:|---:|\n" + "\n".join(lines)
-
-
-def _benchmark_row(row: dict[str, Any]) -> str:
-    interval = f" ({row['speedup_low']:.2f} to {row['speedup_high']:.2f})" if row["speedup_low"] is not None else ""
-    cells = [
-        f"{row['workload']}, {row['prompts']} prompts",
-        f"`{row['method']}`" + (f" ({row['dtype']})" if row["dtype"] else ""),
-        f"{row['tokens_per_second']:.0f}",
-        f"{row['speedup']:.2f}{interval}" if row["speedup"] is not None else "",
-        f"{row['tokens_per_pass']:.2f}" if row["tokens_per_pass"] is not None else "",
-        f"{row['lossless']['identical']} of {row['lossless']['checked']}" if row["lossless"]["checked"] else "",
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def _passes(result: Result) -> str:
-    counts = sorted({row["rows"] for row in result["rows"]})
-    table: dict[str, dict[int, float]] = {}
-    for row in result["rows"]:
-        table.setdefault(row["precision"], {})[row["rows"]] = row["ms"]
-    head = "| rows | " + " | ".join(str(count) for count in counts) + " |\n|---|" + "---:|" * len(counts)
-    lines = [
-        f"| {precision} | " + " | ".join(f"{times[count]:.1f}" if count in times else "" for count in counts) + " |"
-        for precision, times in table.items()
-    ]
-    return f"{_where(result)}; milliseconds per pass.\n\n{head}\n" + "\n".join(lines)
+    # Measurements of other kinds lie there too; those of the benchmark say what they are.
+    paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
+    return [read(path) for path in paths if json.loads(path.read_text(encoding="utf-8")).get("kind") == kind]
 
 
 def _where(result: Result) -> str:

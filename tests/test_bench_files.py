@@ -45,7 +45,9 @@ def test_the_page_needs_nothing_else(measured: result.Result) -> None:
 
 
 def test_markdown_comes_from_the_rows(measured: result.Result) -> None:
-    lines = table(measured, categories=True).splitlines()
+    heading, _, *lines = table(measured, categories=True).splitlines()
+    prompts = row(measured, "none")["prompts"]
+    assert heading == f"built-in, qualitative, {prompts} prompts, temperature 0, at most 24 tokens, 2 rounds:"
     drafted = row(measured, "prompt-lookup")
     assert f"| {drafted['tokens_per_pass']:.2f} |" in lines[3] and f"{drafted['speedup']:.2f} (" in lines[3]
     assert all(line.count("|") == lines[0].count("|") for line in lines[: 2 + len(SETTINGS.methods)])

@@ -41,7 +41,7 @@ def _embedded(result: Result) -> str:
 
 
 def table(result: Result, *, categories: bool = False) -> str:
-    """The result's figures as Markdown, a table per workload, or per machine for costs of passes.
+    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs.
 
     categories: with a table of speed-ups by category after each.
     """
@@ -50,10 +50,19 @@ def table(result: Result, *, categories: bool = False) -> str:
     parts = []
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
-        parts.append(_overall([row for row in rows if row["category"] == ALL]))
+        sums = [row for row in rows if row["category"] == ALL]
+        parts += [f"{title(sums, result)}:", markdown(HEAD, [cells(row) for row in sums])]
         if categories:
             parts.append(_by_category(rows))
     return "\n\n".join(parts)
+
+
+def title(sums: Sequence[dict[str, Any]], result: Result) -> str:
+    """What the rows of a workload were measured on."""
+    first, settings = sums[0], result["settings"]
+    how = f"temperature {first['temperature']:g}, at most {settings['max_new_tokens']} tokens"
+    rounds = f"{settings['rounds']} round{'s' if settings['rounds'] > 1 else ''}"
+    return f"{first['workload']}, {first['split']}, {first['prompts']} prompts, {how}, {rounds}"
 
 
 HEAD = ("method", "precision", "tokens per pass", "rows per token", "tokens/s", "speed-up (95 %)", "same text")
@@ -90,10 +99,6 @@ def same(row: dict[str, Any]) -> str:
         return ""
     excused = f" + {counts['excused']} near-ties" if counts["excused"] else ""
     return f"{counts['identical']}{excused} / {counts['checked']}"
-
-
-def _overall(rows: Sequence[dict[str, Any]]) -> str:
-    return markdown(HEAD, [cells(row) for row in rows])
 
 
 def _by_category(rows: Sequence[dict[str, Any]]) -> str:

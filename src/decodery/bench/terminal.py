@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .report import HEAD, cells, speed
+from .report import HEAD, cells, speed, title
 from .result import Result
 from .rows import ALL
 from .settings import PLAIN
@@ -36,7 +36,7 @@ def show(result: Result) -> None:
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
         sums = [row for row in rows if row["category"] == ALL]
-        table = _table(f"{workload}, {split}, temperature {sums[0]['temperature']:g}, {sums[0]['prompts']} prompts")
+        table = _table(title(sums, result))
         for name in HEAD:
             left = name in ("method", "precision")
             table.add_column(

@@ -65,11 +65,14 @@ function categoryPlot(rows) {
 function acceptancePlot(rows) {
   return plot((width) => {
     const left = 40, right = width - 14, top = 12, bottom = 240;
-    const deepest = Math.min(16, Math.max(2, ...rows.map((row) => row.acceptance.length)));
+    // A place that hardly any pass reached says nothing about the method.
+    const reach = (row) => row.acceptance.map((_, depth) =>
+      Object.entries(row.emitted).reduce((sum, [tokens, times]) => sum + (tokens > depth ? times : 0), 0));
+    const places = (row) => Math.min(16, reach(row).filter((times, depth) => depth === 0 || times >= 5).length);
+    const deepest = Math.max(2, ...rows.map(places));
     const x = linear(1, deepest, left + 10, right - 6), y = linear(0, 1, bottom, top);
     const curves = rows.map((row) => {
-      const values = row.acceptance.slice(0, deepest), passes = Object.entries(row.emitted);
-      const reached = values.map((_, depth) => passes.reduce((sum, [tokens, count]) => sum + (tokens > depth ? count : 0), 0));
+      const values = row.acceptance.slice(0, places(row)), reached = reach(row);
       return [
         sv("path", { d: values.map((value, depth) => `${depth ? "L" : "M"}${x(depth + 1)},${y(value)}`).join(""), fill: "none",
           stroke: colour(row.index), "stroke-width": 2, opacity: 0.7 }),
