@@ -69,11 +69,10 @@ def test_another_shape_or_precision_is_measured_anew(home: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rows": [1]}', '{"rows": [2, 1], "seconds": [1, 2]}'])
 def test_a_damaged_file_is_replaced(home: Path, text: str) -> None:
-    model = tiny_transformer()
-    cost_curve(model)
+    cost_curve(tiny_transformer())
     (path,) = (home / "cost").iterdir()
     path.write_text(text)
-    curve = cost_curve(model)
+    curve = cost_curve(tiny_transformer())
     assert json.loads(path.read_text())["rows"] == list(curve.rows)
 
 
