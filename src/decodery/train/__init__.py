@@ -1,0 +1,1 @@
+"""Making what methods need: datastores and trained parts."""
