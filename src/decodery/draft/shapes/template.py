@@ -117,14 +117,16 @@ def unbalanced(nodes: int, depth: int, width: int) -> Template:
     Within a level the places worth most are taken, where rank r is worth 1 / ((r + 1)(r + 2)).
     """
     depth = min(depth, nodes)
-    shares = np.arange(1, depth + 1) ** -0.5
-    sizes = np.maximum(1, np.floor(nodes * shares / shares.sum())).astype(int)
+    wanted = np.arange(1, depth + 1) ** -0.5
+    wanted *= nodes / wanted.sum()
+    sizes = [1] * depth
+    for _ in range(nodes - depth):
+        # The level that lacks most, among those whose parents leave room.
+        room = [size < width * above for size, above in zip(sizes, [1, *sizes], strict=False)]
+        sizes[int(np.argmax(np.where(room, wanted - sizes, -np.inf)))] += 1
     counts: dict[tuple[int, ...], int] = {}
     level: dict[tuple[int, ...], float] = {(): 1.0}
-    left = nodes
-    for number, size in enumerate(sizes.tolist()):
-        # What a narrow level cannot hold goes to the later ones; what rounding left over too.
-        size = min(left - (depth - number - 1), size) if number < depth - 1 else left
+    for size in sizes:
         worth = {
             (*path, rank): value / ((rank + 1.0) * (rank + 2.0))
             for path, value in level.items()
@@ -134,7 +136,6 @@ def unbalanced(nodes: int, depth: int, width: int) -> Template:
         for path in taken:
             counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
         level = {path: worth[path] for path in taken}
-        left -= len(taken)
     return Template(counts)
 
 
