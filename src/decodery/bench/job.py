@@ -115,7 +115,7 @@ def check_methods(methods: tuple[str, ...]) -> None:
             try:
                 resolve_drafter(method)
             except UnknownMethod as error:
-                raise UnknownMethod(f"{error}, none, auto or one of the peers {', '.join(PEERS)}") from error
+                raise UnknownMethod(f"{error}; none is plain decoding, and the peers are {', '.join(PEERS)}") from error
 
 
 def open_subjects(lm: LM, settings: Settings) -> tuple[list[Subject], dict[str, str]]:
