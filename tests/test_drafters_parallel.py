@@ -197,9 +197,10 @@ def test_jacobi_sampling_keeps_the_law_and_the_check_has_power() -> None:
     # Four tokens: the second pass guesses blindly, the third tests what that one refined.
     model, drafter = TableModel(3, order=2, seed=1), Jacobi(window=3)
     check_distribution(model, [1, 2], drafter=drafter, rule=Rejection(), sampler=SAMPLE, length=4)
+    blind = Jacobi(window=3, fill="last")
     with pytest.raises(LawBroken):
         check_distribution(
-            model, [1, 2], drafter=drafter, rule=NoResidual(), sampler=SAMPLE, length=4, draws=2000, least=1e-6
+            model, [1, 2], drafter=blind, rule=NoResidual(), sampler=SAMPLE, length=4, draws=2000, least=1e-6
         )
 
 
