@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from random import Random
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..registry import register
 from .base import Drafter
-from .shapes.monte_carlo import SearchTree, enumerate_all, search
+from .shapes.monte_carlo import SearchTree, Successors, enumerate_all, search
 from .stores.trigrams import Trigrams
 
 _PAIRS = 1 << 16
@@ -79,27 +79,28 @@ class ADED(Drafter):
         if len(seq.tokens) < 2:
             return TokenTree.root(seq.pending)
         pair = (seq.tokens[-2], seq.tokens[-1])
-        tree = enumerate_all(pair, table.successors, self.depth, self.paths)
+        successors = cache(table.successors)  # the search comes by the same pairs again and again
+        tree = enumerate_all(pair, successors, self.depth, self.paths)
         if tree is None:
             tree = search(
                 pair,
-                table.successors,
+                successors,
                 simulations=self.simulations,
                 depth=self.depth,
                 c1=self.c1,
                 c2=self.c2,
                 random=Random(mix(seq.seed, len(seq.tokens))),
             )
-        paths = [path[: budget.depth] for path in self._paths(tree, pair, table)]
+        paths = [path[: budget.depth] for path in self._paths(tree, pair, successors)]
         return TokenTree.from_paths(seq.pending, paths, nodes=min(self.nodes, budget.nodes))
 
-    def _paths(self, tree: SearchTree, pair: tuple[int, int], table: Trigrams) -> list[tuple[int, ...]]:
+    def _paths(self, tree: SearchTree, pair: tuple[int, int], successors: Successors) -> list[tuple[int, ...]]:
         """The best paths, most visited first, without their continuations' weakest: at most `nodes` tokens in all."""
         ranked = sorted(range(1, len(tree.tokens)), key=lambda node: -tree.visits[node])[: self.paths]
         found: dict[tuple[int, ...], None] = {}
         for path in map(tree.path, ranked):
             before, last = (pair[1], *path)[-2:]
-            following = table.successors(before, last)
+            following = successors(before, last)
             if following:
                 path = (*path, max(following, key=lambda each: each[1])[0])
             found[path] = None

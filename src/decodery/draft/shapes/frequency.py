@@ -57,6 +57,14 @@ def count_prefixes(windows: np.ndarray, vocab_size: int, per_depth: int | None =
         rows, owner, column = rows[alive], owner[alive], column[alive]
         if not len(rows):
             break
+        if len(rows) == 1:  # a single continuation goes on by itself
+            chain = windows[rows[0], depth:]
+            chain = chain[np.logical_and.accumulate((chain >= 0) & (chain < vocab_size))]
+            tokens.append(chain)
+            parents.append(np.r_[owner, total + np.arange(len(chain) - 1)])
+            depths.append(depth + 1 + np.arange(len(chain)))
+            counts.append(np.ones(len(chain)))
+            break
         new = np.r_[True, (column[1:] != column[:-1]) | (owner[1:] != owner[:-1])]
         starts = np.flatnonzero(new)
         sizes = np.diff(np.append(starts, len(rows)))
