@@ -46,7 +46,7 @@ if __name__ == "__main__":
     model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
     check_identical(model, prompts, drafter=Successor())
     check_batch(model, prompts, drafter=Successor())
-    check_state(model, prompts[1], drafter=Successor())
+    check_state(model, [prompts[1]], drafter=Successor())
 
     out = dc.load("smollm2").generate("Explain tides.", max_new_tokens=60, drafter="successor:length=3")
     print(out.text)

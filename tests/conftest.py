@@ -22,7 +22,7 @@ def data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def smollm2():  # noqa: ANN201 - the annotation would import the package while tests are collected
+def smollm2():
     """The embedded model in float32, in which greedy texts are compared token by token."""
     import decodery
 
@@ -30,7 +30,7 @@ def smollm2():  # noqa: ANN201 - the annotation would import the package while t
 
 
 @pytest.fixture(scope="session")
-def smollm2_int8():  # noqa: ANN201
+def smollm2_int8():
     """The embedded model at its default precision."""
     import decodery
 

@@ -15,6 +15,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
+from decodery.testing import Oracle, check_identical, check_state, decode
 from tiny_models import (
     TREE_PARENTS,
     VOCAB,
@@ -132,6 +133,14 @@ def test_ragged_batches_equal_single_segments(model: TransformersModel) -> None:
     )
     with torch.inference_mode():
         assert (norm(scores.hidden_of(0, 3)) - states[3][0]).abs().max() < 1e-4
+
+
+def test_trees_are_exact_beyond_the_first_growth_and_after_forks() -> None:
+    model = TransformersModel(make("gpt2", n_positions=400).double())
+    (plain,) = decode(model, [[1, 2, 3]], max_new_tokens=290)
+    oracle = Oracle(tuple(plain.tokens))
+    check_identical(model, [[1, 2, 3]], drafter=oracle, seeds=(0,), max_new_tokens=290)
+    check_state(model, [[1, 2, 3, 4, 5]], drafter=oracle, max_new_tokens=8)
 
 
 def test_embeddings_stand_in_for_tokens(model: TransformersModel) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decodery.budget.base import Budget
 from decodery.core.sequence import Sequence
 from decodery.core.text import TextStream
+from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
+from decodery.draft.base import Drafter
+from decodery.draft.draft_model import DraftModel
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import NumericalError, PromptError, SettingsError
 from decodery.model.batch import Batch, Scores
@@ -22,7 +28,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Letters:
-    """A detokenizer whose token i is the i-th letter, two tokens making one for every tenth."""
+    """A detokenizer whose token i is the i-th letter, every tenth token making two letters."""
 
     def push(self, ids: list[int]) -> str:
         return "".join("ab" if token % 10 == 0 else chr(97 + token % 26) for token in ids)
@@ -31,7 +37,7 @@ class Letters:
         return ""
 
 
-def run(drafter=None, *, stop=(), **settings) -> tuple[Sequence, list[str]]:  # noqa: ANN001, ANN003
+def run(drafter=None, *, stop=(), **settings) -> tuple[Sequence, list[str]]:
     engine = Engine(MODEL, detokenizer=Letters)
     seq = engine.submit(Request(PROMPT, drafter=drafter, stop=stop, **settings))
     pieces = []
@@ -48,14 +54,14 @@ ORACLE = Oracle(tuple(PLAIN.tokens), nodes=30)
 
 @pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])
 @pytest.mark.parametrize("length", [1, 2, 7, 8])
-def test_texts_end_at_their_length(drafter, length: int) -> None:  # noqa: ANN001
+def test_texts_end_at_their_length(drafter, length: int) -> None:
     seq, _ = run(drafter, max_new_tokens=length)
     assert seq.generated == PLAIN.generated[:length]
     assert seq.finish_reason == "length" and seq.cache.next_position == len(seq.tokens) - 1
 
 
 @pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])
-def test_texts_end_at_the_first_of_several_eos_ids(drafter) -> None:  # noqa: ANN001
+def test_texts_end_at_the_first_of_several_eos_ids(drafter) -> None:
     for at in (0, 3, 9, 17):
         eos = [PLAIN.generated[at], PLAIN.generated[at + 5]]
         first = min(PLAIN.generated.index(token) for token in eos)
@@ -68,7 +74,7 @@ def test_texts_end_at_the_first_of_several_eos_ids(drafter) -> None:  # noqa: AN
 
 @pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
-def test_stop_strings_end_the_text_across_tokens(drafter, length: int) -> None:  # noqa: ANN001
+def test_stop_strings_end_the_text_across_tokens(drafter, length: int) -> None:
     whole = PLAIN.text.text
     for start in range(0, 20, 3):
         stop = whole[start : start + length]
@@ -218,3 +224,66 @@ def test_logits_that_are_no_distribution_are_an_error() -> None:
     for value in (float("nan"), float("inf")):
         with pytest.raises(NumericalError, match="not a distribution"):
             decode(Broken(value), [PROMPT])
+
+
+def test_one_bad_request_leaves_the_others_alone() -> None:
+    engine = Engine(MODEL)
+    good = engine.submit(Request(PROMPT, max_new_tokens=10))
+    bad = engine.submit(Request(PROMPT, sampler=Sampler.from_settings(logit_bias={999: 1.0}), max_new_tokens=10))
+    with pytest.raises(SettingsError, match="token 999"):
+        engine.run([good, bad])
+    assert good.generated == PLAIN.generated[:10]
+    assert bad.finish_reason == "error" and bad.generated == []
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": 2.5}, {"seed": "x"}, {"seed": 1.5}])
+def test_settings_of_the_wrong_type_are_refused(settings: dict) -> None:
+    with pytest.raises(SettingsError, match="whole number"):
+        Request(PROMPT, **settings)
+
+
+def test_only_equal_prompts_share_a_prefill() -> None:
+    engine = Engine(MODEL)
+    first = engine.submit(Request(PROMPT))
+    with pytest.raises(SettingsError, match="prompts are the same"):
+        engine.submit(Request([9, 8, 7]), like=first)
+    with pytest.raises(ValueError, match="not submitted to this engine"):
+        Engine(MODEL).run([first])
+
+
+@pytest.mark.parametrize(("root", "length"), [(1, 2), (0, 100)], ids=["wrong root", "over budget"])
+def test_a_draft_that_breaks_the_contract_is_an_error(root: int, length: int) -> None:
+    class Unruly(Drafter):
+        def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+            return TokenTree.chain((seq.pending + root) % 64, [3] * length)
+
+    with pytest.raises(ValueError, match="Unruly drafted"):
+        run(Unruly(), max_new_tokens=90)
+
+
+def test_biases_beyond_float32_are_an_error() -> None:
+    for settings in ({"logit_bias": {5: 1e39}}, {"repetition_penalty": 1e-39}):
+        sampler = Sampler.from_settings(temperature=0.7, top_p=0.9, **settings)
+        with pytest.raises(SettingsError):
+            decode(MODEL, [PROMPT], sampler=sampler)
+
+
+def test_a_draft_model_says_nothing_beyond_its_own_context() -> None:
+    short = tiny_transformer(5, max_positions=12)
+    (seq,) = decode(MODEL, [PROMPT], drafter=DraftModel(short), max_new_tokens=30)
+    assert seq.generated == PLAIN.generated[:30]
+    assert seq.trace.decoding[0].nodes > 0 == seq.trace.decoding[-1].nodes
+
+
+def test_overlapping_calls_restore_the_number_of_threads() -> None:
+    sampler, row = Sampler.from_settings(temperature=0.7, top_p=0.9), torch.randn(1, 5000)
+    context = sampler.context([1], 1, sampler.init([1]))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: sampler.law(row, [context]), range(200)))
+        sampler.law(row, [context])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -77,7 +77,7 @@ def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) 
     oracle = Oracle(tuple(plain.tokens), nodes=24)
     for drafter in (oracle, PromptLookup()):
         check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=32)
-        assert check_state(lm.model, prompt, drafter=drafter, max_new_tokens=32, tolerance=0.0) == 0.0
+        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=32, tolerance=0.0) == 0.0
     check_batch(lm.model, prompts(lm, 4), drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=16)
 
 

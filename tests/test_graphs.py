@@ -230,7 +230,7 @@ def test_the_cache_equals_a_fresh_prefill_after_every_step(changes: str) -> None
     model = tiny(changes)
     (plain,) = decode(model, PROMPTS[:1], max_new_tokens=40)
     for drafter in (None, Garbage(), Oracle(tuple(plain.tokens))):
-        check_state(model, PROMPTS[0], drafter=drafter, max_new_tokens=40)
+        check_state(model, [PROMPTS[0]], drafter=drafter, max_new_tokens=40)
     check_identical(model, PROMPTS, drafter=Garbage(nodes=30), sampler=SAMPLERS["plain"])
 
 
@@ -385,7 +385,7 @@ def test_graphs_give_the_same_tokens_and_caches_with_any_drafter() -> None:
             )
             assert [seq.generated for seq in drafted] == [seq.generated for seq in ordinary]
     (plain,) = decode(model, PROMPTS[:1], max_new_tokens=40)
-    check_state(model, PROMPTS[0], drafter=Oracle(tuple(plain.tokens)), max_new_tokens=40)
+    check_state(model, [PROMPTS[0]], drafter=Oracle(tuple(plain.tokens)), max_new_tokens=40)
     check_batch(model, PROMPTS, drafter=Garbage())
 
 

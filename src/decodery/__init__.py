@@ -26,7 +26,8 @@ _PACKAGES = ("draft", "sample", "testing", "verify")
 def load(name: str = "smollm2", **options: Any) -> LM:
     """A ready model: an embedded name, a folder, a `.gguf` file or a Hub id.
 
-    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "int8", "int4"), `device`, `revision`.
+    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "int8", "int4"), `device`,
+    `revision`.
     """
     from .decode.lm import LM
     from .model.load import load as load_model

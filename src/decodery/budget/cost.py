@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ CONTEXT = 128
 _SECONDS = 2.0
 _REPEATS = 3
 _KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels")
+
+_known: WeakKeyDictionary[LanguageModel, CostCurve] = WeakKeyDictionary()
+"""Curves of the models in this process, also where no folder can keep them."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,13 @@ class CostCurve:
 
 def cost_curve(model: LanguageModel) -> CostCurve:
     """The curve of this model on this machine; the first call measures for about two seconds and keeps the result."""
+    if model in _known:
+        return _known[model]
     path = _path(model)
     with suppress(OSError, ValueError, TypeError, KeyError):
         kept = json.loads(path.read_text(encoding="utf-8"))
-        return CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))
+        _known[model] = CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))
+        return _known[model]
     curve = CostCurve.of(time_passes({"": model}, ROWS, enough=_enough())[""])
     # Where nothing can be written the curve is measured again next time.
     with suppress(DecoderyError):
@@ -76,6 +83,7 @@ def cost_curve(model: LanguageModel) -> CostCurve:
 
 def remember(model: LanguageModel, curve: CostCurve) -> None:
     """Keep a curve in the user's cache folder in place of an earlier one."""
+    _known[model] = curve
     kept = {"machine": _machine(), "model": _identity(model), "rows": curve.rows, "seconds": curve.times}
     store.write_text(_path(model), json.dumps(kept, indent=1))
 

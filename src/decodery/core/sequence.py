@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..errors import DecoderyError
 from .memory import Memory
 from .trace import Trace
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ..verify.base import Rule
     from .text import Detokenizer, TextStream
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Sequence:
     token_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stopped_by: int | str | None = None
+    error: DecoderyError | None = None
     source: Sequence | None = None
     """A sequence with the same prompt whose prefill this one will share by forking its cache."""
 
@@ -90,6 +92,11 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def fail(self, error: DecoderyError) -> None:
+        """Stop decoding for a reason the caller must hear of; what was committed stays."""
+        self.error = error
+        self.finish_reason = "error"
 
     def cancel(self) -> None:
         """Stop decoding; what was committed stays."""

@@ -31,9 +31,9 @@ class TextStream:
         """Add one token; returns the stop string that its text completed, if any, and cuts the text before it."""
         return self._append(self._detokenizer.push([token]))
 
-    def finish(self) -> None:
-        """No token will follow: what was held back is text after all."""
-        self._append(self._detokenizer.finish())
+    def finish(self) -> str | None:
+        """No token will follow: what was held back is text after all. Returns a stop string it completed, if any."""
+        return self._append(self._detokenizer.finish())
 
     def release(self, *, final: bool = False) -> str:
         """Text that became safe to show since the last call."""

@@ -36,10 +36,12 @@ def _check_stop(seq: Sequence, token: int) -> None:
         seq.finish_reason, seq.stopped_by = "stop", token
     elif seq.text is not None and (found := seq.text.push(token)) is not None:
         seq.finish_reason, seq.stopped_by = "stop", found
-    elif seq.remaining == 0:
+    elif seq.remaining <= 0:
         seq.finish_reason = "length"
     if seq.finished and seq.text is not None and not isinstance(seq.stopped_by, str):
-        seq.text.finish()
+        found = seq.text.finish()
+        if found is not None:
+            seq.finish_reason, seq.stopped_by = "stop", found
 
 
 def _logprob(logits: torch.Tensor, token: int, top: int) -> TokenLogprob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +18,7 @@ from ..core.text import Detokenizer, TextStream
 from ..core.trace import Step
 from ..core.tree import TokenTree
 from ..draft.base import Observation
-from ..errors import PromptError
+from ..errors import DecoderyError, PromptError, SettingsError
 from ..model.batch import Batch, Scores, Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
@@ -51,7 +52,7 @@ class Engine:
 
     Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
-    from sequence to sequence; its own by default.
+    from sequence to sequence; its own by default. pass_seconds: see `Budget`; measured by default.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Engine:
         detokenizer: Callable[[], Detokenizer] | None = None,
         prefill_chunk: int = 512,
         memory: Memory | None = None,
+        pass_seconds: Callable[[], np.ndarray] | None = None,
     ) -> None:
         self.model = model
         self.memory = memory or Memory()
@@ -68,11 +70,14 @@ class Engine:
         self._detokenizer = detokenizer
         self._active: list[Sequence] = []
         self._costs: np.ndarray | None = None
+        self._pass_seconds = pass_seconds or self._measured
 
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a sequence. like: one already submitted with the same prompt, whose prefill it shares."""
         prompt = [int(token) for token in request.prompt]
         self._check(prompt)
+        if like is not None and like.tokens[: like.prompt_length] != prompt:
+            raise SettingsError("a sequence can share the prefill of another one only if their prompts are the same")
         seq = Sequence(
             tokens=prompt,
             prompt_length=len(prompt),
@@ -101,17 +106,21 @@ class Engine:
         return seq
 
     def run(self, sequences: Iterable[Sequence]) -> None:
-        """Step until all of these are finished."""
-        waiting = list(sequences)
-        while waiting := [seq for seq in waiting if not seq.finished]:
-            self.step()
+        """Step until all of these are finished; then raise the error of the first that failed, if one did."""
+        asked = list(sequences)
+        while any(not seq.finished for seq in asked):
+            if not self.step() and any(not seq.finished for seq in asked):
+                raise ValueError("some of these sequences were not submitted to this engine")
+        for seq in asked:
+            if seq.error is not None:
+                raise seq.error
 
     @torch.no_grad()
     def step(self) -> list[Sequence]:
         """One pass over all active sequences; returns those it advanced. Finished ones leave the engine."""
         self._active = [seq for seq in self._active if not seq.finished]
         times = [perf_counter()]
-        turns = [self._propose(seq) for seq in self._active if self._ready(seq)]
+        turns = [turn for seq in self._active if self._ready(seq) if (turn := self._propose_safely(seq))]
         if not turns:
             return []
         times.append(perf_counter())
@@ -119,9 +128,7 @@ class Engine:
         times.append(perf_counter())
         for number, turn in enumerate(turns):
             if turn.decides:
-                nodes = scores.of(number)[-len(turn.tree) :]
-                turn.laws = Laws(turn.tree, nodes, turn.seq)
-                turn.accepted = turn.seq.rule.choose(turn.tree, turn.laws, turn.seq)
+                _choose(turn, scores.of(number)[-len(turn.tree) :])
         times.append(perf_counter())
         for number, turn in enumerate(turns):
             self._commit(turn, scores, number)
@@ -156,6 +163,14 @@ class Engine:
         seq.source = None
         return True
 
+    def _propose_safely(self, seq: Sequence) -> _Turn | None:
+        """`_propose`; a sequence that cannot go on is finished with its error, and the others never notice."""
+        try:
+            return self._propose(seq)
+        except DecoderyError as error:
+            seq.fail(error)
+            return None
+
     def _propose(self, seq: Sequence) -> _Turn:
         """The rows this sequence feeds: a chunk of unread tokens, or its draft tree."""
         cache, drafter = seq.cache, seq.drafter
@@ -173,12 +188,14 @@ class Engine:
         if drafter is not None and seq.remaining > 1:
             # The bonus token needs a place too, so a draft is never deeper than what is left but one.
             depth = seq.remaining - 1
-            tree = drafter.propose(seq, Budget(_MAX_NODES, depth, len(self._active), self._pass_seconds))
+            budget = Budget(_MAX_NODES, depth, len(self._active), self._pass_seconds)
+            tree = drafter.propose(seq, budget)
+            _check_draft(tree, seq, budget)
         mask = None if tree.is_chain else tree.ancestor_mask()
         segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
         return _Turn(seq, segment, tree, False, True)
 
-    def _pass_seconds(self) -> np.ndarray:
+    def _measured(self) -> np.ndarray:
         """Times of passes over 0, 1, 2, ... rows of this model on this machine; measured when first asked for."""
         if self._costs is None:
             curve = cost_curve(self.model)
@@ -191,6 +208,9 @@ class Engine:
 
     def _commit(self, turn: _Turn, scores: Scores, number: int) -> None:
         seq, rows = turn.seq, len(turn.segment)
+        if seq.error is not None:
+            seq.cache.keep([])
+            return
         if turn.laws is None or turn.accepted is None:
             seq.cache.keep(range(rows))
             emitted: list[int] = []
@@ -205,6 +225,25 @@ class Engine:
             seq.drafter.observe(seq, _observation(turn, scores, number, emitted))
 
 
+def _choose(turn: _Turn, logits: torch.Tensor) -> None:
+    """Let the sequence's rule walk its tree; logits: [nodes, vocab]."""
+    laws = Laws(turn.tree, logits, turn.seq)
+    try:
+        turn.accepted = turn.seq.rule.choose(turn.tree, laws, turn.seq)
+        turn.laws = laws
+    except DecoderyError as error:
+        turn.seq.fail(error)
+
+
+def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
+    """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
+    if tree.tokens[0] != seq.pending or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
+        raise ValueError(
+            f"{type(seq.drafter).__name__} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
+            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
+        )
+
+
 def _observation(turn: _Turn, scores: Scores, number: int, emitted: list[int]) -> Observation:
     taps = turn.seq.drafter.taps if turn.seq.drafter else ()
     hidden = {tap: scores.hidden_of(number, tap) for tap in taps}
@@ -216,7 +255,7 @@ def _observation(turn: _Turn, scores: Scores, number: int, emitted: list[int]) -
 
 
 def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
-    propose, score, choose, commit_ = (after - before for before, after in zip(times, times[1:], strict=False))
+    propose, score, choose, commit_ = (after - before for before, after in pairwise(times))
     path = [] if turn.accepted is None else turn.accepted.path
     return Step(
         nodes=len(turn.tree) - 1,

@@ -191,7 +191,9 @@ class LM:
         )
 
     def output(self, seq: Sequence) -> Output:
-        """What a finished sequence became."""
+        """What a finished sequence became; raises the error that ended it, if one did."""
+        if seq.error is not None:
+            raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
         return Output(
             text=seq.text.text,

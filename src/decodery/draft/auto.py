@@ -63,13 +63,13 @@ class _Memory:
 class Auto(Drafter):
     """Weighs copies of earlier text against the model's own runners-up and feeds as many as this machine makes pay.
 
-    Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup), and
-    the `width` successors the model ranked highest where the token last stood (as Token Recycling, 2024). How often
-    such candidates are right is counted as the text goes on, by length of the repetition and by rank, fed or not; a
-    node's chance is the product along its path. The tree takes nodes by falling chance, and of all its sizes, 0
-    included, the one that gives most tokens per second on the measured cost of a pass. Scope: successors and their rates
-    last as long as the loaded model, copies as long as the request. Memory: 4 * vocabulary * width bytes, and one entry
-    per order and token of text.
+    Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup),
+    and the `width` successors the model ranked highest where the token last stood (as Token Recycling, 2024). How
+    often such candidates are right is counted as the text goes on, by length of the repetition and by rank, fed or not;
+    a node's chance is the product along its path. The tree takes nodes by falling chance, and of all its sizes, 0
+    included, the one that gives most tokens per second on the measured cost of a pass. Scope: successors and their
+    rates last as long as the loaded model, copies as long as the request. Memory: 4 * vocabulary * width bytes, and one
+    entry per order and token of text.
     """
 
     width: int = 6

@@ -53,7 +53,9 @@ class DraftModel(Expander):
         return Reading.begin(self.language_model, seq.vocab_size)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        length = min(self.length, budget.nodes, budget.depth)
+        # The draft model's own context may be the shorter one; behind its end it has nothing to say.
+        left = self.language_model.config.max_positions - len(seq.tokens) + 1
+        length = min(self.length, budget.nodes, budget.depth, left)
         if length < 1:
             return TokenTree.root(seq.pending)
         reading: Reading = seq.draft_state

@@ -39,5 +39,6 @@ class PromptLookup(Drafter):
         seq.draft_state.extend(seq.tokens)
         if (found := seq.draft_state.find(seq.tokens)) is None:
             return TokenTree.root(seq.pending)
-        length = min(self.length, budget.nodes, budget.depth)
-        return TokenTree.chain(seq.pending, copy(seq.tokens, found[0], length))
+        copied = copy(seq.tokens, found[0], min(self.length, budget.nodes, budget.depth))
+        ends = (place for place, token in enumerate(copied, start=1) if token in seq.eos_ids)
+        return TokenTree.chain(seq.pending, copied[: next(ends, None)])

@@ -64,7 +64,7 @@ class TransformersModel:
         config = self.config
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         """See `LanguageModel.forward`; `layers` is not supported."""
         if layers is not None:
@@ -155,7 +155,7 @@ class TransformersModel:
             for handle in handles:
                 handle.remove()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _probe(self) -> ModelConfig:
         """The shapes of this model, learnt from its cache after one token."""
         name, config = type(self.hf_model).__name__, self.hf_model.config.get_text_config()

@@ -173,8 +173,10 @@ class Sampler:
                 "the model's logits are not a distribution (NaN or infinite); check the weights, or load the "
                 "model with dtype='float32'"
             )
-        for _, _, _, after in self._stages(logits, contexts):
+        for _, warp, _, after in self._stages(logits, contexts):
             logits = after
+            if warp.stage == Stage.EDIT and not _largest_finite(logits):
+                raise SettingsError(f"{warp!r} takes the logits beyond float32: use a smaller value")
         return logits
 
     @one_thread

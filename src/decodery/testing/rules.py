@@ -46,6 +46,18 @@ class NoResidual(Rejection):
 
 
 @dataclass(frozen=True)
+class Shallow(Rejection):
+    """Speculative sampling that tests the first drafted token alone and believes all behind it."""
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        right = super().choose(tree, laws, seq)
+        path = right.path[:1]
+        while path and len(children := tree.children(path[-1])):
+            path.append(int(children[0]))
+        return Accepted(path, laws.picks([path[-1]])[0]) if path else right
+
+
+@dataclass(frozen=True)
 class Credulous(Rule):
     """Accepts every first child: any draft becomes text."""
 
