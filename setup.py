@@ -17,7 +17,13 @@ setup(
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             # Fusing a multiplication with an addition would make results differ between instruction sets.
             extra_compile_args=[
-                "-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-pthread",
+                "-std=c++17",
+                "-O3",
+                "-g0",
+                "-ffp-contract=off",
+                "-fno-math-errno",
+                "-fvisibility=hidden",
+                "-pthread",
                 "-Wno-psabi",
                 "-Wno-maybe-uninitialized",
             ],

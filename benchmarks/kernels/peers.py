@@ -181,9 +181,7 @@ def onnxruntime_chain(weights: Weights, bits: int) -> Chain:
             s = constant(f"s{i}", scale)
             settings = {"K": inputs, "N": len(weight), "bits": bits, "block_size": 32, "accuracy_level": 4}
             operands = [f"cut{i}", w, s]
-            nodes.append(
-                helper.make_node("MatMulNBits", operands, [f"y{i}"], domain="com.microsoft", **settings)
-            )
+            nodes.append(helper.make_node("MatMulNBits", operands, [f"y{i}"], domain="com.microsoft", **settings))
         name = f"y{i}"
     shape = helper.make_tensor_value_info
     graph = helper.make_graph(

@@ -101,9 +101,7 @@ def table(result: dict) -> str:
     lines = ["| library | " + " | ".join(f"{n} rows" for n in ROWS) + " |", "|---|" + "---|" * len(ROWS)]
     for name in names:
         values = (cells[name, n] for n in ROWS)
-        lines.append(
-            f"| {name} | " + " | ".join(f"{v['least_ms']:.1f} ({v['over_ours']:.2f})" for v in values) + " |"
-        )
+        lines.append(f"| {name} | " + " | ".join(f"{v['least_ms']:.1f} ({v['over_ours']:.2f})" for v in values) + " |")
     return "\n".join(lines)
 
 
