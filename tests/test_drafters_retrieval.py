@@ -183,7 +183,7 @@ def test_stand_draws_children_without_replacement_from_its_law() -> None:
     total = sum(law.values())
     q = np.array([law.get(token, 0.0) for token in range(6)]) / total
     singles, pairs = np.zeros(6), np.zeros(36)
-    for seed in range(4000):
+    for seed in range(2000):
         tree = stand_tree(seed, law)
         assert tree.origin == "without-replacement"
         assert torch.allclose(tree.distributions[0], torch.from_numpy(q))
