@@ -50,7 +50,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
     "aggressive": lambda other: Aggressive(
-        source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6
+        source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0),

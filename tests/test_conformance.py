@@ -131,8 +131,17 @@ def test_rejection_keeps_the_law(drafter: str) -> None:
 
 def test_coupled_keeps_the_law() -> None:
     # Seed-identity makes every drafter's law that of plain decoding, so one drafter stands for all.
+    check_distribution(
+        _tilted(0), [1, 2], drafter=DRAFTERS["draft-model"](_tilted(7)), sampler=SAMPLERS["nucleus"], length=4
+    )
+
+
+def test_coupled_keeps_the_law_under_penalties() -> None:
+    # Penalties look at every node's own path; fewer draws, as each costs several times as much.
     penalised = Sampler.from_settings(temperature=1.2, top_p=0.95, repetition_penalty=1.3)
-    check_distribution(_tilted(0), [1, 2], drafter=DRAFTERS["draft-model"](_tilted(7)), sampler=penalised)
+    check_distribution(
+        _tilted(0), [1, 2], drafter=DRAFTERS["draft-model"](_tilted(7)), sampler=penalised, length=4, draws=4000
+    )
 
 
 class _Wide(Drafter):
