@@ -19,6 +19,7 @@ from .int8 import Int8Linear
 from .native import Int8Stack
 from .portable import PortableStack
 from .rope import rope_table
+from .threads import one_thread
 from .weights import Layer, Weights
 
 
@@ -57,6 +58,12 @@ class Transformer:
             scores = self.static.forward(self, batch, taps)
             if scores is not None:
                 return scores
+        if self._stack is not None:
+            with one_thread():
+                return self._pass(batch, taps, layers)
+        return self._pass(batch, taps, layers)
+
+    def _pass(self, batch: Batch, taps: Sequence[int], layers: Sequence[int] | None) -> Scores:
         hidden, tapped = self.layers(self.embed(batch), batch, layers, taps=taps)
         rows, bounds = batch.logit_rows
         if not np.array_equal(rows, np.arange(batch.rows)):

@@ -12,8 +12,8 @@ import torch
 
 from ..core.noise import gumbel_argmax
 from ..errors import NumericalError, SettingsError
+from ..model.threads import one_thread
 from ..registry import resolve
-from ._threads import one_thread
 from .base import Context, Stage, Warp
 from .epsilon import Epsilon
 from .eta import Eta
@@ -155,7 +155,7 @@ class Sampler:
         state = self.after(context, token, logits)
         return Context(context.prompt_length, [*context.tokens, token], state, context.seed)
 
-    @one_thread
+    @one_thread()
     def law(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
 
@@ -179,14 +179,14 @@ class Sampler:
                 raise SettingsError(f"{warp!r} takes the logits beyond float32: use a smaller value")
         return logits
 
-    @one_thread
+    @one_thread()
     def probabilities(self, law: torch.Tensor) -> torch.Tensor:
         """[n, V] float64 of a law, every row summing to 1; one-hot when greedy."""
         if not self.greedy:
             return law.double().softmax(dim=-1)
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
 
-    @one_thread
+    @one_thread()
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
         """The token ids [n] that the noise of `seed` at the n output positions draws from a law."""
         if not self.greedy:
