@@ -130,7 +130,7 @@ def test_engines_take_requests_of_different_kinds_together(smollm2_int8: LM) -> 
     settings = [
         {"drafter": None},
         {"temperature": 0.7, "seed": 3},
-        {"rule": "rejection", "temperature": 1.0, "seed": 1},
+        {"rule": "rejection", "temperature": 1.0, "seed": 1, "drafter": "prompt-lookup"},
     ]
     sequences = [engine.submit(lm.request(lm.encode(QUESTIONS[1]), max_new_tokens=20, **each)) for each in settings]
     engine.run(sequences)
