@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import DecoderyError
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much of it is done and how much there is to do (bytes)."""
+"""Called with what is being done, how much of it is done and how much there is to do: bytes, texts, steps."""
 
 
 def home() -> Path:
@@ -35,11 +35,16 @@ def make_directory(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DecoderyError(
-            f"cannot create the cache directory {path} ({error.strerror}): "
-            "set DECODERY_HOME to a directory you may write to"
-        ) from error
+        if _in_cache(path):
+            kind, advice = "cache directory", "set DECODERY_HOME to a directory you may write to"
+        else:
+            kind, advice = "folder", "name one that you may write to"
+        raise DecoderyError(f"cannot create the {kind} {path} ({error.strerror}): {advice}") from error
     return path
+
+
+def _in_cache(path: Path) -> bool:
+    return path.is_relative_to(home())
 
 
 @contextmanager
@@ -59,22 +64,35 @@ def workspace() -> Iterator[Path]:
 
 
 @contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A folder next to `target`, gone when the block ends; what a killed process left in it is overwritten."""
+    path = target.parent / ".unfinished"
+    path.mkdir(exist_ok=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary path whose file takes the place of `target`, inside the cache, when the block ends well."""
+    """A temporary path whose file takes the place of `target` when the block ends well; otherwise nothing changes."""
     make_directory(target.parent)
-    with workspace() as directory:
-        temporary = directory / target.name
-        try:
+    in_cache = _in_cache(target)
+    try:
+        # A file can only take a name on its own file system.
+        with workspace() if in_cache else _beside(target) as directory:
+            temporary = directory / target.name
             yield temporary
             # On disk before it gets its name: a crash of the machine must not leave an empty file under it.
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(target)
-        except OSError as error:
-            raise DecoderyError(
-                f"cannot write {target} ({error.strerror or error}): "
-                "free some space or set DECODERY_HOME to another directory"
-            ) from error
+    except OSError as error:
+        advice = "set DECODERY_HOME to another directory" if in_cache else "write to another folder"
+        raise DecoderyError(
+            f"cannot write {target} ({error.strerror or error}): free some space or {advice}"
+        ) from error
 
 
 def write_text(target: Path, text: str) -> None:
@@ -126,16 +144,17 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 @contextmanager
-def terminal_progress() -> Iterator[Progress]:
-    """A progress bar on standard error where a person is watching, else silence."""
+def terminal_progress(*, counts: bool = False) -> Iterator[Progress]:
+    """A progress bar on standard error where a person is watching, else silence. counts: not of bytes."""
     if not sys.stderr.isatty():
         yield silent
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    amount = MofNCompleteColumn() if counts else DownloadColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
     tasks: dict[str, int] = {}
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
 

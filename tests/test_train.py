@@ -1,0 +1,197 @@
+"""Training text and the training loop: whole files, exact resumption, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.errors import CorruptFile, DecoderyError, NumericalError, PromptError, SettingsError
+from decodery.model.batch import Batch, Segment
+from decodery.model.load import LoadedModel
+from decodery.model.tokenizer import Tokenizer
+from decodery.sample.sampler import Sampler
+from decodery.testing import tiny_transformer
+from decodery.train import data
+from decodery.train.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
+from decodery.train.loop import CHECKPOINT, Plan, batches, train
+from tiny_models import VOCAB, make_tokenizer
+
+PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    model = tiny_transformer(3, vocab_size=VOCAB, dtype=torch.float32)
+    return LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
+
+
+def write(target: LoadedModel, out: Path, **settings: object) -> Corpus:
+    settings = {"max_new_tokens": 9, "top": 4, "batch": 3, "seed": 5} | settings
+    return write_texts(target, PROMPTS, out, **settings)
+
+
+def test_texts_are_what_the_target_writes(target: LoadedModel, tmp_path: Path) -> None:
+    corpus = write(target, tmp_path / "text")
+    assert len(corpus) == len(PROMPTS)
+    for number, text in enumerate(corpus):
+        temperature = (0.0, 0.6, 0.8, 1.0)[number % 4]
+        sampler = Sampler.from_settings(temperature=temperature)
+        engine = Engine(target.model)
+        alone = engine.submit(
+            Request(PROMPTS[number], max_new_tokens=9, sampler=sampler, seed=5 + number, eos_ids=(257,))
+        )
+        engine.run([alone])
+        assert text.tokens.tolist() == alone.tokens and text.written == len(PROMPTS[number])
+
+
+def test_the_likeliest_tokens_are_kept_beside_what_was_written(target: LoadedModel, tmp_path: Path) -> None:
+    text = write(target, tmp_path / "text")[3]
+    cache = target.model.new_cache()
+    laws = target.model.forward(Batch([Segment.chunk(text.tokens, cache)])).logits.log_softmax(-1)
+    assert text.likely is not None and text.logprobs is not None
+    asked = np.isfinite(text.logprobs).all(axis=1)
+    assert asked.tolist() == [text.written <= row < len(text.tokens) - 1 for row in range(len(text.tokens))]
+    best = laws.topk(4)
+    assert (text.likely[asked] == best.indices.numpy()[asked]).all()
+    assert np.abs(text.logprobs[asked] - best.values.numpy()[asked]).max() < 1e-2
+
+
+def test_an_interrupted_folder_is_continued_to_the_same_bytes(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data, "SHARD", 4)
+    write(target, tmp_path / "whole")
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(target, tmp_path / "parts", progress=stop)
+    assert len(Corpus(tmp_path / "parts")) == 4
+    write(target, tmp_path / "parts")
+    for path in (tmp_path / "whole").iterdir():
+        assert path.read_bytes() == (tmp_path / "parts" / path.name).read_bytes()
+    assert len(list((tmp_path / "parts").iterdir())) == 4
+    with pytest.raises(SettingsError, match="another setting of seed"):
+        write(target, tmp_path / "parts", seed=6)
+
+
+def test_files_are_cut_into_texts(target: LoadedModel, tmp_path: Path) -> None:
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    files[0].write_text("0123456789" * 3)
+    files[1].write_text("xy")
+    corpus = cut_files(files, tmp_path / "text", tokenizer=target.tokenizer, vocab_size=VOCAB, length=16)
+    assert [len(text.tokens) for text in corpus] == [16, 15, 3]
+    spelled = b"".join(target.tokenizer.piece(int(id)) for text in corpus for id in text.tokens)
+    assert spelled == b"0123456789" * 3 + b"</s>" + b"xy</s>"
+    assert corpus.split(every=2) == ([0, 2], [1])
+
+
+def test_what_cannot_be_learned_from_is_refused(target: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(PromptError, match="holds no prompts"):
+        read_prompts(tmp_path / "empty.txt")
+    with pytest.raises(PromptError, match="not UTF-8"):
+        read_prompts(tmp_path / "latin.txt")
+    with pytest.raises(PromptError, match="no prompts"):
+        write_texts(target, [], tmp_path / "none")
+    with pytest.raises(SettingsError, match="give a folder of training text"):
+        Corpus(tmp_path)
+    with pytest.raises(SettingsError, match="holds no training text"):
+        write(target, tmp_path)
+    corpus = write(target, tmp_path / "text")
+    path = corpus.folder / "00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CorruptFile, match="is damaged"):
+        Corpus(corpus.folder)
+
+
+def test_padding_is_not_learned() -> None:
+    texts = [Text(np.array([7, 8, 9], np.int32), 2), Text(np.array([5, 6], np.int32), 0)]
+    ids, learned = padded(texts)
+    assert ids.tolist() == [[7, 8, 9], [5, 6, 0]]
+    assert learned.tolist() == [[False, False, True], [False, True, False]]
+
+
+def test_batches_pass_over_everything_before_they_repeat() -> None:
+    batch = batches(10, 4, seed=1)
+    seen = [number for step in range(5) for number in batch(step)]
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    assert batches(10, 4, seed=1)(3) == batch(3)
+
+
+def line(
+    out: Path, steps: int = 12, stop: int | None = None, **plan: float
+) -> tuple[torch.Tensor, list[float], object]:
+    """Fit y = 3 x - 1 by gradient descent; `stop` raises as Ctrl-C does after that many steps."""
+    weight = torch.zeros(2, 1, requires_grad=True)
+    points = torch.tensor(np.random.default_rng(0).normal(size=(16, 1)), dtype=torch.float32)
+    inputs, wanted = torch.cat((points, torch.ones_like(points)), 1), 3 * points - 1
+    batch, losses = batches(16, 4, seed=2), []
+
+    def loss(step: int) -> torch.Tensor:
+        rows = batch(step)
+        value = (inputs[rows] @ weight - wanted[rows]).square().mean()
+        losses.append(float(value.detach()))
+        return value
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done == stop:
+            raise KeyboardInterrupt
+
+    history = train(
+        {"weight": weight},
+        loss,
+        Plan(steps, **({"lr": 0.3, "validate_every": 2, "save_seconds": 0.0} | plan)),
+        out,
+        validate=lambda: {"error": float((inputs @ weight - wanted).square().mean().detach())},
+        metric="error",
+        progress=interrupt,
+    )
+    return weight.detach(), losses, history
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole, losses, history = line(tmp_path / "whole")
+    assert losses[-1] < 0.3 * losses[0]
+    with pytest.raises(KeyboardInterrupt):
+        line(tmp_path / "parts", stop=7)
+    resumed, rest, after = line(tmp_path / "parts")
+    assert torch.equal(whole, resumed)
+    assert rest == losses[6:]
+    assert after == history and set(history.metrics) == {"0", "2", "4", "6", "8", "10", "12"}
+    assert line(tmp_path / "whole")[1] == []
+
+
+def test_the_best_values_are_kept(tmp_path: Path) -> None:
+    # A rate this large overshoots: the last step is not the best one.
+    weight, _, history = line(tmp_path, steps=9, lr=4.0)
+    errors = {int(step): values["error"] for step, values in history.metrics.items()}
+    assert history.best == min(errors.values()) == errors[history.best_step] < errors[9]
+    assert torch.equal(line(tmp_path, steps=9, lr=4.0)[0], weight)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    line(tmp_path)
+    with pytest.raises(SettingsError, match="other settings"):
+        line(tmp_path, steps=13)
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(CorruptFile, match="remove it to begin"):
+        line(tmp_path)
+    with pytest.raises(NumericalError, match="smaller lr"):
+        line(tmp_path / "far", lr=1e30)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DecoderyError, match=r"file.*may write to"):
+        line(tmp_path / "file")
