@@ -32,15 +32,15 @@ INLINE f16 scores16(const float* q, int32_t dim, const Key& key) {
 }
 
 // scores[i] = q . keys[slot(i)] for i in [0, n); the last vector may run over n.
-template <int C, class E>
-static void score_range(const float* q, const E* keys, int32_t dim, int32_t n, float* scores) {
+template <int C>
+static void score_range(const float* q, const float* keys, int32_t dim, int32_t n, float* scores) {
     int32_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        const E* base = keys + int64_t(i) * dim;
-        store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) { return base + k * dim; }));
+        const float* base = keys + int64_t(i) * dim;
+        store(scores + i, scores16<C, float>(q, dim, [&](int32_t k) { return base + k * dim; }));
     }
     if (i < n)
-        store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) {
+        store(scores + i, scores16<C, float>(q, dim, [&](int32_t k) {
             return keys + int64_t(i + k < n ? i + k : n - 1) * dim;
         }));
 }
@@ -116,11 +116,20 @@ struct Weighted {
     }
 };
 
+// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work.
+template <int C>
+INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*) { return rows; }
+template <int C>
+INLINE const float* as_floats(const Bf16* rows, int32_t n, int32_t dim, float* room) {
+    for (int32_t i = 0; i < n * dim; i += 16) store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
+    return room;
+}
+
 // Queries (already scaled) with what each of them sees; out: where each result goes. scores: `count` rows of
-// score_stride floats; sums: 2 * count rows of head_dim, rounded up.
+// score_stride floats; sums: 2 * count rows of head_dim, rounded up; room: value_block rows of it.
 template <int C, class E>
 static void attend(const float* const* queries, const Visible* visible, float* const* out, int32_t count, const E* keys,
-                   const E* values, int32_t dim, float* scores, int64_t score_stride, float* sums) {
+                   const E* values, int32_t dim, float* scores, int64_t score_stride, float* sums, float* room) {
     const int32_t wide = chunks<C>(dim) * 16;
     int32_t begin = visible[0].begin, end = visible[0].end;
     for (int32_t i = 1; i < count; ++i) {
@@ -129,8 +138,9 @@ static void attend(const float* const* queries, const Visible* visible, float* c
     }
     for (int32_t from = begin; from < end; from += value_block) {
         const int32_t n = end - from < value_block ? end - from : value_block;
+        const float* block = as_floats<C>(keys + int64_t(from) * dim, n, dim, room);
         for (int32_t i = 0; i < count; ++i)
-            score_range<C, E>(queries[i], keys + int64_t(from) * dim, dim, n, scores + i * score_stride + (from - begin));
+            score_range<C>(queries[i], block, dim, n, scores + i * score_stride + (from - begin));
     }
     Weighted weighted[most_queries];
     float inverse[most_queries];
@@ -142,13 +152,16 @@ static void attend(const float* const* queries, const Visible* visible, float* c
         weighted[i] = {sums + 2 * i * wide, sums + (2 * i + 1) * wide, own, 0};
         for (int32_t c = 0; c < 2 * wide; c += 16) store(weighted[i].sum + c, splat(0.0f));
     }
-    for (int32_t from = begin; from < end; from += value_block)
+    for (int32_t from = begin; from < end; from += value_block) {
+        const int32_t n = end - from < value_block ? end - from : value_block;
+        const float* block = as_floats<C>(values + int64_t(from) * dim, n, dim, room);
         for (int32_t i = 0; i < count; ++i) {
             const int32_t first = visible[i].begin > from ? visible[i].begin : from;
             const int32_t last = visible[i].end < from + value_block ? visible[i].end : from + value_block;
-            const E* base = values + int64_t(first) * dim;
-            weighted[i].template add<C, E>(dim, wide, last - first, [&](int32_t k) { return base + int64_t(k) * dim; });
+            const float* base = block + int64_t(first - from) * dim;
+            weighted[i].template add<C, float>(dim, wide, last - first, [&](int32_t k) { return base + int64_t(k) * dim; });
         }
+    }
     for (int32_t i = 0; i < count; ++i) {
         const int32_t* list = visible[i].list;
         weighted[i].template add<C, E>(dim, wide, visible[i].count, [&](int32_t k) { return values + int64_t(list[k]) * dim; });

@@ -113,7 +113,7 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Rows*& rows, int3
     layout.take(state.wide, n, heads);
     layout.take(state.inner, n, model.intermediate);
     state.score_stride = (sizes.longest + 31) / 16 * 16;
-    const int64_t attention = most_queries * (2 * wide + state.score_stride);
+    const int64_t attention = most_queries * (2 * wide + state.score_stride) + value_block * wide;
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
     state.scratch_stride = attention > normed ? attention : normed;
     state.lists_stride = most_queries * sizes.longest;

@@ -204,11 +204,12 @@ struct Runner {
         const E* keys = static_cast<const E*>(segment.cache) + index * segment.layer_stride + kv_head * segment.head_stride;
         const E* values = keys + segment.kind_stride;
         float* sums = scratch();
-        float* scores = sums + 2 * most_queries * wide;
+        float* room = sums + 2 * most_queries * wide;
+        float* scores = room + value_block * wide;
         const int32_t count = span.end - span.begin;
-        if (dim == 64) attend<4>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
-        else if (dim == 128) attend<8>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
-        else attend<0>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums);
+        if (dim == 64) attend<4>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums, room);
+        else if (dim == 128) attend<8>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums, room);
+        else attend<0>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums, room);
     }
 
     // Work items are (segment, key-value head, some of its queries), handed out one by one.
