@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +15,15 @@ import tiny_gguf
 import tiny_models
 from decodery.bench.job import open_subjects
 from decodery.bench.peers import PEERS, UnavailableError, installed, open_peer
-from decodery.bench.peers.base import Peer, Told, checkpoint, dense_dtype
+from decodery.bench.peers.apart import Apart, open_apart
+from decodery.bench.peers.base import Order, Peer, Told, checkpoint, dense_dtype
 from decodery.bench.peers.llama_cpp import main_type, requantize
 from decodery.bench.record import Prompt, Record
 from decodery.bench.rows import make_rows
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own
 from decodery.decode.lm import LM
-from decodery.errors import SettingsError
+from decodery.errors import DecoderyError, SettingsError
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
     prompts = [lm.encode(text, raw=True) for text in ("abcabcabcabc", "one two one two one")]
     expected = Own(lm, "none", 0.0).decode(prompts, max_new_tokens=20, seed=0)
     for name in ("transformers", "transformers-lookup"):
-        peer = open_peer(name, lm, settings)
+        peer = open_apart(Order.of(name, lm, settings))
         run = peer.decode(prompts, max_new_tokens=20, seed=0)
         assert run.outputs == expected.outputs and peer.dtype == "float32"
         assert run.seconds > 0 and run.prefill_seconds > 0
@@ -55,10 +56,21 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
 def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
     prompt = lm.encode("abcabc", raw=True)
     (whole,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=12, seed=0).outputs
-    peer = open_peer("transformers", lm, Settings(model=str(folder)))
-    peer.eos_ids = (whole[4],)
+    order = replace(Order.of("transformers", lm, Settings(model=str(folder))), eos_ids=(whole[4],))
+    peer = open_peer(order)
     (cut,) = peer.decode([prompt], max_new_tokens=12, seed=0).outputs
     assert cut == whole[: whole.index(whole[4]) + 1]
+
+
+def test_a_peer_that_dies_is_named(lm: LM, folder: Path) -> None:
+    peer = open_apart(Order.of("transformers", lm, Settings(model=str(folder))))
+    assert isinstance(peer, Apart)
+    with pytest.raises(DecoderyError, match="transformers failed .*: leave it out"):
+        peer.generate([10**9], 4, 0)
+    assert len(peer.generate([1, 2, 3], 4, 0).tokens) <= 4, "one failure does not end it"
+    peer.process.kill()
+    with pytest.raises(DecoderyError, match="the process of transformers ended while it was measured"):
+        peer.generate([1, 2, 3], 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +83,10 @@ def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
     ],
 )
 def test_a_missing_package_is_said_in_a_row(
-    lm: LM, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
+    lm: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
 ) -> None:
-    for module in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / f"{package}.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(tmp_path)
     settings = Settings(model=str(folder), methods=(name,))
     subjects, unavailable = open_subjects(lm, settings)
     assert [subject.name for subject in subjects] == ["none"] and unavailable == {name: sentence}
@@ -88,7 +99,7 @@ def test_a_missing_package_is_said_in_a_row(
 
 def test_llama_cpp_needs_a_gguf_file(lm: LM, folder: Path) -> None:
     with pytest.raises(UnavailableError):
-        open_peer("llama.cpp", lm, Settings(model=str(folder)))
+        open_peer(Order.of("llama.cpp", lm, Settings(model=str(folder))))
 
 
 def test_every_peer_has_its_module() -> None:
@@ -103,12 +114,13 @@ class Three(Peer):
 
 
 def test_prompts_of_a_peer_are_added_up() -> None:
-    run = Three("three", "float32", 0.0, ()).decode([[1], [2]], max_new_tokens=5, seed=7)
+    three = Three(Order("three", "", "float32", 0.0, (), 64, "cpu", 1), "float32")
+    run = three.decode([[1], [2]], max_new_tokens=5, seed=7)
     assert run.outputs == [[7] * 5, [8] * 5]
     assert (run.passes, run.rows, run.new_tokens, dict(run.emitted)) == (4, 12, 8, {1: 2, 3: 2})
     assert (run.seconds, run.prefill_seconds, run.parts) == (1.0, 0.5, None)
     with pytest.raises(SettingsError, match="one prompt at a time"):
-        Three("three", "float32", 0.0, ()).decode([[1], [2]], max_new_tokens=5, seed=7, concurrency=2)
+        three.decode([[1], [2]], max_new_tokens=5, seed=7, concurrency=2)
 
 
 def test_the_checkpoint_behind_a_name(folder: Path, smollm2_int8: LM, lm: LM) -> None:
