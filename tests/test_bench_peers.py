@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
     prompts = [lm.encode(text, raw=True) for text in ("abcabcabcabc", "one two one two one")]
     expected = Own(lm, "none", 0.0).decode(prompts, max_new_tokens=20, seed=0)
     for name in ("transformers", "transformers-lookup"):
-        peer = open_apart(Order.of(name, lm, settings))
+        peer = open_peer(Order.of(name, lm, settings))
         run = peer.decode(prompts, max_new_tokens=20, seed=0)
         assert run.outputs == expected.outputs and peer.dtype == "float32"
         assert run.seconds > 0 and run.prefill_seconds > 0
@@ -51,6 +52,19 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
         assert run.passes == run.emitted.total() <= expected.passes
         if name == "transformers":
             assert (run.passes, run.new_tokens) == (expected.passes, expected.new_tokens)
+
+
+def test_a_peer_in_a_process_of_its_own(lm: LM, folder: Path) -> None:
+    order = Order.of("transformers", lm, Settings(model=str(folder)))
+    peer, here = open_apart(order), open_peer(order)
+    assert isinstance(peer, Apart) and (peer.name, peer.dtype, peer.own) == (here.name, here.dtype, here.own)
+    with pytest.raises(DecoderyError, match=r"transformers failed .*: leave it out"):
+        peer.generate([10**9], 4, 0)
+    prompt = lm.encode("one two one two", raw=True)
+    assert peer.generate(prompt, 8, 0).tokens == here.generate(prompt, 8, 0).tokens, "one failure does not end it"
+    peer.process.kill()
+    with pytest.raises(DecoderyError, match="the process of transformers ended while it was measured"):
+        peer.generate(prompt, 8, 0)
 
 
 def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
@@ -62,17 +76,6 @@ def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
     assert cut == whole[: whole.index(whole[4]) + 1]
 
 
-def test_a_peer_that_dies_is_named(lm: LM, folder: Path) -> None:
-    peer = open_apart(Order.of("transformers", lm, Settings(model=str(folder))))
-    assert isinstance(peer, Apart)
-    with pytest.raises(DecoderyError, match="transformers failed .*: leave it out"):
-        peer.generate([10**9], 4, 0)
-    assert len(peer.generate([1, 2, 3], 4, 0).tokens) <= 4, "one failure does not end it"
-    peer.process.kill()
-    with pytest.raises(DecoderyError, match="the process of transformers ended while it was measured"):
-        peer.generate([1, 2, 3], 4, 0)
-
-
 @pytest.mark.parametrize(
     ("name", "package", "sentence"),
     [
@@ -82,18 +85,27 @@ def test_a_peer_that_dies_is_named(lm: LM, folder: Path) -> None:
         ("llama.cpp", "llama_cpp", "llama-cpp-python is not installed"),
     ],
 )
-def test_a_missing_package_is_said_in_a_row(
-    lm: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
+def test_a_missing_package_is_said(
+    lm: LM, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
 ) -> None:
-    (tmp_path / f"{package}.py").write_text("raise ImportError")
+    for module in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UnavailableError, match=sentence):
+        open_peer(Order.of(name, lm, Settings(model=str(folder))))
+
+
+def test_a_missing_peer_has_a_row(lm: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError")
     monkeypatch.syspath_prepend(tmp_path)
-    settings = Settings(model=str(folder), methods=(name,))
+    settings = Settings(model=str(folder), methods=("llama.cpp",))
     subjects, unavailable = open_subjects(lm, settings)
-    assert [subject.name for subject in subjects] == ["none"] and unavailable == {name: sentence}
+    sentence = "llama-cpp-python is not installed"
+    assert [subject.name for subject in subjects] == ["none"] and unavailable == {"llama.cpp": sentence}
     record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), [[1, 2, 3]])
     record.add(subjects[0].decode([[1, 2, 3]], max_new_tokens=4, seed=0))
     rows = make_rows([record], settings, unavailable)
-    (row,) = [row for row in rows if row["method"] == name]
+    (row,) = [row for row in rows if row["method"] == "llama.cpp"]
     assert (row["note"], row["prompts"], row["category"], row["speedup"]) == (sentence, 0, "all", None)
 
 

@@ -26,6 +26,7 @@ class Apart(Peer):
     process: SpawnProcess = field(kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         finalize(self, _end, self.pipe, self.process)
 
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:

@@ -77,10 +77,10 @@ class Peer(ABC):
     dtype: str
     store: str = ""
     own: bool = field(default=False, init=False)
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        return self.order.name
+    def __post_init__(self) -> None:
+        self.name = self.order.name
 
     @abstractmethod
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told: ...
