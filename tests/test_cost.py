@@ -14,7 +14,9 @@ from decodery.bench.report import page, table
 from decodery.bench.result import dump, read
 from decodery.budget import cost
 from decodery.budget.cost import CostCurve, cost_curve, precision, time_passes, weight_bytes
+from decodery.cli.info import collect
 from decodery.errors import CorruptFile
+from decodery.model.int8 import Int8Linear
 from decodery.testing.models import TableModel, tiny_transformer
 
 
@@ -54,6 +56,22 @@ def test_measured_once_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (path,) = (home / "cost").iterdir()
     kept = json.loads(path.read_text())
     assert (kept["rows"], kept["seconds"]) == (list(curve.rows), list(curve.times))
+
+
+def test_info_tells_what_int8_brings(home: Path) -> None:
+    assert collect()["int8"] == [
+        "reads half of bfloat16's bytes per pass; decodery bench --pass measures what that brings here"
+    ]
+    dense = tiny_transformer(dtype=torch.float32)
+    cost.remember(dense, CostCurve((1, 16), (0.004, 0.019)))
+    assert "half" in collect()["int8"][0], "int8 itself is not measured yet"
+    whole = tiny_transformer()
+    whole.weights.head = Int8Linear.quantize(whole.weights.embedding)
+    cost.remember(whole, CostCurve((1, 16), (0.002, 0.017)))
+    assert collect()["int8"] == ["ms per pass over 1/8/16 rows: float32 4.0/11.0/19.0, int8 2.0/9.0/17.0"]
+    other, _ = sorted((home / "cost").iterdir())
+    other.write_text("{}")
+    assert "half" in collect()["int8"][0], "a damaged file is left alone"
 
 
 def test_another_shape_or_precision_is_measured_anew(home: Path) -> None:

@@ -27,7 +27,7 @@ CONTEXT = 128
 """Tokens in the cache while a pass is timed."""
 _SECONDS = 2.0
 _REPEATS = 3
-_KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels")
+_KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels", "decodery")
 
 _known: WeakKeyDictionary[LanguageModel, CostCurve] = WeakKeyDictionary()
 """Curves of the models in this process, also where no folder can keep them."""
@@ -86,6 +86,18 @@ def remember(model: LanguageModel, curve: CostCurve) -> None:
     _known[model] = curve
     kept = {"machine": _machine(), "model": _identity(model), "rows": curve.rows, "seconds": curve.times}
     store.write_text(_path(model), json.dumps(kept, indent=1))
+
+
+def measured() -> list[tuple[dict[str, str], CostCurve]]:
+    """The kept curves of this machine as it is now, each with what identifies its model: `config`, `precision`, ..."""
+    found = []
+    for path in sorted((store.home() / "cost").glob("*.json")):
+        # A file that a person has edited or that another version wrote is measured anew when it is needed.
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["machine"] == _machine():
+                found.append((dict(kept["model"]), CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))))
+    return found
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import click
 @click.command(short_help="Show versions, machine, kernels and models.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def info(as_json: bool) -> None:
-    """Tell versions, processor, kernels, the cache folder and the models in it."""
+    """Tell versions, processor, kernels, what int8 brings, the cache folder and the models in it."""
     facts = collect()
     if as_json:
         click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -32,4 +32,21 @@ def collect() -> dict[str, Any]:
         for model, what in embedded.EMBEDDED.items()
         if embedded.is_pulled(model)
     ]
-    return {**describe(), "cache": str(store.home()), "models": models}
+    return {**describe(), "int8": _int8(), "cache": str(store.home()), "models": models}
+
+
+def _int8() -> list[str]:
+    """What dtype="int8" brings on this machine, by model: as measured, else what it reads less."""
+    from ..budget.cost import measured
+
+    models: dict[str, dict[str, str]] = {}
+    for model, curve in measured():
+        times = "/".join(f"{curve.seconds(rows) * 1e3:.1f}" for rows in (1, 8, 16))
+        models.setdefault(model["config"], {})[model["precision"]] = times
+    both = [times for times in models.values() if "int8" in times and len(times) > 1]
+    if not both:
+        return ["reads half of bfloat16's bytes per pass; decodery bench --pass measures what that brings here"]
+    return [
+        "ms per pass over 1/8/16 rows: " + ", ".join(f"{name} {text}" for name, text in sorted(times.items()))
+        for times in both
+    ]
