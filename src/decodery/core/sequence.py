@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import DecoderyError
@@ -38,7 +38,8 @@ class Sequence:
     draft_state and sampler_state belong to the drafter and the sampler; the engine only hands them back.
     memory: what drafters may remember beyond this sequence. model: the target; detokenizer: makes what turns its
     tokens into text, None where there is no tokenizer.
-    logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing.
+    logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
+    ranked it by, higher is better; None where nothing was ranked.
     """
 
     tokens: list[int]
@@ -63,6 +64,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stopped_by: int | str | None = None
     error: DecoderyError | None = None
+    score: float | None = None
     source: Sequence | None = None
     """A sequence with the same prompt whose prefill this one will share by forking its cache."""
 
@@ -92,6 +94,21 @@ class Sequence:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def fork(self) -> Sequence:
+        """A branch of this text with the state of all that acts on it; memory is shared until one of the two writes.
+
+        The trace stays common to both: it counts what all branches cost together. Drafters do not follow.
+        """
+        return replace(
+            self,
+            tokens=list(self.tokens),
+            cache=self.cache.fork(),
+            text=None if self.text is None else self.text.fork(),
+            token_logprobs=list(self.token_logprobs),
+            drafter=None,
+            draft_state=None,
+        )
 
     def fail(self, error: DecoderyError) -> None:
         """Stop decoding for a reason the caller must hear of; what was committed stays."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Protocol
 
 
 class Detokenizer(Protocol):
-    """Turns token ids into text piece by piece; the pieces join to the decoded whole."""
+    """Turns token ids into text piece by piece; the pieces join to the decoded whole.
+
+    `copy.copy` gives one that goes on from the same place apart.
+    """
 
     def push(self, ids: Sequence[int]) -> str: ...
 
@@ -34,6 +38,12 @@ class TextStream:
     def finish(self) -> str | None:
         """No token will follow: what was held back is text after all. Returns a stop string it completed, if any."""
         return self._append(self._detokenizer.finish())
+
+    def fork(self) -> TextStream:
+        """The same text, to be continued apart."""
+        twin = copy(self)
+        twin._detokenizer = copy(self._detokenizer)
+        return twin
 
     def release(self, *, final: bool = False) -> str:
         """Text that became safe to show since the last call."""

@@ -74,10 +74,21 @@ class Engine:
 
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a sequence. like: one already submitted with the same prompt, whose prefill it shares."""
+        seq = self.open(request)
+        if like is not None and like.tokens[: like.prompt_length] != seq.tokens:
+            raise SettingsError("a sequence can share the prefill of another one only if their prompts are the same")
+        seq.source = like
+        if seq.drafter is not None:
+            seq.draft_state = seq.drafter.start(seq)
+            if seq.drafter.weighs_cost:
+                self._pass_seconds()
+        self._active.append(seq)
+        return seq
+
+    def open(self, request: Request) -> Sequence:
+        """A sequence of which nothing is read yet, for a caller that decodes it without this engine's steps."""
         prompt = [int(token) for token in request.prompt]
         self._check(prompt)
-        if like is not None and like.tokens[: like.prompt_length] != prompt:
-            raise SettingsError("a sequence can share the prefill of another one only if their prompts are the same")
         seq = Sequence(
             tokens=prompt,
             prompt_length=len(prompt),
@@ -93,16 +104,10 @@ class Engine:
             eos_ids=frozenset(request.eos_ids),
             logprobs=request.logprobs,
             memory=self.memory,
-            source=like,
         )
         if self._detokenizer is not None:
             seq.text = TextStream(self._detokenizer(), request.stop)
         seq.sampler_state = seq.sampler.init(prompt)
-        if seq.drafter is not None:
-            seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.weighs_cost:
-                self._pass_seconds()
-        self._active.append(seq)
         return seq
 
     def run(self, sequences: Iterable[Sequence]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -122,6 +123,13 @@ class TokenStream:
         self._hidden = frozenset() if special else tokenizer.special_ids
         self._strip = strip_first_space
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __copy__(self) -> TokenStream:
+        twin = object.__new__(TokenStream)
+        twin.__dict__.update(self.__dict__)
+        # The only part that is changed in place.
+        twin._decoder = copy.copy(self._decoder)
+        return twin
 
     def push(self, ids: Iterable[int]) -> str:
         """Take further ids; returns the text that is complete."""
