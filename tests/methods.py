@@ -30,6 +30,9 @@ from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.protocol import LanguageModel
 from decodery.sample import Sampler
+from decodery.search.base import Search
+from decodery.search.beam import Beam
+from decodery.search.diverse_beam import DiverseBeam
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
@@ -103,4 +106,9 @@ SAMPLERS: dict[str, Sampler] = {
         min_new_tokens=5,
         eos_ids=(0,),
     ),
+}
+
+SEARCHES: dict[str, Search] = {
+    "beam": Beam(width=3),
+    "diverse-beam": DiverseBeam(width=6, groups=3),
 }

@@ -10,8 +10,7 @@ from time import monotonic
 from ..budget.cost import CostCurve, cost_curve
 from ..decode.lm import LM, resolve_drafter
 from ..errors import UnknownMethod
-from .peers import PEERS, Order, UnavailableError
-from .peers.apart import open_apart
+from .peers import PEERS, UnavailableError, open_peer
 from .report import page
 from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
@@ -129,7 +128,7 @@ def open_subjects(lm: LM, settings: Settings) -> tuple[list[Subject], dict[str, 
             subjects += own_subjects(lm, method, settings.temperature)
             continue
         try:
-            subjects.append(open_apart(Order.of(method, lm, settings)))
+            subjects.append(open_peer(method, lm, settings))
         except UnavailableError as reason:
             unavailable[method] = str(reason)
     return subjects, unavailable

@@ -8,18 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import Command, decoding_options, given, model_options, output_option, read_prompt
+from .options import Command, decoding_options, given, model_options, output_option, read_prompt, search_option
 
 if TYPE_CHECKING:
-    from ..decode.lm import Output
+    from ..decode.lm import LM, Output
+    from ..search.base import Search
 
 
 @click.command(cls=Command, short_help="Answer one prompt.")
 @click.argument("prompt", required=False)
 @model_options
 @decoding_options
+@search_option
 @output_option(
-    "--n", type=click.IntRange(min=1), default=1, metavar="N", help="Write N texts, with seeds SEED, SEED+1 ..."
+    "--n",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Write N texts, with seeds SEED, SEED+1 ...; of a search the N best.",
 )
 @output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
 @output_option("--json", "as_json", is_flag=True, help="Print one object (a list for --n above 1) and nothing else.")
@@ -32,6 +38,7 @@ def generate(
     raw: bool,
     as_json: bool,
     logprobs: int | None,
+    search: str | None,
     **settings: Any,
 ) -> None:
     """Answer PROMPT, or standard input where it is "-" or missing.
@@ -42,9 +49,19 @@ def generate(
         raise click.UsageError("--logprobs needs --json")
     text, settings = read_prompt(prompt), given(settings)
     from .. import load
+    from ..registry import resolve
     from .decoding import Screen, decode, figures, note
 
+    method = None if search is None else resolve("search", search)
     lm = load(model, dtype=dtype)
+    if method is not None:
+        found = _search(lm, method, text, raw=raw, logprobs=logprobs, **settings)[:n]
+        if as_json:
+            objects = [output.to_dict() for output in found]
+            click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
+        else:
+            _print_all(found)
+        return
     tokens = lm.encode(text, raw=raw)
     first = lm.request(tokens, logprobs=logprobs, **settings)
     seeds = range(first.seed + 1, first.seed + n)
@@ -62,11 +79,20 @@ def generate(
         _print_all(decode(lm, requests))
 
 
+def _search(lm: LM, method: Search, prompt: str, **settings: Any) -> list[Output]:
+    from ..model.store import terminal_progress
+
+    with terminal_progress(counts=True) as progress:
+        return lm.search(prompt, method, progress=progress, **settings)
+
+
 def _print_all(outputs: list[Output]) -> None:
     from .decoding import Screen
 
     for number, output in enumerate(outputs):
-        click.echo(f"{'' if number == 0 else chr(10)}--- seed {output.seed}")
+        name = f"seed {output.seed}" if output.score is None else f"score {output.score:.4f}"
+        if len(outputs) > 1:
+            click.echo(f"{'' if number == 0 else chr(10)}--- {name}")
         screen = Screen()
         screen.write(output.text)
         screen.end()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..registry import Method
 
 
-_OPTIONS = {"draft": "--drafter", "verify": "--rule", "sample": "--sampler"}
+_OPTIONS = {"draft": "--drafter", "verify": "--rule", "sample": "--sampler", "search": "--search"}
 """The option of `generate` and `chat` that takes a method of a family."""
 
 

@@ -131,6 +131,15 @@ decoding_options = _options(
     _option("Speculation", "--rule", metavar="SPEC", help="How drafts are verified (coupled)."),
 )
 
+search_option = _options(
+    _option(
+        "Search",
+        "--search",
+        metavar="SPEC",
+        help="Follow several texts at once, such as beam:width=4; without a drafter and at temperature 0.",
+    ),
+)
+
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
     """The decoding options that were given, as keyword arguments of `LM.request`, before a model is fetched for them.

@@ -13,6 +13,7 @@ from ..core.trace import Trace
 from ..draft.base import Drafter
 from ..errors import PromptError, SettingsError
 from ..model.load import LoadedModel
+from ..model.store import Progress, silent
 from ..registry import resolve
 from ..sample.sampler import Sampler
 from ..verify.base import Rule
@@ -27,7 +28,10 @@ Prompt = str | Ordered[Message]
 
 @dataclass(frozen=True)
 class Output:
-    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string."""
+    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
+
+    score: what a search ranked it by, higher is better; None where nothing was ranked.
+    """
 
     text: str
     tokens: list[int]
@@ -37,6 +41,7 @@ class Output:
     trace: Trace
     logprobs: list[TokenLogprob] | None
     sequence: Sequence
+    score: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """What `decodery generate --json` prints."""
@@ -47,6 +52,8 @@ class Output:
             "seed": self.seed,
             "trace": self.trace.summary(),
         }
+        if self.score is not None:
+            result["score"] = self.score
         if self.logprobs is not None:
             result["logprobs"] = [
                 {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs
@@ -117,6 +124,18 @@ class LM:
         finally:
             seq.cancel()
         yield Piece("", self.output(seq))
+
+    def search(
+        self, prompt: Prompt, search: Any, *, raw: bool = False, progress: Progress = silent, **settings: Any
+    ) -> list[Output]:
+        """The texts that a search finds, best first, with their `score`; their trace counts the whole search.
+
+        search: an instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them. settings: see
+        `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
+        """
+        method = resolve("search", search).bind(self.tokenizer)
+        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
+        return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     def drafts(
         self,
@@ -204,6 +223,7 @@ class LM:
             trace=seq.trace,
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             sequence=seq,
+            score=seq.score,
         )
 
     def _continuation(self, prompt: list[int], tokens: list[int]) -> str:

@@ -11,6 +11,7 @@ from .laws import (
     enumerate_law,
 )
 from .models import TableModel, tiny_transformer, to_int8
+from .searches import check_search
 from .statistics import chi_square
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "check_batch",
     "check_distribution",
     "check_identical",
+    "check_search",
     "check_state",
     "chi_square",
     "decode",

@@ -179,13 +179,13 @@ def check_state(
     worst = 0.0
     while any(not seq.finished for seq in running):
         for seq in engine.step():
-            worst = max(worst, _distance_to_fresh(model, seq))
+            worst = max(worst, distance_to_fresh(model, seq))
             if worst > tolerance:
                 raise LawBroken(f"after {len(seq.tokens)} tokens the cache is {worst:.2e} away from a fresh prefill")
     return worst
 
 
-def _distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
+def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     """Largest difference between a sequence's cache and one that read its tokens in one chunk."""
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from .base import Order, Peer, UnavailableError
+from ...decode.lm import LM
+from .base import Peer, UnavailableError
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 PEERS = {
     "transformers": "transformers_generate",
@@ -17,10 +22,10 @@ PEERS = {
 """Names on the command line and the modules that know them."""
 
 
-def open_peer(order: Order) -> Peer:
-    """The peer in this process; raises UnavailableError, in one sentence, if it is missing or cannot run this."""
-    module = import_module(f".{PEERS[order.name]}", __package__)
-    return module.open_peer(order)
+def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
+    """The peer ready to decode; raises UnavailableError, in one sentence, if it is missing or cannot run this."""
+    module = import_module(f".{PEERS[name]}", __package__)
+    return module.open_peer(name, lm, settings)
 
 
 def installed() -> list[str]:
@@ -35,4 +40,4 @@ def installed() -> list[str]:
     ]
 
 
-__all__ = ["PEERS", "Order", "Peer", "UnavailableError", "installed", "open_peer"]
+__all__ = ["PEERS", "Peer", "UnavailableError", "installed", "open_peer"]

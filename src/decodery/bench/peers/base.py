@@ -7,16 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
 
 from ...decode.lm import LM
 from ...errors import SettingsError
 from ..subject import Run
-
-if TYPE_CHECKING:
-    from ..settings import Settings
 
 
 class UnavailableError(Exception):
@@ -38,49 +32,16 @@ class Told:
     rows: int = 0
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a peer is to run, told without the loaded model, for it runs in another process.
-
-    model: as `decodery.load` takes it. dtype: the floating-point precision for a program that cannot run the model's
-    own. max_positions: the model's context. threads: for matrix products.
-    """
+@dataclass
+class Peer(ABC):
+    """Another program that decodes the same model from the same token ids, one prompt at a time."""
 
     name: str
-    model: str
     dtype: str
     temperature: float
     eos_ids: tuple[int, ...]
-    max_positions: int
-    device: str
-    threads: int
-
-    @classmethod
-    def of(cls, name: str, lm: LM, settings: Settings) -> Order:
-        return cls(
-            name,
-            settings.model,
-            dense_dtype(lm),
-            settings.temperature,
-            tuple(lm.tokenizer.eos_ids),
-            lm.model.config.max_positions,
-            str(lm.model.device),
-            torch.get_num_threads(),
-        )
-
-
-@dataclass
-class Peer(ABC):
-    """Another program that decodes the same model from the same token ids, one prompt at a time. dtype: its own."""
-
-    order: Order
-    dtype: str
     store: str = ""
     own: bool = field(default=False, init=False)
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.order.name
 
     @abstractmethod
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told: ...

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .base import Order, Peer, Told, UnavailableError
+from ...decode.lm import LM
+from .base import Peer, Told, UnavailableError
 from .transformers_generate import LOOKUP_TOKENS, load_transformers
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 
 class Economize(Peer):
@@ -22,7 +26,7 @@ class Economize(Peer):
         def stop(row: torch.Tensor) -> bool:
             """Called after every token with all there are; the first time right after the prompt was read."""
             times.append(perf_counter())
-            return int(row[-1]) in self.order.eos_ids
+            return int(row[-1]) in self.eos_ids
 
         ids = torch.tensor(prompt, device=self.model.base_model.device)
         begin = perf_counter()
@@ -36,22 +40,24 @@ class Economize(Peer):
         return Told(tokens, emitted, end - times[0], times[0] - begin, rows=sum(count for _, count in passes))
 
 
-def open_peer(order: Order) -> Peer:
+def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
     try:
         import economize
         from economize.techniques.lookup import LookupConfig
     except ImportError as error:
         raise UnavailableError("economize is not installed") from error
-    sampled = order.temperature > 0
+    base, dtype = load_transformers(lm, settings)
+    sampled = settings.temperature > 0
     techniques, decoding = [], economize.DecodeConfig(cycle_length=1, sync_interval=1)
-    if order.name == "economize-lookup":
+    if name == "economize-lookup":
         techniques = [LookupConfig()]
         verifier = {"verifier": "rejection"} if sampled else {}
         decoding = economize.DecodeConfig(cycle_length=LOOKUP_TOKENS + 1, **verifier)
-    peer = Economize(order, order.dtype)
-    peer.model = economize.apply(load_transformers(order), *techniques, decoding=decoding)
+    peer = Economize(name, dtype, settings.temperature, tuple(lm.tokenizer.eos_ids))
+    peer.model = economize.apply(base, *techniques, decoding=decoding)
+    device = str(lm.model.device)
     peer.selector = lambda seed: (
-        economize.TopPSampler(temperature=order.temperature, top_p=1.0, seed=seed, device=order.device)
+        economize.TopPSampler(temperature=settings.temperature, top_p=1.0, seed=seed, device=device)
         if sampled
         else None
     )

@@ -6,9 +6,13 @@ import math
 from collections import Counter
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .base import Order, Peer, Told, UnavailableError, checkpoint
+from ...decode.lm import LM
+from .base import Peer, Told, UnavailableError, checkpoint
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 
 class LlamaCpp(Peer):
@@ -19,32 +23,35 @@ class LlamaCpp(Peer):
         self.llama.set_seed(seed)
         tokens, times, begin = [], [], perf_counter()
         for token in self.llama.generate(
-            prompt, temp=self.order.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+            prompt, temp=self.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
         ):
             times.append(perf_counter())
             tokens.append(int(token))
-            if token in self.order.eos_ids or len(tokens) == max_new_tokens:
+            if token in self.eos_ids or len(tokens) == max_new_tokens:
                 break
         decoded = len(tokens) - 1
         return Told(tokens, [1] * decoded, times[-1] - times[0], times[0] - begin, rows=decoded)
 
 
-def open_peer(order: Order) -> Peer:
+def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
     try:
         from llama_cpp import Llama
     except (ImportError, RuntimeError, OSError) as error:
         raise UnavailableError("llama-cpp-python is not installed") from error
-    path = checkpoint(order.model)
+    import torch
+
+    path = checkpoint(settings.model)
     if path.suffix != ".gguf":
         raise UnavailableError("llama.cpp reads .gguf files only, and this model comes from a folder")
-    if order.name == "llama.cpp-q8":
+    if name == "llama.cpp-q8":
         path = requantize(path, "Q8_0")
-    threads, room = order.threads, min(order.max_positions, 8192)
+    threads = torch.get_num_threads()
+    room = min(lm.model.config.max_positions, 8192)
     try:
         llama = Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False)
     except (ValueError, RuntimeError) as error:
         raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
-    peer = LlamaCpp(order, main_type(path))
+    peer = LlamaCpp(name, main_type(path), settings.temperature, tuple(lm.tokenizer.eos_ids))
     peer.llama = llama
     return peer
 

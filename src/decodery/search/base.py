@@ -1,0 +1,146 @@
+"""What a search is: it follows several branches of a text and returns the best of them as sequences.
+
+A search that scores its branches by itself does so through `Branches`; one that wants whole continuations submits
+requests to the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.sequence import Sequence
+from ..core.trace import Step
+from ..core.tree import TokenTree
+from ..decode.commit import commit
+from ..errors import SettingsError
+from ..model.batch import Batch, Scores, Segment
+from ..model.store import Progress, silent
+from ..model.threads import one_thread
+from ..verify.base import Accepted, Laws
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Search:
+    """A way of answering a request by more than one continuation. Fields are settings; one instance serves many."""
+
+    def bind(self, tokenizer: Tokenizer) -> Search:
+        """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
+        return self
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        """Finished sequences, best first, with their `score`; one trace is common to all of them.
+
+        progress: called with the search's name, tokens written so far and the most that may be written.
+        Raises SettingsError for a request this search cannot serve.
+        """
+        raise NotImplementedError
+
+
+class Branches:
+    """The branches of one prompt: forked, scored together in one pass, and counted in one trace.
+
+    root: the prompt, of which nothing is read yet; branches are forks of it. name: the search, for errors.
+    Raises SettingsError where the request asks for drafts or for chance, which the search would have to ignore.
+    """
+
+    def __init__(self, engine: Engine, request: Request, name: str) -> None:
+        if request.drafter is not None:
+            raise SettingsError(
+                f"{name} scores its candidates together and takes no drafts: leave the drafter out, or give None"
+            )
+        if not request.sampler.greedy:
+            raise SettingsError(
+                f"{name} chooses tokens by itself, so the sampler may hold masks and penalties only: use temperature 0"
+            )
+        self.model = engine.model
+        self.chunk = engine.prefill_chunk
+        self.root = engine.open(request)
+        self._ended = perf_counter()
+
+    @torch.no_grad()
+    def forward(self, segments: list[Segment], *, taps: Ordered[int] = (), prefill: bool = False) -> Scores:
+        """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
+        begin = perf_counter()
+        self._close(begin)
+        batch = Batch(segments)
+        scores = self.model.forward(batch, taps=taps)
+        self._ended = perf_counter()
+        score = self._ended - begin
+        step = Step(
+            *(0, 0, 0, batch.rows, prefill),
+            propose=0.0, score=score, choose=0.0, commit=0.0, sequences=len(segments),
+        )  # fmt: skip
+        self.root.trace.steps.append(step)
+        return scores
+
+    def score(self, branches: Ordered[Sequence]) -> torch.Tensor:
+        """Logits [n, vocab] after the last token of each branch, whose cache then holds all of its tokens.
+
+        One pass, except that a prompt longer than the engine's chunks takes several.
+        """
+        logits: list[torch.Tensor | None] = [None] * len(branches)
+        while waiting := [n for n, branch in enumerate(branches) if _unread(branch)]:
+            segments = []
+            for n in waiting:
+                chunk = branches[n].tokens[branches[n].cache.next_position :][: self.chunk]
+                rows = [len(chunk) - 1] if len(chunk) == _unread(branches[n]) else []
+                segments.append(Segment.chunk(chunk, branches[n].cache, logit_rows=rows))
+            prefill = any(branches[n].position == 0 for n in waiting)
+            scores = self.forward(segments, prefill=prefill)
+            for number, n in enumerate(waiting):
+                branches[n].cache.keep(range(len(segments[number])))
+                if len(scores.of(number)):
+                    logits[n] = scores.of(number)[0]
+        return torch.stack([row for row in logits if row is not None])
+
+    def finish(self, found: list[Sequence]) -> list[Sequence]:
+        """`found`, best first, as the results of the search: their caches hold all tokens but the last."""
+        self._close(perf_counter())
+        for seq in found:
+            seq.cache.truncate(len(seq.tokens) - 1)
+        steps = self.root.trace.steps
+        if found and steps:
+            # The prompt's pass gives the first token of a text; decoding passes are credited with the others.
+            first = sum(step.prefill for step in steps) - 1
+            steps[first].emitted = min(1, len(found[0].generated))
+            steps[-1].emitted += len(found[0].generated) - steps[first].emitted
+        return found
+
+    def _close(self, now: float) -> None:
+        """Time since the last pass went into choosing."""
+        if self.root.trace.steps:
+            self.root.trace.steps[-1].choose += now - self._ended
+
+
+@one_thread()
+def law(branches: Ordered[Sequence], logits: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [n, vocab] of the next token of each branch, after the masks and penalties of its request.
+
+    Masks and penalties are applied to log-probabilities, which are not normalised again, as is usual in beam search.
+    logits: [n, vocab], the model's own.
+    """
+    logprobs = logits.log_softmax(dim=-1)
+    return branches[0].sampler.law(logprobs, [branch.context() for branch in branches])
+
+
+def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
+    """Append a token as the loop would: sampler states move on, stop conditions are checked.
+
+    logits: [vocab], the model's own at the branch's end.
+    """
+    tree = TokenTree.root(seq.pending)
+    commit(seq, tree, Laws(tree, logits[None], seq), Accepted([], token))
+
+
+def _unread(branch: Sequence) -> int:
+    return len(branch.tokens) - branch.cache.next_position

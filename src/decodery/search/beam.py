@@ -1,0 +1,52 @@
+"""Beam search: the likeliest texts that a few branches at a time lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.sequence import Sequence
+from ..model.store import Progress, silent
+from ..registry import register
+from .base import Branches, Search, law
+from .beams import EarlyStopping, Ending, Group
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "beam", paper="Sequence to Sequence Learning with Neural Networks (2014)", guarantee="width 1 is greedy decoding"
+)
+@dataclass(frozen=True)
+class Beam(Search):
+    """Follows the likeliest `width` texts at a time and returns them, best first.
+
+    width: beams, all of them scored in one pass per token. length_penalty: a text's score is its summed
+    log-probability divided by length ** length_penalty, the end token counted; early_stopping: true ends with `width`
+    finished texts, false once the best running one would not be among them if it ended, never once none can get among
+    them. All as in transformers, whose scores and texts it gives. Memory: a cache per beam.
+    """
+
+    width: int = 4
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+
+    def __post_init__(self) -> None:
+        self._ending()
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        branches = Branches(engine, request, "beam search")
+        group = Group(branches.root, self._ending())
+        while group.running:
+            beams = [beam.seq for beam in group.running]
+            logits = branches.score(beams)
+            group.step(law(beams, logits), logits, {})
+            progress("beam search", beams[0].position + 1, beams[0].max_new_tokens)
+        for beam in group.finished:
+            beam.seq.score = beam.normalised(beam.total, self.length_penalty)
+        return branches.finish([beam.seq for beam in group.finished])
+
+    def _ending(self) -> Ending:
+        return Ending(self.width, self.length_penalty, self.early_stopping)

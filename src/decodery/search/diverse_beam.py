@@ -1,0 +1,75 @@
+"""Diverse Beam Search: groups of beams, each pushed away from what the groups before it chose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register
+from ..sample.base import require_number
+from .base import Branches, Search, law
+from .beams import EarlyStopping, Ending, Group
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "diverse-beam",
+    paper="Diverse Beam Search: Decoding Diverse Solutions from Neural Sequence Models (2016)",
+    guarantee="the first group is a beam search of width / groups beams",
+)
+@dataclass(frozen=True)
+class DiverseBeam(Search):
+    """Follows groups of beams in which a token costs more the more beams of earlier groups chose it at the same step.
+
+    width: beams of all groups together, scored in one pass per token; groups must divide it. diversity: what a token
+    loses in the selection for every earlier choice (Hamming dissimilarity). Within a group the penalised sums select
+    and end; the list returned is ranked by the model's own sums, where transformers takes the penalised ones. A group
+    that has ended no longer penalises. length_penalty, early_stopping: see `beam`. Source: ashwinkalyan/dbs (2016),
+    which staggers the groups in time.
+    """
+
+    width: int = 4
+    groups: int = 4
+    diversity: float = 0.5
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+
+    def __post_init__(self) -> None:
+        require_number("diversity", self.diversity, least=0.0)
+        if not isinstance(self.groups, int) or self.groups < 1 or self.width % self.groups:
+            raise SettingsError(f"groups must divide the width of {self.width} evenly, which {self.groups!r} does not")
+        self._ending()
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        branches = Branches(engine, request, "diverse beam search")
+        groups = [Group(branches.root, self._ending()) for _ in range(self.groups)]
+        # All groups begin with the same text, which is read once.
+        logits = branches.score([branches.root]).expand(self.groups, -1)
+        while True:
+            beams = [beam.seq for group in groups for beam in group.running]
+            logprobs, first = law(beams, logits), 0
+            chosen: dict[int, float] = {}
+            for group in groups:
+                rows = slice(first, first + len(group.running))
+                first = rows.stop
+                tokens = group.step(logprobs[rows], logits[rows], chosen) if group.running else []
+                for token in tokens:
+                    chosen[token] = chosen.get(token, 0.0) + self.diversity
+            progress("diverse beam search", beams[0].position + 1, beams[0].max_new_tokens)
+            running = [beam.seq for group in groups for beam in group.running]
+            if not running:
+                break
+            logits = branches.score(running)
+        found = [beam for group in groups for beam in group.finished]
+        for beam in found:
+            beam.seq.score = beam.normalised(beam.logprob, self.length_penalty)
+        return branches.finish(sorted((beam.seq for beam in found), key=lambda seq: -(seq.score or 0.0)))
+
+    def _ending(self) -> Ending:
+        return Ending(self.width // self.groups, self.length_penalty, self.early_stopping)

@@ -1,0 +1,59 @@
+"""The law of searches: branches never touch each other, and what is returned is in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+from ..core.sequence import Sequence
+from ..decode.engine import Engine
+from ..decode.request import Request
+from ..model.protocol import LanguageModel
+from ..search.base import Search
+from .laws import LawBroken, distance_to_fresh
+
+
+def check_search(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    search: Search,
+    *,
+    tolerance: float = 1e-9,
+    **settings: Any,
+) -> list[list[Sequence]]:
+    """Every result is finished, stops where it should, and its cache equals a fresh prefill; the best comes first.
+
+    Also: the same again gives the same, whatever the chunks a prompt is read in; and a text that others go on from is
+    left as it was. settings: of the requests. Returns what was found, prompt by prompt.
+    """
+    found = []
+    for prompt in prompts:
+        request = Request(prompt, **settings)
+        results = search.run(Engine(model), request)
+        for seq in results:
+            _check_result(model, seq, request, tolerance)
+        scores = [-float("inf") if seq.score is None else seq.score for seq in results]
+        if scores != sorted(scores, reverse=True):
+            raise LawBroken(f"the results are not in the order of their scores: {scores}")
+        before = list(results[0].tokens)
+        again = search.run(Engine(model, prefill_chunk=3), Request(prompt, **settings, reuse=results[0]))
+        if [seq.tokens for seq in again] != [seq.tokens for seq in results]:
+            raise LawBroken(f"going on from an earlier text, in chunks, gives other texts after the prompt {prompt}")
+        if results[0].tokens != before or distance_to_fresh(model, results[0]) > tolerance:
+            raise LawBroken("a text that a search went on from has changed")
+        found.append(results)
+    return found
+
+
+def _check_result(model: LanguageModel, seq: Sequence, request: Request, tolerance: float) -> None:
+    tokens = seq.generated
+    if seq.tokens[: seq.prompt_length] != list(request.prompt) or not tokens:
+        raise LawBroken(f"a result holds {len(tokens)} tokens after the prompt {seq.tokens[: seq.prompt_length]}")
+    ended = tokens[-1] in request.eos_ids
+    if any(token in request.eos_ids for token in tokens[:-1]) or len(tokens) > request.max_new_tokens:
+        raise LawBroken(f"a result goes on behind its end: {tokens}")
+    if seq.finish_reason != ("stop" if ended else "length"):
+        raise LawBroken(f"a result that ends with {tokens[-1]} finished by {seq.finish_reason!r}")
+    distance = distance_to_fresh(model, seq)
+    if distance > tolerance:
+        raise LawBroken(f"the cache of a result is {distance:.2e} away from a fresh prefill")

@@ -1,0 +1,45 @@
+"""Every registered search keeps the law of searches, on its own and through a loaded model."""
+
+from __future__ import annotations
+
+import pytest
+
+from decodery.core.sequence import Sequence
+from decodery.registry import methods
+from decodery.search.base import Search
+from decodery.testing import LawBroken, check_search, tiny_transformer
+from methods import SEARCHES
+
+MODEL = tiny_transformer(3)
+PROMPTS = [[11], [5] * 6 + [7, 8, 9] * 4]
+
+
+def test_the_list_names_every_registered_search() -> None:
+    assert set(SEARCHES) == {method.name for method in methods("search")}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_keep_the_law(name: str) -> None:
+    check_search(MODEL, PROMPTS, SEARCHES[name], max_new_tokens=10, eos_ids=(0, 3, 9))
+
+
+class _Sharing(Search):
+    """Wrong on purpose: its branches are not forked, so that one writes into the other's cache."""
+
+    def run(self, engine, request, progress=None) -> list[Sequence]:
+        found = SEARCHES["beam"].run(engine, request)
+        found[0].cache.data[:, :, :, 2] += 1e-3
+        return found
+
+
+class _Unsorted(Search):
+    """Wrong on purpose: the best comes last."""
+
+    def run(self, engine, request, progress=None) -> list[Sequence]:
+        return SEARCHES["beam"].run(engine, request)[::-1]
+
+
+@pytest.mark.parametrize(("search", "message"), [(_Sharing(), "fresh prefill"), (_Unsorted(), "not in the order")])
+def test_wrong_searches_are_caught(search: Search, message: str) -> None:
+    with pytest.raises(LawBroken, match=message):
+        check_search(MODEL, PROMPTS[1:], search, max_new_tokens=10, eos_ids=(0, 3, 9))
