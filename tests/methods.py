@@ -37,6 +37,7 @@ from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
+from decodery.verify.recursive_rejection import RecursiveRejection
 from decodery.verify.rejection import Rejection
 from decodery.verify.tolerance import Tolerance
 
@@ -78,7 +79,10 @@ ADAPTIVE = {"auto"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection()}
+CHAINS = {"rapid", "jacobi", "first"}
+"""Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
+
+RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection(), "recursive-rejection": RecursiveRejection()}
 
 LOSSY_RULES: dict[str, Rule] = {
     "lexical-unit": LexicalUnitRule(),

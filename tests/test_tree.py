@@ -80,3 +80,12 @@ def test_what_is_no_tree_is_refused(tokens: list[int], parents: list[int]) -> No
 def test_trees_of_different_tokens_do_not_merge() -> None:
     with pytest.raises(ValueError, match="different pending tokens 1 and 2"):
         TokenTree.root(1).merge(TokenTree.root(2))
+
+
+def test_equal_draws_are_one_node_drawn_twice() -> None:
+    tree = TokenTree(np.array([9, 1, 2, 1]), np.array([-1, 0, 0, 1]), "sampled", draws={0: [1, 2, 1], 1: [3]})
+    tree.validate()
+    assert tree.drawn(0) == [1, 2, 1] and tree.drawn(1) == [3] and tree.drawn(2) == []
+    assert TokenTree.from_paths(9, [(1,), (2,)]).drawn(0) == [1, 2]
+    pruned = tree.prune(np.array([True, False, True, True]))
+    assert pruned.drawn(0) == [1] and pruned.tokens.tolist() == [9, 2]

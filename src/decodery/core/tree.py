@@ -20,7 +20,8 @@ class TokenTree:
     tokens, parents: [n] int64, parents[0] == -1. origin: how siblings arose, which decides the rules that may verify
     them: "deterministic" (a function of the prefix), "sampled" (independent draws) or "without-replacement".
     Siblings stand in the order they were drawn in. logq: [n] float64, log-probability each node was drawn with.
-    distributions: {node: [vocab] float64 probabilities its children were drawn from}.
+    distributions: {node: [vocab] float64 probabilities its children were drawn from}. draws: {node: its children in
+    draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
     """
 
     tokens: np.ndarray
@@ -28,6 +29,7 @@ class TokenTree:
     origin: Origin = "deterministic"
     logq: np.ndarray | None = None
     distributions: dict[int, torch.Tensor] = field(default_factory=dict)
+    draws: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
     def root(cls, pending: int) -> TokenTree:
@@ -123,6 +125,10 @@ class TokenTree:
         """Children of `node` in the order they were drawn in."""
         return np.flatnonzero(self.parents == node)
 
+    def drawn(self, node: int) -> list[int]:
+        """Children of `node` in draw order, once per draw: a token that was drawn twice stands there twice."""
+        return self.draws[node] if node in self.draws else self.children(node).tolist()
+
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`; empty for the root."""
         nodes = []
@@ -145,7 +151,12 @@ class TokenTree:
         place[nodes] = np.arange(len(nodes))
         logq = None if self.logq is None else self.logq[nodes]
         laws = {int(place[node]): law for node, law in self.distributions.items() if kept[node]}
-        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws)
+        draws = {
+            int(place[node]): [int(place[child]) for child in children if kept[child]]
+            for node, children in self.draws.items()
+            if kept[node]
+        }
+        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws)
 
     def merge(self, other: TokenTree) -> TokenTree:
         """Union of the paths of both trees, by longest shared prefix; a deterministic tree.

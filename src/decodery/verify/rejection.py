@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,34 +12,7 @@ from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..registry import register
 from .base import Accepted, Laws, Rule
-
-
-def sampled_law(p: torch.Tensor, q: torch.Tensor, token: int) -> tuple[float, torch.Tensor]:
-    """Acceptance probability of one child drawn from q, and the law of the token emitted instead.
-
-    p, q: [vocab] float64 probabilities. The residual is norm(max(p - q, 0)); where p = q up to rounding a rejection
-    has probability zero and p is returned.
-    """
-    accept = 1.0 if p[token] >= q[token] else float(p[token] / q[token])
-    rest = (p - q).clamp_min(0.0)
-    mass = float(rest.sum())
-    return accept, (rest / mass if mass > 1e-12 else p)
-
-
-def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], torch.Tensor]:
-    """The same for deterministic children tried in order: a conditional acceptance probability each, then the rest.
-
-    p: [vocab] float64. Each child is accepted with what the remaining law gives it and taken out when it is not.
-    """
-    rest, accepts = p.clone(), []
-    for token in tokens:
-        accepts.append(float(rest[token]))
-        rest[token] = 0.0
-        mass = float(rest.sum())
-        if mass <= 1e-12:
-            return accepts + [1.0] * (len(tokens) - len(accepts)), p
-        rest /= mass
-    return accepts, rest
+from .exact import draw, point_mass_law, sampled_law
 
 
 @register(
@@ -69,7 +41,7 @@ class Rejection(Rule):
             position = laws.position(node)
             child, rest = self._test(tree, law, node, children, seq.seed, position)
             if child is None:
-                return Accepted(path, _draw(rest, seq.seed, position))
+                return Accepted(path, draw(rest, seq.seed, position))
             path.append(child)
             node = child
 
@@ -89,7 +61,3 @@ class Rejection(Rule):
             if noise.draw(seed, position, number, stream=noise.ACCEPT) < accept:
                 return children[number], rest
         return None, rest
-
-
-def _draw(law: torch.Tensor, seed: int, position: int) -> int:
-    return int(noise.gumbel_argmax(law.log()[None], seed, [position], stream=noise.RESIDUAL)[0])
