@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from decodery.budget.base import Policy
+from decodery.budget.confidence import Confidence
+from decodery.budget.fixed import Fixed
 from decodery.draft.aded import ADED
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
@@ -90,6 +93,11 @@ LOSSY_RULES: dict[str, Rule] = {
     "tolerance": Tolerance(),
 }
 """Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
+
+BUDGETS: dict[str, Policy] = {
+    "fixed": Fixed(nodes=3, depth=2),
+    "confidence": Confidence(probability=0.2, entropy=3.0, longest=5),
+}
 
 SAMPLERS: dict[str, Sampler] = {
     "greedy": Sampler.from_settings(),

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decodery.budget.base import Budget
+from decodery.budget.fixed import Fixed
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.draft.base import Drafter
@@ -27,7 +28,7 @@ from decodery.testing import (
 )
 from decodery.testing.rules import Credulous, LongestMatch, NoResidual, Shallow
 from decodery.verify.exact import point_mass_law, sampled_law
-from methods import ADAPTIVE, CHAINS, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS
+from methods import ADAPTIVE, BUDGETS, CHAINS, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
@@ -48,6 +49,7 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 def test_the_lists_name_every_registered_method() -> None:
     assert set(DRAFTERS) == {method.name for method in methods("draft")}
     assert set(RULES) == {method.name for method in methods("verify") if method.lossless}
+    assert set(BUDGETS) == {method.name for method in methods("budget")}
     assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
 
 
@@ -74,6 +76,38 @@ def test_a_batch_gives_what_its_members_give_alone(drafter: str, rule: str) -> N
 def test_the_cache_equals_a_fresh_prefill_after_every_step(drafter: str, rule: str) -> None:
     for sampler in (SAMPLERS["greedy"], SAMPLERS["nucleus"]):
         check_state(TARGET, PROMPTS[:3], drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=sampler)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_budgets_keep_text_batch_and_state(budget: str) -> None:
+    policy = BUDGETS[budget]
+    for drafter in [DRAFTERS["draft-model"](OTHER)] + [DRAFTERS["token-recycling"](OTHER)] * (not policy.asks):
+        sampler, rule = SAMPLERS["everything"], RULES["rejection"]
+        check_identical(TARGET, PROMPTS[:3], drafter=drafter, budget=policy, sampler=sampler, eos_ids=(0,))
+        check_batch(TARGET, PROMPTS[:3], drafter=drafter, budget=policy)
+        check_state(TARGET, PROMPTS[1:2], drafter=drafter, budget=policy, rule=rule, max_new_tokens=12)
+
+
+@pytest.mark.parametrize("budget", [name for name, policy in BUDGETS.items() if policy.asks])
+def test_budgets_that_stop_between_draws_keep_the_law(budget: str) -> None:
+    check_distribution(
+        *(_tilted(0), [1, 2]),
+        drafter=DRAFTERS["draft-model"](_tilted(7)),
+        budget=BUDGETS[budget],
+        rule=RULES["rejection"],
+        sampler=SAMPLERS["nucleus"],
+        length=4,
+        draws=2000,
+    )
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter_keeps_to_small_budgets(drafter: str) -> None:
+    # No more than one node is checked by the engine at every step; with none, drafters must still learn.
+    for nodes in (0, 1):
+        make, settings = DRAFTERS[drafter], {"seeds": (0,), "max_new_tokens": 12}
+        (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=make(OTHER), budget=Fixed(nodes), **settings)
+        assert max(step.nodes for step in run.trace.decoding) <= nodes
 
 
 @pytest.mark.parametrize("rule", LOSSY_RULES)

@@ -1,11 +1,37 @@
-"""How much a step may draft, and what it would cost."""
+"""How much a step may draft, and what decides it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from ..core.sequence import Sequence
+    from ..draft.base import Observation
+
+
+class Outlook:
+    """What is known right before a draw of a drafter that draws token by token.
+
+    drawn: tokens drawn in this step so far. hidden: [hidden], the draft model's last layer after the last token it has
+    read, which is the one before the newest; None where nothing of this step has been read. law: [vocab], the
+    unnormalised log-probabilities of the next draw; asking for them lets the draft model read the newest token.
+    """
+
+    def __init__(self, drawn: int, hidden: torch.Tensor | None, law: Callable[[], torch.Tensor]) -> None:
+        self.drawn = drawn
+        self.hidden = hidden
+        self._law = law
+
+    @cached_property
+    def law(self) -> torch.Tensor:
+        return self._law()
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +39,58 @@ class Budget:
     """Upper bounds for one step's draft: `nodes` drafted tokens, none further than `depth` from the root.
 
     sequences: how many share the pass. pass_seconds: gives the times of passes over 0, 1, 2, ... rows on this machine,
-    [rows] float64, where they are known; asking the first time may take seconds.
+    [rows] float64, where they are known; asking the first time may take seconds. ask: see `goes_on`.
     """
 
     nodes: int
     depth: int
     sequences: int = 1
     pass_seconds: Callable[[], np.ndarray] | None = None
+    ask: Callable[[Outlook], bool] | None = None
+
+    def seconds(self, rows: np.ndarray) -> np.ndarray:
+        """Times of passes over `rows` [k] int rows: [k] float64, all 1 where they are not known."""
+        if self.pass_seconds is None:
+            return np.ones(len(rows))
+        known = self.pass_seconds()
+        return known[np.minimum(rows, len(known) - 1)]
+
+    def goes_on(self, outlook: Outlook) -> bool:
+        """Whether to draw one more token; drafters that `ask` call it once before every draw, the first included.
+
+        The answer depends on what has been drawn, never on the token about to be, and what has been drawn stays in the
+        draft: otherwise rules that test draws would be biased.
+        """
+        return self.ask is None or self.ask(outlook)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Decides how much every step drafts. Fields are settings; memory lives in `seq.budget_state`.
+
+    Bounds are upper ones: a drafter's own settings bound its drafts as well. asks: whether it stops drafters between
+    their draws, which needs one that asks. reads_states: whether it wants the draft model's hidden states then.
+    weighs_cost: whether it wants to know what passes cost, which is then measured before decoding starts.
+    """
+
+    asks: ClassVar[bool] = False
+    reads_states: ClassVar[bool] = False
+    weighs_cost: ClassVar[bool] = False
+
+    def start(self, seq: Sequence) -> Any:
+        """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.budget_state`."""
+        return None
+
+    def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
+        """The bounds of this step's draft, within `limit`; 0 nodes where plain decoding is better.
+
+        batch: all sequences in progress, this one among them.
+        """
+        return limit
+
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
+        """See `Budget.goes_on`; asked only of policies with `asks`."""
+        return True
+
+    def observe(self, seq: Sequence, seen: Observation, seconds: float) -> None:
+        """Learn from a step: its tree, what of it was accepted, and how long drafting it took."""

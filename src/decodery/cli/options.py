@@ -13,7 +13,7 @@ from ..errors import PromptError, SettingsError
 _MOST_INPUT = 1 << 24
 _CHANCE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0}
 """Settings that only shape chance, and their neutral values."""
-_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule"}
+_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget"}
 
 
 class Option(click.Option):
@@ -129,6 +129,12 @@ decoding_options = _options(
         "Under the default rule it never changes the text.",
     ),
     _option("Speculation", "--rule", metavar="SPEC", help="How drafts are verified (coupled)."),
+    _option(
+        "Speculation",
+        "--budget",
+        metavar="SPEC",
+        help="How much to draft, such as fixed:nodes=8; without one the drafter decides.",
+    ),
 )
 
 search_option = _options(
@@ -161,6 +167,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         chosen["drafter"] = resolve_drafter(chosen["drafter"])
     if "rule" in chosen:
         chosen["rule"] = resolve("verify", chosen["rule"])
+    if "budget" in chosen:
+        chosen["budget"] = resolve("budget", chosen["budget"])
     warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}
     temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
     build_sampler(warping.pop("sampler", None), temperature, least, (), warping)

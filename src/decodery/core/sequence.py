@@ -11,6 +11,7 @@ from .memory import Memory
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from ..budget.base import Policy
     from ..draft.base import Drafter
     from ..model.cache import KVCache
     from ..model.protocol import LanguageModel
@@ -35,7 +36,8 @@ class TokenLogprob:
 class Sequence:
     """A request in progress. The cache holds all tokens but the last, the pending one.
 
-    draft_state and sampler_state belong to the drafter and the sampler; the engine only hands them back.
+    draft_state, budget_state and sampler_state belong to the drafter, the budget policy and the sampler; the engine
+    only hands them back. budget: None where the drafter alone decides how much it drafts.
     memory: what drafters may remember beyond this sequence. model: the target; detokenizer: makes what turns its
     tokens into text, None where there is no tokenizer.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
@@ -56,7 +58,9 @@ class Sequence:
     eos_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     text: TextStream | None = None
+    budget: Policy | None = None
     draft_state: Any = None
+    budget_state: Any = None
     sampler_state: Any = None
     memory: Memory = field(default_factory=Memory)
     trace: Trace = field(default_factory=Trace)

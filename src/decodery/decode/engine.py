@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from time import perf_counter
 
@@ -35,6 +36,7 @@ class _Turn:
     """One sequence's part in a pass. The tree's nodes are the last rows of the segment.
 
     prefill: the rows are unread tokens, not a draft. laws: None where unread tokens remain, so that nothing is chosen.
+    drafting: seconds the draft took.
     """
 
     seq: Sequence
@@ -42,6 +44,7 @@ class _Turn:
     tree: TokenTree
     prefill: bool
     decides: bool
+    drafting: float = 0.0
     laws: Laws | None = None
     accepted: Accepted | None = None
     emitted: int = 0
@@ -78,9 +81,11 @@ class Engine:
         if like is not None and like.tokens[: like.prompt_length] != seq.tokens:
             raise SettingsError("a sequence can share the prefill of another one only if their prompts are the same")
         seq.source = like
+        if seq.budget is not None:
+            seq.budget_state = seq.budget.start(seq)
         if seq.drafter is not None:
             seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.weighs_cost:
+            if seq.drafter.weighs_cost or (seq.budget is not None and seq.budget.weighs_cost):
                 self._pass_seconds()
         self._active.append(seq)
         return seq
@@ -104,6 +109,7 @@ class Engine:
             eos_ids=frozenset(request.eos_ids),
             logprobs=request.logprobs,
             memory=self.memory,
+            budget=request.budget,
         )
         if self._detokenizer is not None:
             seq.text = TextStream(self._detokenizer(), request.stop)
@@ -189,16 +195,26 @@ class Engine:
                 rows = [len(chunk) - 1] if decides else []
             segment = Segment.chunk(chunk, cache, logit_rows=rows)
             return _Turn(seq, segment, TokenTree.root(chunk[-1]), True, decides)
-        tree = TokenTree.root(seq.pending)
+        tree, begin = TokenTree.root(seq.pending), perf_counter()
         if drafter is not None and seq.remaining > 1:
-            # The bonus token needs a place too, so a draft is never deeper than what is left but one.
-            depth = seq.remaining - 1
-            budget = Budget(_MAX_NODES, depth, len(self._active), self._pass_seconds)
+            budget = self._budget(seq)
             tree = drafter.propose(seq, budget)
             _check_draft(tree, seq, budget)
+        drafting = perf_counter() - begin
         mask = None if tree.is_chain else tree.ancestor_mask()
         segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
-        return _Turn(seq, segment, tree, False, True)
+        return _Turn(seq, segment, tree, False, True, drafting)
+
+    def _budget(self, seq: Sequence) -> Budget:
+        """How much the sequence may draft in this step."""
+        # The bonus token needs a place too, so a draft is never deeper than what is left but one.
+        limit = Budget(_MAX_NODES, seq.remaining - 1, len(self._active), self._pass_seconds)
+        policy = seq.budget
+        if policy is None:
+            return limit
+        if policy.asks:
+            limit = replace(limit, ask=partial(policy.goes_on, seq))
+        return policy.bound(seq, limit, self._active)
 
     def _measured(self) -> np.ndarray:
         """Times of passes over 0, 1, 2, ... rows of this model on this machine; measured when first asked for."""
@@ -227,7 +243,10 @@ class Engine:
             seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
         turn.emitted = len(emitted)
         if seq.drafter is not None and (not turn.prefill or seq.drafter.reads_prompt):
-            seq.drafter.observe(seq, _observation(turn, scores, number, emitted))
+            seen = _observation(turn, scores, number, emitted)
+            seq.drafter.observe(seq, seen)
+            if seq.budget is not None and not turn.prefill:
+                seq.budget.observe(seq, seen, turn.drafting)
 
 
 def _choose(turn: _Turn, logits: torch.Tensor) -> None:

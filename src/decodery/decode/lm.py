@@ -7,6 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..budget.base import Policy
 from ..core.memory import Memory
 from ..core.sequence import FinishReason, Sequence, TokenLogprob
 from ..core.trace import Trace
@@ -181,6 +182,7 @@ class LM:
         sampler: Sampler | Ordered[Any] | None = None,
         drafter: Drafter | str | None = "auto",
         rule: Rule | str = "coupled",
+        budget: Policy | str | None = None,
         seed: int = 0,
         stop: str | Ordered[str] = (),
         ignore_eos: bool = False,
@@ -193,7 +195,8 @@ class LM:
 
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, repetition_penalty, presence_penalty,
         frequency_penalty, no_repeat_ngram, logit_bias, order) build the usual sampler; `sampler` takes a list of warps
-        in its place. drafter, rule: an instance, a name as in "prompt-lookup:length=5", or None for no speculation.
+        in its place. drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter
+        there is no speculation, without a budget the drafter alone decides how much it drafts.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
         return Request(
@@ -202,6 +205,7 @@ class LM:
             sampler=build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts),
             drafter=resolve_drafter(drafter),
             rule=resolve("verify", rule),
+            budget=None if budget is None else resolve("budget", budget),
             seed=seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             eos_ids=tuple(eos),

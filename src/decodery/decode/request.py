@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
+from ..budget.base import Policy
 from ..core.sequence import Sequence
 from ..draft.base import Drafter
 from ..errors import SettingsError
@@ -17,9 +18,10 @@ from ..verify.coupled import Coupled
 class Request:
     """Settings of one text. prompt: token ids, at least one.
 
-    sampler: greedy by default. drafter: None for no speculation. stop: strings that end the text and are cut from it.
-    eos_ids: tokens that end it. logprobs: how many likeliest tokens to report beside each emitted one (0: the emitted
-    one alone). reuse: a finished sequence whose cache serves as far as its tokens agree with the prompt.
+    sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
+    alone decides. stop: strings that end the text and are cut from it. eos_ids: tokens that end it. logprobs: how many
+    likeliest tokens to report beside each emitted one (0: the emitted one alone). reuse: a finished sequence whose
+    cache serves as far as its tokens agree with the prompt.
     """
 
     prompt: Ordered[int]
@@ -32,6 +34,7 @@ class Request:
     eos_ids: Ordered[int] = ()
     logprobs: int | None = None
     reuse: Sequence | None = None
+    budget: Policy | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
@@ -46,4 +49,9 @@ class Request:
             raise SettingsError(
                 f"the rule {type(self.rule).__name__} cannot verify {self.drafter.origin} drafts of "
                 f"{type(self.drafter).__name__}: use the coupled rule or another drafter"
+            )
+        if self.budget is not None and self.budget.asks and self.drafter is not None and not self.drafter.asks:
+            raise SettingsError(
+                f"the budget {type(self.budget).__name__} stops a drafter between its draws, and "
+                f"{type(self.drafter).__name__} does not ask: use one that does, such as draft-model"
             )

@@ -51,13 +51,15 @@ class Drafter:
 
     origin: how siblings in its trees arise, which decides the rules that may verify them.
     taps: after how many layers it wants hidden states. reads_prompt: whether it is shown the prompt's rows too.
-    weighs_cost: whether it asks what passes cost, which is then measured before decoding starts.
+    weighs_cost: whether it asks what passes cost, which is then measured before decoding starts. asks: whether it asks
+    its budget before each draw whether to go on.
     """
 
     origin: ClassVar[Origin] = "deterministic"
     taps: ClassVar[tuple[int, ...]] = ()
     reads_prompt: ClassVar[bool] = False
     weighs_cost: ClassVar[bool] = False
+    asks: ClassVar[bool] = False
 
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""

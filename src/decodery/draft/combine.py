@@ -46,6 +46,10 @@ class _Combined(Composite):
         order: tuple[Origin, ...] = ("without-replacement", "sampled", "deterministic")
         return next(each for each in order if each in origins)
 
+    @property
+    def asks(self) -> bool:  # type: ignore[override]
+        return any(part.asks for part in self.parts)
+
 
 @register("fuse", lossless=True)
 @dataclass(frozen=True)

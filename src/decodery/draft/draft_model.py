@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from ..budget.base import Budget
+from ..budget.base import Budget, Outlook
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
@@ -40,6 +40,7 @@ class DraftModel(Expander):
     length: int = 4
 
     origin: ClassVar[Origin] = "sampled"
+    asks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.length < 1:
@@ -50,7 +51,8 @@ class DraftModel(Expander):
         return named(self.model)
 
     def start(self, seq: Sequence) -> Reading:
-        return Reading.begin(self.language_model, seq.vocab_size)
+        tapped = seq.budget is not None and seq.budget.reads_states
+        return Reading.begin(self.language_model, seq.vocab_size, tapped=tapped)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         # The draft model's own context may be the shorter one; behind its end it has nothing to say.
@@ -59,19 +61,26 @@ class DraftModel(Expander):
         if length < 1:
             return TokenTree.root(seq.pending)
         reading: Reading = seq.draft_state
+        reading.settle(seq.tokens)
         sampler, context = seq.sampler, seq.context()
+
+        def law() -> torch.Tensor:
+            return sampler.law(reading.draft(context.tokens), [context])[0]
+
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        logits = reading.text(seq.tokens)
-        while True:
-            law = sampler.law(logits, [context])
+        while len(drafted) < length:
+            outlook = Outlook(len(drafted), reading.hidden if drafted else None, law)
+            if not budget.goes_on(outlook):
+                break
+            row = outlook.law[None]
             if seq.rule.uses_draft_distributions:
-                laws[len(drafted)] = sampler.probabilities(law)[0]
-            drafted.append(int(sampler.pick(law, seq.seed, [context.position])[0]))
-            if len(drafted) == length or drafted[-1] in seq.eos_ids:
-                return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
-            context = sampler.extend(context, drafted[-1], logits[0])
-            logits = reading.draft(context.tokens)
+                laws[len(drafted)] = sampler.probabilities(row)[0]
+            drafted.append(int(sampler.pick(row, seq.seed, [context.position])[0]))
+            if drafted[-1] in seq.eos_ids:
+                break
+            context = sampler.extend(context, drafted[-1], reading.draft(context.tokens)[0])
+        return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
 
     def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         reading: Reading = seq.draft_state

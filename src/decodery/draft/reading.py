@@ -20,43 +20,49 @@ _CHUNK = 512
 class Reading:
     """What `model` has read. tokens: what its cache holds; logits: [1, vocab] after the last of them.
 
-    settled: how many of `tokens` are known to be text, which never changes.
+    hidden: [hidden], the last layer's state of the last token, where `tapped`. settled: how many of `tokens` are known
+    to be text, which never changes.
     """
 
     model: LanguageModel
     cache: KVCache
     tokens: list[int] = field(default_factory=list)
     logits: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    tapped: bool = False
     settled: int = 0
 
     @classmethod
-    def begin(cls, model: LanguageModel, vocab_size: int) -> Reading:
+    def begin(cls, model: LanguageModel, vocab_size: int, *, tapped: bool = False) -> Reading:
         """Nothing read yet. Raises VocabularyMismatch unless the model has `vocab_size` tokens."""
         if model.vocab_size != vocab_size:
             raise VocabularyMismatch(
                 f"the draft model has {model.vocab_size} tokens and the target {vocab_size}: "
                 "draft with a model that shares the target's tokenizer"
             )
-        return cls(model, model.new_cache())
+        return cls(model, model.new_cache(), tapped=tapped)
 
     def text(self, tokens: list[int]) -> torch.Tensor:
         """The logits [1, vocab] after `tokens`, which are settled; drafts that departed from them are forgotten."""
-        self._agree(tokens)
+        self.settle(tokens)
         return self.draft(tokens)
 
     def draft(self, tokens: list[int]) -> torch.Tensor:
         """The logits [1, vocab] after `tokens`, which begin with all that has been read; the rest is fed."""
+        last = self.model.config.num_layers
         while self.logits is None or len(self.tokens) < len(tokens):
             chunk = tokens[len(self.tokens) : len(self.tokens) + _CHUNK]
             final = len(self.tokens) + len(chunk) == len(tokens)
             segment = Segment.chunk(np.asarray(chunk), self.cache, logit_rows=[len(chunk) - 1] if final else [])
-            scores = self.model.forward(Batch([segment]))
+            scores = self.model.forward(Batch([segment]), taps=[last] if self.tapped else [])
             self.cache.keep(range(len(chunk)))
             self.tokens += chunk
             self.logits = scores.logits if final else None
+            self.hidden = scores.hidden[last][-1] if self.tapped else None
         return self.logits
 
-    def _agree(self, text: list[int]) -> None:
+    def settle(self, text: list[int]) -> None:
+        """Forget drafts that departed from `text`, which is settled."""
         shared, end = self.settled, min(len(self.tokens), len(text))
         while shared < end and self.tokens[shared] == text[shared]:
             shared += 1

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 import torch
 
+from ..budget.base import Policy
 from ..core.noise import gumbel
 from ..core.sequence import Sequence
 from ..decode.engine import Engine
@@ -38,6 +39,7 @@ def decode(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | None = None,
+    budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
     seeds: Ordered[int] = (0,),
@@ -55,6 +57,7 @@ def decode(
             max_new_tokens=max_new_tokens,
             sampler=sampler or Sampler.from_settings(),
             drafter=drafter,
+            budget=budget,
             rule=rule or Coupled(),
             seed=seed,
             eos_ids=eos_ids,
@@ -76,6 +79,7 @@ def check_identical(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | None,
+    budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
     seeds: Ordered[int] = (0, 1),
@@ -92,7 +96,7 @@ def check_identical(
     """
     common = {"sampler": sampler, "seeds": seeds, "max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
     plain = decode(model, prompts, **common)  # type: ignore[arg-type]
-    drafted = decode(model, prompts, drafter=drafter, rule=rule, **common)  # type: ignore[arg-type]
+    drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
             at = first_difference(expected.generated, got.generated)
@@ -137,13 +141,14 @@ def check_batch(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | None = None,
+    budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,
 ) -> None:
     """A sequence in a batch with ragged prompts and ragged trees is what it is alone, chunked prefill or not."""
-    common = {"drafter": drafter, "rule": rule, "sampler": sampler, "seeds": seeds}
+    common = {"drafter": drafter, "budget": budget, "rule": rule, "sampler": sampler, "seeds": seeds}
     alone = decode(model, prompts, together=False, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
     for chunk in (512, 3):
         batch = decode(model, prompts, prefill_chunk=chunk, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
@@ -159,6 +164,7 @@ def check_state(
     prompts: Ordered[Ordered[int]],
     *,
     drafter: Drafter | None,
+    budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
     max_new_tokens: int = 24,
@@ -173,7 +179,13 @@ def check_state(
     sampler, rule = sampler or Sampler.from_settings(), rule or Coupled()
     running: list[Sequence] = []
     for prompt in prompts:
-        settings = {"sampler": sampler, "drafter": drafter, "rule": rule, "max_new_tokens": max_new_tokens}
+        settings = {
+            "sampler": sampler,
+            "drafter": drafter,
+            "budget": budget,
+            "rule": rule,
+            "max_new_tokens": max_new_tokens,
+        }
         first = engine.submit(Request(prompt, seed=0, **settings))  # type: ignore[arg-type]
         running += [first, engine.submit(Request(prompt, seed=1, **settings), like=first)]  # type: ignore[arg-type]
     worst = 0.0
@@ -223,6 +235,7 @@ def check_distribution(
     prompt: Ordered[int],
     *,
     drafter: Drafter | None,
+    budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
     length: int = 5,
@@ -241,7 +254,14 @@ def check_distribution(
     for start in range(0, draws, 500):
         seeds = range(first_seed + start, first_seed + min(start + 500, draws))
         for seq in decode(
-            model, [prompt], drafter=drafter, rule=rule, sampler=sampler, seeds=seeds, max_new_tokens=length
+            model,
+            [prompt],
+            drafter=drafter,
+            budget=budget,
+            rule=rule,
+            sampler=sampler,
+            seeds=seeds,
+            max_new_tokens=length,
         ):
             code = 0
             for token in seq.generated:
