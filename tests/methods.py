@@ -38,11 +38,13 @@ from decodery.search.beam import Beam
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
+from decodery.verify.k_seq import KSeq
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
 from decodery.verify.recursive_rejection import RecursiveRejection
 from decodery.verify.rejection import Rejection
 from decodery.verify.tolerance import Tolerance
+from decodery.verify.typical import Typical
 
 
 @cache
@@ -85,12 +87,18 @@ alone, which shows in the tokens only under rules that promise a distribution an
 CHAINS = {"rapid", "jacobi", "first"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
-RULES: dict[str, Rule] = {"coupled": Coupled(), "rejection": Rejection(), "recursive-rejection": RecursiveRejection()}
+RULES: dict[str, Rule] = {
+    "coupled": Coupled(),
+    "rejection": Rejection(),
+    "recursive-rejection": RecursiveRejection(),
+    "k-seq": KSeq(),
+}
 
 LOSSY_RULES: dict[str, Rule] = {
     "lexical-unit": LexicalUnitRule(),
     "rapid": RapidRule(),
     "tolerance": Tolerance(),
+    "typical": Typical(),
 }
 """Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
 

@@ -17,9 +17,22 @@ from decodery.core.tree import Origin, TokenTree
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
 from decodery.sample import Sampler
-from decodery.testing import LawBroken, TableModel, check_batch, check_distribution, check_state, tiny_transformer
+from decodery.testing import (
+    LawBroken,
+    TableModel,
+    check_batch,
+    check_distribution,
+    check_identical,
+    check_state,
+    decode,
+    tiny_transformer,
+)
 from decodery.testing.transport import best_acceptance, enumerate_draws, linear_program, node_law
-from decodery.verify.recursive_rejection import RecursiveRejection, recursive_law, without_replacement
+from decodery.verify.base import Accepted, Laws, Rule
+from decodery.verify.exact import recursive_law
+from decodery.verify.k_seq import KSeq, discount, k_seq_law
+from decodery.verify.recursive_rejection import RecursiveRejection, without_replacement
+from decodery.verify.typical import Typical, threshold
 
 TARGET, OTHER = TableModel(3, seed=0), TableModel(3, seed=7)
 NUCLEUS = Sampler.from_settings(temperature=0.7, top_p=0.9)
@@ -127,6 +140,48 @@ def test_the_bound_is_the_linear_program() -> None:
         assert best_acceptance(p.numpy(), q.numpy(), 1) == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-12)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_k_seq_emits_the_target_law_and_accepts_what_it_says(k: int) -> None:
+    for p, q in random_laws(50 if k < 4 else 10):
+        law, accepted = emitted(p, q, k, replacement=True, tests=k_seq_law)
+        rho, beta = discount(p, q, k)
+        assert (law - p).abs().max() < 1e-12
+        assert accepted == pytest.approx(1 - (1 - beta) ** k, abs=1e-12)
+        assert rho == 1 if k == 1 else 1 <= rho <= k
+        assert beta == pytest.approx(float(torch.minimum(q, p / rho).sum()), abs=1e-12)
+
+
+def test_k_seq_is_within_a_factor_of_the_best() -> None:
+    for number, (p, q) in enumerate(random_laws(200, (4,))):
+        best = linear_program(p.numpy(), q.numpy(), 2) if number < 50 else best_acceptance(p.numpy(), q.numpy(), 2)
+        accepted = 1 - (1 - discount(p, q, 2)[1]) ** 2
+        assert (1 - np.exp(-1)) * best - 1e-7 <= accepted <= best + 1e-7
+
+
+def test_the_discount_is_the_least_that_will_do() -> None:
+    for p, q in random_laws(40):
+        rho, _ = discount(p, q, 3)
+        betas = [float(torch.minimum(q, p / each).sum()) for each in np.linspace(1, 3, 9)]
+        assert betas == sorted(betas, reverse=True)
+        rising = [each * beta for each, beta in zip(np.linspace(1, 3, 9), betas, strict=True)]
+        assert all(after >= before - 1e-12 for before, after in itertools.pairwise(rising))
+        smaller = float(torch.minimum(q, p / (rho - 1e-6)).sum())
+        assert rho == 1 or smaller == 0 or 1 - (1 - smaller) ** 3 > (rho - 1e-6) * smaller - 1e-12
+
+
+def test_k_seq_with_another_number_of_draws_is_caught() -> None:
+    # The discount belongs to the number of draws that are still alive.
+    def wrong(p, tokens, q):
+        *accepts, rest = list(k_seq_law(p, (*tokens, tokens[0]), q))
+        return [*accepts[:-1], rest]
+
+    worst = 0.0
+    for p, q in random_laws(20, (4,)):
+        law, _ = emitted(p, q, 2, replacement=True, tests=wrong)
+        worst = max(worst, float((law - p).abs().max()))
+    assert worst > 0.03
+
+
 @pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 def test_recursive_rejection_accepts_no_more_than_can_be(replacement: bool) -> None:
     gained = 0.0
@@ -190,11 +245,12 @@ class Mistaken(Branching):
         return replace(super().propose(seq, budget), origin="sampled")
 
 
-@pytest.mark.parametrize("origin", ["sampled", "without-replacement"])
-def test_recursive_rejection_keeps_the_law_of_a_text(origin: Origin) -> None:
-    check_distribution(
-        *(TARGET, [1, 2]), drafter=Branching(origin), rule=RecursiveRejection(), sampler=NUCLEUS, length=4, draws=1000
-    )
+LOSSLESS = [("sampled", RecursiveRejection()), ("without-replacement", RecursiveRejection()), ("sampled", KSeq())]
+
+
+@pytest.mark.parametrize(("origin", "rule"), LOSSLESS)
+def test_rules_keep_the_law_of_a_text(origin: Origin, rule: Rule) -> None:
+    check_distribution(*(TARGET, [1, 2]), drafter=Branching(origin), rule=rule, sampler=NUCLEUS, length=4, draws=600)
 
 
 def test_draws_verified_as_what_they_are_not_are_caught() -> None:
@@ -204,15 +260,80 @@ def test_draws_verified_as_what_they_are_not_are_caught() -> None:
             drafter=Mistaken("without-replacement"),
             rule=RecursiveRejection(),
             length=4,
-            draws=1000,
+            draws=600,
             least=1e-6,
         )
 
 
-@pytest.mark.parametrize("origin", ["sampled", "without-replacement"])
-def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin) -> None:
+@pytest.mark.parametrize(("origin", "rule"), [*LOSSLESS, ("sampled", Typical())])
+def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin, rule: Rule) -> None:
     drafter = Branching(origin, (3, 2, 1), DraftModel(tiny_transformer(0, num_layers=1)))
     prompts = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
-    settings = {"drafter": drafter, "rule": RecursiveRejection(), "sampler": NUCLEUS}
-    check_batch(tiny_transformer(0), prompts, seeds=(0,), **settings)
+    settings = {"drafter": drafter, "rule": rule, "sampler": NUCLEUS}
+    check_batch(tiny_transformer(0), prompts, seeds=(0,), max_new_tokens=12, **settings)
     check_state(tiny_transformer(0), prompts, max_new_tokens=12, **settings)
+
+
+def test_the_typical_threshold_falls_with_the_entropy() -> None:
+    assert threshold(torch.tensor([1.0, 0.0]).double(), 0.09, 0.3) == 0.09
+    even = torch.full((8,), 1 / 8).double()
+    assert threshold(even, 0.09, 0.3) == pytest.approx(0.3 / 8)
+    assert threshold(even, 0.01, 0.3) == 0.01
+
+
+def test_typical_acceptance_from_nothing_to_everything() -> None:
+    target, drafter = tiny_transformer(0), Branching("sampled", (2, 2), DraftModel(tiny_transformer(3)))
+    plain = Sampler.from_settings(temperature=1.0)
+    runs = {
+        rule: decode(target, [[1, 2, 3]], drafter=drafter, rule=rule, sampler=plain, max_new_tokens=22)[0]
+        for rule in (Typical(1.0, float("inf")), Typical(0.0), Typical())
+    }
+    nothing, everything, default = (run.trace.decoding for run in runs.values())
+    assert {step.accepted for step in nothing} == {0}
+    assert {step.accepted for step in everything} == {2}
+    assert 0 < sum(step.accepted for step in default) < 2 * len(default)
+    # Where nothing is accepted the text is the target's own.
+    assert (
+        next(iter(runs.values())).generated
+        == decode(target, [[1, 2, 3]], sampler=plain, max_new_tokens=22)[0].generated
+    )
+    check_identical(target, [[1, 2, 3]], drafter=drafter, rule=Typical())
+
+
+def test_typical_acceptance_takes_the_longest_then_the_likeliest_path() -> None:
+    table = TableModel(5, order=1, spread=1.0)
+    tree = TokenTree.from_paths(0, [(1, 2), (2, 4), (3,), (4, 1)])
+
+    @dataclass(frozen=True)
+    class Given(Drafter):
+        def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+            return tree if budget.depth >= 2 and seq.pending == 0 else TokenTree.root(seq.pending)
+
+    sampler = Sampler.from_settings(temperature=1.0)
+    (run,) = decode(table, [[0, 1, 0]], drafter=Given(), rule=Typical(0.0), sampler=sampler, max_new_tokens=8)
+    chances = {
+        path: sum(float(table.logits(path[:at]).log_softmax(0)[path[at]]) for at in (1, 2))
+        for path in ((0, 1, 2), (0, 2, 4), (0, 4, 1))
+    }
+    taken = [tuple(run.tokens[at : at + 3]) for at in range(3, len(run.tokens) - 2) if run.tokens[at] == 0]
+    assert all(path == max(chances, key=lambda each: chances[each]) for path in taken)
+
+
+def test_rules_get_the_hidden_states_they_tap() -> None:
+    seen: list[tuple[int, torch.Tensor]] = []
+
+    @dataclass(frozen=True)
+    class Tapping(Rule):
+        taps = (0, 2)
+
+        def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+            assert set(laws.hidden) == {0, 2} and len(laws.hidden[2]) == len(tree)
+            # The logits are those of the last layer's states, row by row.
+            assert torch.allclose(target.head(laws.hidden[2]).double(), laws.logits.double(), atol=1e-6)
+            seen.append((len(tree), laws.hidden[0]))
+            return Accepted([], laws.picks([0])[0])
+
+    target = tiny_transformer(0)
+    drafter = Branching("sampled", (2, 2), DraftModel(tiny_transformer(3)))
+    decode(target, [[1, 2, 3], [4]], drafter=drafter, rule=Tapping(), max_new_tokens=4)
+    assert max(nodes for nodes, _ in seen) > 2

@@ -139,7 +139,7 @@ class Engine:
         times.append(perf_counter())
         for number, turn in enumerate(turns):
             if turn.decides:
-                _choose(turn, scores.of(number)[-len(turn.tree) :])
+                _choose(turn, scores, number)
         times.append(perf_counter())
         for number, turn in enumerate(turns):
             self._commit(turn, scores, number)
@@ -225,6 +225,7 @@ class Engine:
 
     def _score(self, turns: list[_Turn]) -> Scores:
         taps = {tap for turn in turns if turn.seq.drafter for tap in turn.seq.drafter.taps}
+        taps |= {tap for turn in turns if turn.decides for tap in turn.seq.rule.taps}
         return self.model.forward(Batch([turn.segment for turn in turns]), taps=sorted(taps))
 
     def _commit(self, turn: _Turn, scores: Scores, number: int) -> None:
@@ -249,9 +250,11 @@ class Engine:
                 seq.budget.observe(seq, seen, turn.drafting)
 
 
-def _choose(turn: _Turn, logits: torch.Tensor) -> None:
-    """Let the sequence's rule walk its tree; logits: [nodes, vocab]."""
-    laws = Laws(turn.tree, logits, turn.seq)
+def _choose(turn: _Turn, scores: Scores, number: int) -> None:
+    """Let the sequence's rule walk its tree, whose nodes are the last rows of segment `number`."""
+    nodes = len(turn.tree)
+    hidden = {tap: scores.hidden_of(number, tap)[-nodes:] for tap in turn.seq.rule.taps}
+    laws = Laws(turn.tree, scores.of(number)[-nodes:], turn.seq, hidden)
     try:
         turn.accepted = turn.seq.rule.choose(turn.tree, laws, turn.seq)
         turn.laws = laws

@@ -25,12 +25,16 @@ class Laws:
     """The target's distributions at the nodes of one sequence's tree, worked out for the nodes a rule visits.
 
     A node's law depends on its own path: penalties count the path's tokens, stateful warps own a state per node.
+    hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped.
     """
 
-    def __init__(self, tree: TokenTree, logits: torch.Tensor, seq: Sequence) -> None:
+    def __init__(
+        self, tree: TokenTree, logits: torch.Tensor, seq: Sequence, hidden: dict[int, torch.Tensor] | None = None
+    ) -> None:
         self.tree = tree
         self.logits = logits
         self.seq = seq
+        self.hidden = hidden or {}
         self._contexts = {0: seq.context()}
 
     def context(self, node: int) -> Context:
@@ -67,10 +71,14 @@ class Laws:
 
 @dataclass(frozen=True)
 class Rule:
-    """A verification rule. origins: how siblings may have arisen for the rule to keep its guarantee."""
+    """A verification rule. origins: how siblings may have arisen for the rule to keep its guarantee.
+
+    taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds.
+    """
 
     origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled", "without-replacement"})
     uses_draft_distributions: ClassVar[bool] = False
+    taps: ClassVar[tuple[int, ...]] = ()
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
         """Walk `tree` from its root; returns the accepted path and the token that follows it."""

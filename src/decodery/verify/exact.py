@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Ordered
 
 import torch
 
 from ..core import noise
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from .base import Accepted, Laws
+
+Tests = Iterator[tuple[float, torch.Tensor]]
+"""What a rule makes of the draws at a node, in turn: the probability that each is accepted where none before it was,
+and what those before it left of the target's law. The last pair is (0, the law of what is emitted if none is accepted).
+"""
 
 _NOTHING = 1e-12
 """A residual of less mass is rounding: the laws are equal, and a rejection has probability zero."""
@@ -20,9 +29,13 @@ def acceptance(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
 
 def residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """norm(max(p - q, 0)), the law of what is emitted after a rejection; p where both are equal up to rounding."""
-    rest = (p - q).clamp_min_(0.0)
-    mass = float(rest.sum())
-    return rest.div_(mass) if mass > _NOTHING else p
+    return positive(p - q, p)
+
+
+def positive(rest: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+    """`rest` without its negative entries, in place and normalised; `otherwise` where only rounding is left."""
+    mass = float(rest.clamp_min_(0.0).sum())
+    return rest.div_(mass) if mass > _NOTHING else otherwise
 
 
 def without(law: torch.Tensor, token: int) -> torch.Tensor:
@@ -54,6 +67,44 @@ def point_mass_law(p: torch.Tensor, tokens: Ordered[int]) -> tuple[list[float], 
     return accepts, rest
 
 
+def recursive_law(p: torch.Tensor, draws: Iterable[tuple[int, torch.Tensor | None]]) -> Tests:
+    """The tests of draws one after another, each against what the ones before it left of p.
+
+    draws: tokens in draw order, each with the probabilities it was drawn from, or None for a token that was not drawn
+    by chance. Every law is worked out when it is asked for: a walk that accepts the first draw pays for nothing else.
+    """
+    rest = p
+    for token, q in draws:
+        yield (float(rest[token]) if q is None else acceptance(rest, q, token)), rest
+        rest = without(rest, token) if q is None else residual(rest, q)
+    yield 0.0, rest
+
+
 def draw(law: torch.Tensor, seed: int, position: int) -> int:
     """A token from `law` by the request's noise for what is drawn after a rejection."""
     return int(noise.gumbel_argmax(law.log()[None], seed, [position], stream=noise.RESIDUAL)[0])
+
+
+def walk(
+    tree: TokenTree, laws: Laws, seq: Sequence, tests: Callable[[torch.Tensor, list[int], torch.Tensor], Tests]
+) -> Accepted:
+    """Walk `tree` from its root, testing the draws at every node that is reached.
+
+    tests: of the target's law there, the tokens in draw order and the law they were drawn from. Children that were not
+    drawn by chance count as point masses.
+    """
+    path: list[int] = []
+    node = 0
+    while True:
+        p, position, children = laws.probabilities(node), laws.position(node), tree.drawn(node)
+        tokens = [int(tree.tokens[child]) for child in children]
+        chance = tokens and tree.origin != "deterministic"
+        each = tests(p, tokens, tree.distributions[node]) if chance else recursive_law(p, ((t, None) for t in tokens))
+        for number, (child, (accept, _)) in enumerate(zip(children, each, strict=False)):
+            if noise.draw(seq.seed, position, number, stream=noise.ACCEPT) < accept:
+                path.append(child)
+                node = child
+                break
+        else:
+            _, rest = next(each)
+            return Accepted(path, draw(rest, seq.seed, position))

@@ -8,28 +8,11 @@ from typing import ClassVar
 
 import torch
 
-from ..core import noise
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..registry import register
 from .base import Accepted, Laws, Rule
-from .exact import acceptance, draw, residual, without
-
-
-def recursive_law(
-    p: torch.Tensor, draws: Iterable[tuple[int, torch.Tensor | None]]
-) -> Iterator[tuple[float, torch.Tensor]]:
-    """For each draw: the probability that it is accepted where all before it were not, and what those left of p.
-
-    p: [vocab] float64. draws: tokens in draw order, each with the [vocab] float64 probabilities it was drawn from, or
-    None for a token that was not drawn by chance. The last pair is (0, the law of what is emitted where no draw was
-    accepted). Every law is worked out when it is asked for: a walk that accepts the first draw pays for nothing else.
-    """
-    rest = p
-    for token, q in draws:
-        yield (float(rest[token]) if q is None else acceptance(rest, q, token)), rest
-        rest = without(rest, token) if q is None else residual(rest, q)
-    yield 0.0, rest
+from .exact import Tests, recursive_law, walk, without
 
 
 def without_replacement(tokens: Iterable[int], q: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -61,24 +44,8 @@ class RecursiveRejection(Rule):
     uses_draft_distributions: ClassVar[bool] = True
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
-        path: list[int] = []
-        node = 0
-        while True:
-            position, children = laws.position(node), tree.drawn(node)
-            tests = recursive_law(laws.probabilities(node), self._draws(tree, node, children))
-            for number, (child, (accept, _)) in enumerate(zip(children, tests, strict=False)):
-                if noise.draw(seq.seed, position, number, stream=noise.ACCEPT) < accept:
-                    path.append(child)
-                    node = child
-                    break
-            else:
-                _, rest = next(tests)
-                return Accepted(path, draw(rest, seq.seed, position))
+        def tests(p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
+            without = tree.origin == "without-replacement"
+            return recursive_law(p, without_replacement(tokens, q) if without else ((token, q) for token in tokens))
 
-    @staticmethod
-    def _draws(tree: TokenTree, node: int, children: list[int]) -> Iterable[tuple[int, torch.Tensor | None]]:
-        tokens = [int(tree.tokens[child]) for child in children]
-        if not tokens or tree.origin == "deterministic":
-            return [(token, None) for token in tokens]
-        q = tree.distributions[node]
-        return without_replacement(tokens, q) if tree.origin == "without-replacement" else [(t, q) for t in tokens]
+        return walk(tree, laws, seq, tests)
