@@ -45,6 +45,11 @@ class Request:
             raise SettingsError("stop must be non-empty strings")
         if self.logprobs is not None and not 0 <= self.logprobs <= 100:
             raise SettingsError(f"logprobs must lie between 0 and 100, not {self.logprobs}")
+        if not isinstance(self.rule, Rule):
+            raise SettingsError(
+                f"{type(self.rule).__name__} verifies continuous values (decodery.decode.continuous), not tokens: use "
+                "the coupled rule, or recursive-rejection"
+            )
         if self.drafter is not None and self.drafter.origin not in self.rule.origins:
             raise SettingsError(
                 f"the rule {type(self.rule).__name__} cannot verify {self.drafter.origin} drafts of "
