@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+import torch
+
 from decodery.budget.base import Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.fixed import Fixed
@@ -38,6 +40,7 @@ from decodery.search.beam import Beam
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
+from decodery.verify.judge import Head, Judge
 from decodery.verify.k_seq import KSeq
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
@@ -94,7 +97,11 @@ RULES: dict[str, Rule] = {
     "k-seq": KSeq(),
 }
 
+CONTINUOUS_RULES = {"density-ratio"}
+"""Rules for models of continuous values; they verify no tokens, and are tested with such models."""
+
 LOSSY_RULES: dict[str, Rule] = {
+    "judge": Judge(Head(torch.linspace(-1, 1, 32), 0.1, layer=2)),
     "lexical-unit": LexicalUnitRule(),
     "rapid": RapidRule(),
     "tolerance": Tolerance(),

@@ -28,7 +28,7 @@ from decodery.testing import (
 )
 from decodery.testing.rules import Credulous, LongestMatch, NoResidual, Shallow
 from decodery.verify.exact import point_mass_law, sampled_law
-from methods import ADAPTIVE, BUDGETS, CHAINS, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS
+from methods import ADAPTIVE, BUDGETS, CHAINS, CONTINUOUS_RULES, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
@@ -48,7 +48,7 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 
 def test_the_lists_name_every_registered_method() -> None:
     assert set(DRAFTERS) == {method.name for method in methods("draft")}
-    assert set(RULES) == {method.name for method in methods("verify") if method.lossless}
+    assert set(RULES) | CONTINUOUS_RULES == {method.name for method in methods("verify") if method.lossless}
     assert set(BUDGETS) == {method.name for method in methods("budget")}
     assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
 

@@ -94,6 +94,13 @@ class Engine:
         """A sequence of which nothing is read yet, for a caller that decodes it without this engine's steps."""
         prompt = [int(token) for token in request.prompt]
         self._check(prompt)
+        taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
+        deepest, layers = max(taps, default=0), self.model.config.num_layers
+        if deepest > layers:
+            raise SettingsError(
+                f"hidden states after layer {deepest} are asked for, and the model has {layers} layers: use what was "
+                "trained for this model"
+            )
         seq = Sequence(
             tokens=prompt,
             prompt_length=len(prompt),
