@@ -27,6 +27,7 @@ FAMILIES = {
     "draft.growth": ("growth policies", "how a drafter's guesses become a tree"),
     "verify": ("rules", "which drafts are accepted"),
     "sample": ("warps", "which distribution is drawn from"),
+    "source": ("logit sources", "which models and contexts the logits come from"),
     "budget": ("budget policies", "how much to draft"),
     "constrain": ("constraints", "what may be written"),
     "search": ("searches", "several texts for one answer"),

@@ -25,6 +25,7 @@ FAMILIES = (
     "draft.growth",
     "verify",
     "sample",
+    "source",
     "budget",
     "constrain",
     "search",
@@ -135,7 +136,7 @@ def resolve(family: str, spec: Any) -> Any:
     """The method that `spec` names, as "name" or "name:key=value,key=value"; an instance is returned as is.
 
     Values take the type of the field: int, float, bool, str, None; the members of a tuple are separated by
-    "/", those of a tuple within a tuple by ":".
+    "/", those of a tuple within a tuple by ":". A text with commas stands in double quotes.
 
     Raises UnknownMethod for a name that is not registered, SettingsError for a bad setting.
     """
@@ -160,7 +161,7 @@ def _build(method: Method, settings: str) -> Any:
     names = [field.name for field in dataclasses.fields(method.cls) if field.init]
     known = f"its settings are {_listing(names)}" if names else "it has no settings"
     values: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in settings.split(","))):
+    for item in filter(None, (part.strip() for part in _ITEM.findall(settings))):
         key, equals, text = (piece.strip() for piece in item.partition("="))
         key = key.replace("-", "_")
         if not equals:
@@ -169,6 +170,8 @@ def _build(method: Method, settings: str) -> Any:
             raise SettingsError(f"{method.name} has no setting {key!r}; {known}")
         if key in values:
             raise SettingsError(f"{method.name}: {key} is given twice")
+        if len(text) > 1 and text[0] == text[-1] == '"':
+            text = text[1:-1]
         try:
             values[key] = _parse(text, kinds[key], "/:")
         except ValueError:
@@ -216,6 +219,9 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
         return kind(text)
     raise ValueError(text)
 
+
+_ITEM = re.compile(r'(?:[^,"]|"[^"]*"|")+')
+"""One key=value of a method's settings: commas end it, unless they stand between double quotes."""
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

@@ -63,6 +63,7 @@ def generate(
             _print_all(found)
         return
     tokens = lm.encode(text, raw=raw)
+    settings["raw"] = raw
     first = lm.request(tokens, logprobs=logprobs, **settings)
     seeds = range(first.seed + 1, first.seed + n)
     requests = [first, *(lm.request(tokens, logprobs=logprobs, **settings | {"seed": seed}) for seed in seeds)]

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from ..registry import Method
 
 
-_OPTIONS = {"draft": "--drafter", "verify": "--rule", "sample": "--sampler", "search": "--search"}
+_OPTIONS = {
+    "draft": "--drafter",
+    "verify": "--rule",
+    "sample": "--sampler",
+    "source": "--source",
+    "search": "--search",
+}
 """The option of `generate` and `chat` that takes a method of a family."""
 
 

@@ -13,7 +13,7 @@ from ..errors import PromptError, SettingsError
 _MOST_INPUT = 1 << 24
 _CHANCE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0}
 """Settings that only shape chance, and their neutral values."""
-_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget"}
+_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget", "source"}
 
 
 class Option(click.Option):
@@ -122,6 +122,12 @@ decoding_options = _options(
         help="In place of all these: one warp, such as top-p:p=0.9; repeated, they apply in the order given.",
     ),
     _option(
+        "Sampling",
+        "--source",
+        metavar="SPEC",
+        help="What the logits come from: none or a name with settings, such as guidance:scale=1.5 (none).",
+    ),
+    _option(
         "Speculation",
         "--drafter",
         metavar="SPEC",
@@ -165,6 +171,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         )
     if chosen.get("drafter", "auto") != "auto":
         chosen["drafter"] = resolve_drafter(chosen["drafter"])
+    if chosen.get("source", "none") != "none":
+        chosen["source"] = resolve("source", chosen["source"])
     if "rule" in chosen:
         chosen["rule"] = resolve("verify", chosen["rule"])
     if "budget" in chosen:

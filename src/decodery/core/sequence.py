@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..model.protocol import LanguageModel
     from ..sample.base import Context
     from ..sample.sampler import Sampler
+    from ..source.base import Source
     from ..verify.base import Rule
     from .text import Detokenizer, TextStream
 
@@ -38,10 +39,11 @@ class Sequence:
 
     draft_state, budget_state and sampler_state belong to the drafter, the budget policy and the sampler; the engine
     only hands them back. budget: None where the drafter alone decides how much it drafts.
-    memory: what drafters may remember beyond this sequence. model: the target; detokenizer: makes what turns its
-    tokens into text, None where there is no tokenizer.
+    memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
+    where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
     ranked it by, higher is better; None where nothing was ranked.
+    like: a sequence with the same prompt and source, whose prefill this one will share by forking its cache.
     """
 
     tokens: list[int]
@@ -69,8 +71,8 @@ class Sequence:
     stopped_by: int | str | None = None
     error: DecoderyError | None = None
     score: float | None = None
-    source: Sequence | None = None
-    """A sequence with the same prompt whose prefill this one will share by forking its cache."""
+    source: Source | None = None
+    like: Sequence | None = None
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,7 +13,8 @@ class Step:
 
     nodes: drafted tokens (the pending one not counted); accepted: how many of them became text; emitted: tokens the
     sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
-    sequences of a batch share. prefill: the pass read prompt tokens.
+    sequences of a batch share. prefill: the pass read prompt tokens. counts: what else the step cost or did,
+    such as rows fed to a second model, by name.
     """
 
     nodes: int
@@ -25,6 +27,7 @@ class Step:
     choose: float
     commit: float
     sequences: int = 1
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -85,6 +88,14 @@ class Trace:
         parts = ("propose", "score", "choose", "commit")
         return {part: sum(getattr(step, part) for step in self.decoding) / total for part in parts}
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What all steps, prefill included, cost or did beyond their rows; empty for a single model."""
+        total: Counter[str] = Counter()
+        for step in self.steps:
+            total.update(step.counts)
+        return dict(total)
+
     def summary(self) -> dict[str, Any]:
         """The figures as plain data."""
         return {
@@ -95,6 +106,7 @@ class Trace:
             "seconds": round(self.seconds, 4),
             "prefill_seconds": round(self.prefill_seconds, 4),
             "share": {part: round(value, 4) for part, value in self.share.items()},
+            **({"counts": counts} if (counts := self.counts) else {}),
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -35,8 +35,8 @@ _COSTED_ROWS = 1024
 class _Turn:
     """One sequence's part in a pass. The tree's nodes are the last rows of the segment.
 
-    prefill: the rows are unread tokens, not a draft. laws: None where unread tokens remain, so that nothing is chosen.
-    drafting: seconds the draft took.
+    prefill: the rows are unread tokens, not a draft. drafting: seconds the draft took. scores: of the pass it took part
+    in, as segment `number`. laws: None where unread tokens remain, so that nothing is chosen.
     """
 
     seq: Sequence
@@ -45,13 +45,29 @@ class _Turn:
     prefill: bool
     decides: bool
     drafting: float = 0.0
+    scores: Scores | None = None
+    number: int = 0
     laws: Laws | None = None
     accepted: Accepted | None = None
     emitted: int = 0
 
+    @property
+    def logits(self) -> torch.Tensor:
+        """[m, vocab] of the rows whose logits the segment wants."""
+        assert self.scores is not None
+        return self.scores.of(self.number)
+
+    def hidden(self, layer: int) -> torch.Tensor:
+        """[n, hidden] of the segment's rows after `layer` layers."""
+        assert self.scores is not None
+        return self.scores.hidden_of(self.number, layer)
+
 
 class Engine:
     """Decodes any number of sequences with one model. Every `step` is one pass over all of them.
+
+    Sequences whose requests name a source of logits of their own are scored by what that source makes of the model:
+    one pass for each distinct one.
 
     Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
@@ -78,9 +94,11 @@ class Engine:
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a sequence. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self.open(request)
-        if like is not None and like.tokens[: like.prompt_length] != seq.tokens:
-            raise SettingsError("a sequence can share the prefill of another one only if their prompts are the same")
-        seq.source = like
+        if like is not None and (like.tokens[: like.prompt_length] != seq.tokens or like.source != seq.source):
+            raise SettingsError(
+                "a sequence can share the prefill of another one only if their prompts are the same, and their sources"
+            )
+        seq.like = like
         if seq.budget is not None:
             seq.budget_state = seq.budget.start(seq)
         if seq.drafter is not None:
@@ -93,9 +111,11 @@ class Engine:
     def open(self, request: Request) -> Sequence:
         """A sequence of which nothing is read yet, for a caller that decodes it without this engine's steps."""
         prompt = [int(token) for token in request.prompt]
-        self._check(prompt)
+        _check_prompt(prompt, self.model)
+        model = self.model if request.source is None else request.source.over(self.model, prompt)
+        _check_prompt(prompt, model)
         taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
-        deepest, layers = max(taps, default=0), self.model.config.num_layers
+        deepest, layers = max(taps, default=0), model.config.num_layers
         if deepest > layers:
             raise SettingsError(
                 f"hidden states after layer {deepest} are asked for, and the model has {layers} layers: use what was "
@@ -104,19 +124,20 @@ class Engine:
         seq = Sequence(
             tokens=prompt,
             prompt_length=len(prompt),
-            cache=self.model.new_cache() if request.reuse is None else _resume(request.reuse, prompt),
+            cache=_resume(request, prompt) or model.new_cache(),
             sampler=request.sampler,
             rule=request.rule,
             drafter=request.drafter,
-            vocab_size=self.model.vocab_size,
-            model=self.model,
+            vocab_size=model.vocab_size,
+            model=model,
             detokenizer=self._detokenizer,
             seed=request.seed,
-            max_new_tokens=min(request.max_new_tokens, self.model.config.max_positions - len(prompt)),
+            max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
             eos_ids=frozenset(request.eos_ids),
             logprobs=request.logprobs,
             memory=self.memory,
             budget=request.budget,
+            source=request.source,
         )
         if self._detokenizer is not None:
             seq.text = TextStream(self._detokenizer(), request.stop)
@@ -142,43 +163,31 @@ class Engine:
         if not turns:
             return []
         times.append(perf_counter())
-        scores = self._score(turns)
+        _score(turns)
         times.append(perf_counter())
-        for number, turn in enumerate(turns):
+        for turn in turns:
             if turn.decides:
-                _choose(turn, scores, number)
+                _choose(turn)
         times.append(perf_counter())
-        for number, turn in enumerate(turns):
-            self._commit(turn, scores, number)
+        for turn in turns:
+            _commit(turn)
         times.append(perf_counter())
         for turn in turns:
             turn.seq.trace.steps.append(_record(turn, times, len(turns)))
         self._active = [seq for seq in self._active if not seq.finished]
         return [turn.seq for turn in turns]
 
-    def _check(self, prompt: list[int]) -> None:
-        limit, vocab = self.model.config.max_positions, self.model.vocab_size
-        if not prompt:
-            raise PromptError("the prompt is empty: give at least one token")
-        if len(prompt) >= limit:
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
-                "one new token fits"
-            )
-        if not 0 <= min(prompt) <= max(prompt) < vocab:
-            raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
-
     def _ready(self, seq: Sequence) -> bool:
         """Whether the sequence can take part; a shared prompt is taken over once its owner has read it."""
-        if seq.source is None:
+        if seq.like is None:
             return True
-        owner, shared = seq.source.cache, seq.prompt_length - 1
+        owner, shared = seq.like.cache, seq.prompt_length - 1
         if owner.next_position >= shared:
             seq.cache = owner.fork()
             seq.cache.truncate(shared)
-        elif not seq.source.finished:
+        elif not seq.like.finished:
             return False
-        seq.source = None
+        seq.like = None
         return True
 
     def _propose_safely(self, seq: Sequence) -> _Turn | None:
@@ -230,38 +239,60 @@ class Engine:
             self._costs = np.array([curve.seconds(max(rows, 1)) for rows in range(_COSTED_ROWS)])
         return self._costs
 
-    def _score(self, turns: list[_Turn]) -> Scores:
-        taps = {tap for turn in turns if turn.seq.drafter for tap in turn.seq.drafter.taps}
-        taps |= {tap for turn in turns if turn.decides for tap in turn.seq.rule.taps}
-        return self.model.forward(Batch([turn.segment for turn in turns]), taps=sorted(taps))
 
-    def _commit(self, turn: _Turn, scores: Scores, number: int) -> None:
-        seq, rows = turn.seq, len(turn.segment)
-        if seq.error is not None:
-            seq.cache.keep([])
-            return
-        if turn.laws is None or turn.accepted is None:
-            seq.cache.keep(range(rows))
-            emitted: list[int] = []
-        else:
-            emitted = commit(seq, turn.tree, turn.laws, turn.accepted)
-            first = rows - len(turn.tree)
-            # The last emitted token is the new pending one: known, but not in the cache.
-            kept = turn.accepted.path[: len(emitted) - 1]
-            seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
-        turn.emitted = len(emitted)
-        if seq.drafter is not None and (not turn.prefill or seq.drafter.reads_prompt):
-            seen = _observation(turn, scores, number, emitted)
-            seq.drafter.observe(seq, seen)
-            if seq.budget is not None and not turn.prefill:
-                seq.budget.observe(seq, seen, turn.drafting)
+def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
+    limit, vocab = model.config.max_positions, model.vocab_size
+    if not prompt:
+        raise PromptError("the prompt is empty: give at least one token")
+    if len(prompt) >= limit:
+        raise PromptError(
+            f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
+            "one new token fits"
+        )
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
 
 
-def _choose(turn: _Turn, scores: Scores, number: int) -> None:
-    """Let the sequence's rule walk its tree, whose nodes are the last rows of segment `number`."""
+def _score(turns: list[_Turn]) -> None:
+    """One pass of every distinct model over the turns that are scored by it."""
+    groups: dict[LanguageModel, list[_Turn]] = {}
+    for turn in turns:
+        groups.setdefault(turn.seq.model, []).append(turn)
+    for model, members in groups.items():
+        taps = {tap for turn in members if turn.seq.drafter for tap in turn.seq.drafter.taps}
+        taps |= {tap for turn in members if turn.decides for tap in turn.seq.rule.taps}
+        scores = model.forward(Batch([turn.segment for turn in members]), taps=sorted(taps))
+        for number, turn in enumerate(members):
+            turn.scores, turn.number = scores, number
+
+
+def _commit(turn: _Turn) -> None:
+    seq, rows = turn.seq, len(turn.segment)
+    if seq.error is not None:
+        seq.cache.keep([])
+        return
+    if turn.laws is None or turn.accepted is None:
+        seq.cache.keep(range(rows))
+        emitted: list[int] = []
+    else:
+        emitted = commit(seq, turn.tree, turn.laws, turn.accepted)
+        first = rows - len(turn.tree)
+        # The last emitted token is the new pending one: known, but not in the cache.
+        kept = turn.accepted.path[: len(emitted) - 1]
+        seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
+    turn.emitted = len(emitted)
+    if seq.drafter is not None and (not turn.prefill or seq.drafter.reads_prompt):
+        seen = _observation(turn, emitted)
+        seq.drafter.observe(seq, seen)
+        if seq.budget is not None and not turn.prefill:
+            seq.budget.observe(seq, seen, turn.drafting)
+
+
+def _choose(turn: _Turn) -> None:
+    """Let the sequence's rule walk its tree, whose nodes are the last rows of its segment."""
     nodes = len(turn.tree)
-    hidden = {tap: scores.hidden_of(number, tap)[-nodes:] for tap in turn.seq.rule.taps}
-    laws = Laws(turn.tree, scores.of(number)[-nodes:], turn.seq, hidden)
+    hidden = {tap: turn.hidden(tap)[-nodes:] for tap in turn.seq.rule.taps}
+    laws = Laws(turn.tree, turn.logits[-nodes:], turn.seq, hidden)
     try:
         turn.accepted = turn.seq.rule.choose(turn.tree, laws, turn.seq)
         turn.laws = laws
@@ -278,19 +309,21 @@ def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
         )
 
 
-def _observation(turn: _Turn, scores: Scores, number: int, emitted: list[int]) -> Observation:
+def _observation(turn: _Turn, emitted: list[int]) -> Observation:
     taps = turn.seq.drafter.taps if turn.seq.drafter else ()
-    hidden = {tap: scores.hidden_of(number, tap) for tap in taps}
+    hidden = {tap: turn.hidden(tap) for tap in taps}
     tree, path = turn.tree, [] if turn.accepted is None else turn.accepted.path
     if turn.prefill and turn.segment.tokens is not None:
         tokens = turn.segment.tokens
         tree, path = TokenTree.chain(int(tokens[0]), tokens[1:]), list(range(1, len(tokens)))
-    return Observation(tree, scores.of(number), hidden, path, emitted, start=int(turn.segment.positions[0]))
+    return Observation(tree, turn.logits, hidden, path, emitted, start=int(turn.segment.positions[0]))
 
 
 def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
     propose, score, choose, commit_ = (after - before for before, after in pairwise(times))
     path = [] if turn.accepted is None else turn.accepted.path
+    counts = dict(turn.seq.cache.counts)
+    turn.seq.cache.counts.clear()
     return Step(
         nodes=len(turn.tree) - 1,
         accepted=min(len(path), turn.emitted),
@@ -302,11 +335,18 @@ def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
         choose=choose,
         commit=commit_,
         sequences=sequences,
+        counts=counts,
     )
 
 
-def _resume(earlier: Sequence, prompt: list[int]) -> KVCache:
-    """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again."""
+def _resume(request: Request, prompt: list[int]) -> KVCache | None:
+    """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
+
+    None where there is none, or where a source may have read something else in the prompt's place.
+    """
+    earlier = request.reuse
+    if earlier is None or earlier.source is not None or request.source is not None:
+        return None
     shared = 0
     for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):
         if ours != theirs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from ..model.load import LoadedModel
 from ..model.store import Progress, silent
 from ..registry import resolve
 from ..sample.sampler import Sampler
+from ..source.base import Source
 from ..verify.base import Rule
 from .engine import Engine
 from .ngrams import NGrams
@@ -189,6 +190,8 @@ class LM:
         min_new_tokens: int = 0,
         logprobs: int | None = None,
         reuse: Sequence | None = None,
+        source: Source | str | None = None,
+        raw: bool = False,
         **shortcuts: Any,
     ) -> Request:
         """A request with everything resolved from names.
@@ -196,7 +199,9 @@ class LM:
         temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, repetition_penalty, presence_penalty,
         frequency_penalty, no_repeat_ngram, logit_bias, order) build the usual sampler; `sampler` takes a list of warps
         in its place. drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter
-        there is no speculation, without a budget the drafter alone decides how much it drafts.
+        there is no speculation, without a budget the drafter alone decides how much it drafts. source: what makes the
+        logits, as in "guidance:scale=1.5"; None is the model alone. raw: whether the source's texts are plain, as
+        prompts may be.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
         return Request(
@@ -211,6 +216,7 @@ class LM:
             eos_ids=tuple(eos),
             logprobs=logprobs,
             reuse=reuse,
+            source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
         )
 
     def output(self, seq: Sequence) -> Output:
@@ -239,6 +245,7 @@ class LM:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
         tokens = self.encode(prompt, raw=raw)
+        settings = {"raw": raw, **settings}
         first = engine.submit(self.request(tokens, **settings))
         seeds = range(first.seed + 1, first.seed + n)
         others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
@@ -250,6 +257,14 @@ def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
     if drafter is None or drafter == "none":
         return None
     return resolve("draft", drafter)
+
+
+def resolve_source(source: Source | str | None, encode: Callable[[str], list[int]]) -> Source | None:
+    """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
+    if source is None or source == "none":
+        return None
+    resolved: Source = resolve("source", source)
+    return resolved.encoded(encode)
 
 
 def build_sampler(

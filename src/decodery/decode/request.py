@@ -10,6 +10,7 @@ from ..core.sequence import Sequence
 from ..draft.base import Drafter
 from ..errors import SettingsError
 from ..sample.sampler import Sampler
+from ..source.base import Source
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
 
@@ -21,7 +22,8 @@ class Request:
     sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
     alone decides. stop: strings that end the text and are cut from it. eos_ids: tokens that end it. logprobs: how many
     likeliest tokens to report beside each emitted one (0: the emitted one alone). reuse: a finished sequence whose
-    cache serves as far as its tokens agree with the prompt.
+    cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes the
+    logits out of one or more models and contexts, None for the model alone.
     """
 
     prompt: Ordered[int]
@@ -35,6 +37,7 @@ class Request:
     logprobs: int | None = None
     reuse: Sequence | None = None
     budget: Policy | None = None
+    source: Source | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
@@ -60,3 +63,9 @@ class Request:
                 f"the budget {type(self.budget).__name__} stops a drafter between its draws, and "
                 f"{type(self.drafter).__name__} does not ask: use one that does, such as draft-model"
             )
+        for reader in (self.drafter, self.rule):
+            if reader is not None and reader.taps and self.source is not None and not self.source.tapped:
+                raise SettingsError(
+                    f"{type(reader).__name__} reads hidden states, which {type(self.source).__name__} does not have "
+                    "of every token: use another drafter or rule"
+                )

@@ -15,10 +15,11 @@ from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
+from ..model.named import named
 from ..model.protocol import LanguageModel
 from ..registry import register
 from .base import Expander
-from .reading import Reading, named
+from .reading import Reading
 
 
 @register(

@@ -113,7 +113,7 @@ class Jacobi(Drafter):
             token = self._new(state, seq)
             state.guesses.append(token)
             if seq.rule.uses_draft_distributions:
-                law = torch.zeros(seq.vocab_size, dtype=torch.float64, device=seq.cache.data.device)
+                law = torch.zeros(seq.vocab_size, dtype=torch.float64, device=seq.model.device)
                 law[token] = 1.0
                 state.laws.append(law)
 

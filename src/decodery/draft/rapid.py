@@ -16,10 +16,11 @@ from ..budget.base import Budget
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
+from ..model.named import named
 from ..model.protocol import LanguageModel
 from ..registry import register
 from .base import Drafter
-from .reading import Reading, named
+from .reading import Reading
 
 _SENTENCE_END = re.compile(r"(\n|[.!?][\"')\]]*\s*)$")
 _WORD = re.compile(r"\w+")

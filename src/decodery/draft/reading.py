@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -73,15 +72,3 @@ class Reading:
             del self.tokens[shared:]
             self.logits = None
         self.settled = shared
-
-
-def named(model: LanguageModel | str) -> LanguageModel:
-    """The model itself, or the one that `decodery.load` knows by this name."""
-    return _load(model) if isinstance(model, str) else model
-
-
-@lru_cache(maxsize=4)
-def _load(name: str) -> LanguageModel:
-    from ..model.load import load
-
-    return load(name).model

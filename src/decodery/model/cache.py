@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ class KVCache:
     data: [layers, 2 (keys, values), kv_heads, capacity, head_dim]. Slots [0, length) are content in ascending
     position order; a pass writes its rows as scratch behind them and `keep` decides which of these become content.
     Capacity doubles, so growing costs no copy per token; forks share storage until one of them writes.
+    counts: what passes cost or did beyond their rows, by name, since the engine last moved it into the trace.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class KVCache:
         self.positions = np.zeros((layers, capacity), dtype=np.int32)
         self.next_position = 0
         self.scratch = 0
+        self.counts: Counter[str] = Counter()
 
     @property
     def data(self) -> torch.Tensor:
@@ -126,6 +129,7 @@ class KVCache:
         twin.positions = self.positions.copy()
         twin.next_position = self.next_position
         twin.scratch = 0
+        twin.counts = Counter()
         return twin
 
     def evict(self, layer: int, slots: Sequence[int]) -> None:

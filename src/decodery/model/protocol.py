@@ -16,8 +16,11 @@ from .config import ModelConfig
 class LanguageModel(Protocol):
     """Anything that scores rows of tokens against a cache."""
 
-    config: ModelConfig
-    device: torch.device
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def vocab_size(self) -> int: ...

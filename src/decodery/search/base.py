@@ -62,9 +62,9 @@ class Branches:
             raise SettingsError(
                 f"{name} chooses tokens by itself, so the sampler may hold masks and penalties only: use temperature 0"
             )
-        self.model = engine.model
-        self.chunk = engine.prefill_chunk
         self.root = engine.open(request)
+        self.model = self.root.model
+        self.chunk = engine.prefill_chunk
         self._ended = perf_counter()
 
     @torch.no_grad()

@@ -21,9 +21,12 @@ from ..decode.engine import Engine
 from ..decode.request import Request
 from ..draft.base import Drafter
 from ..model.batch import Batch, Segment
+from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
 from ..sample.base import Context
 from ..sample.sampler import Sampler
+from ..source.base import Source
+from ..source.contexts import Contexts
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
 from .models import TableModel
@@ -42,6 +45,7 @@ def decode(
     budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
+    source: Source | None = None,
     seeds: Ordered[int] = (0,),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -61,6 +65,7 @@ def decode(
             rule=rule or Coupled(),
             seed=seed,
             eos_ids=eos_ids,
+            source=source,
         )
         finished.append(engine.submit(request))
         if not together:
@@ -82,6 +87,7 @@ def check_identical(
     budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
+    source: Source | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -94,13 +100,19 @@ def check_identical(
     preferred its token by less than `near_tie`, in at most `excuses` texts. Returns the speculative runs, whose traces
     tell how much was accepted.
     """
-    common = {"sampler": sampler, "seeds": seeds, "max_new_tokens": max_new_tokens, "eos_ids": eos_ids}
+    common = {
+        "sampler": sampler,
+        "source": source,
+        "seeds": seeds,
+        "max_new_tokens": max_new_tokens,
+        "eos_ids": eos_ids,
+    }
     plain = decode(model, prompts, **common)  # type: ignore[arg-type]
     drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
             at = first_difference(expected.generated, got.generated)
-            if excuses > 0 and margin(model, expected, got, at) < near_tie:
+            if excuses > 0 and margin(expected.model, expected, got, at) < near_tie:
                 excuses -= 1
                 continue
             raise LawBroken(
@@ -144,11 +156,12 @@ def check_batch(
     budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
+    source: Source | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,
 ) -> None:
     """A sequence in a batch with ragged prompts and ragged trees is what it is alone, chunked prefill or not."""
-    common = {"drafter": drafter, "budget": budget, "rule": rule, "sampler": sampler, "seeds": seeds}
+    common = {"drafter": drafter, "budget": budget, "rule": rule, "sampler": sampler, "source": source, "seeds": seeds}
     alone = decode(model, prompts, together=False, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
     for chunk in (512, 3):
         batch = decode(model, prompts, prefill_chunk=chunk, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
@@ -167,6 +180,7 @@ def check_state(
     budget: Policy | None = None,
     rule: Rule | None = None,
     sampler: Sampler | None = None,
+    source: Source | None = None,
     max_new_tokens: int = 24,
     tolerance: float = 1e-9,
 ) -> float:
@@ -179,13 +193,8 @@ def check_state(
     sampler, rule = sampler or Sampler.from_settings(), rule or Coupled()
     running: list[Sequence] = []
     for prompt in prompts:
-        settings = {
-            "sampler": sampler,
-            "drafter": drafter,
-            "budget": budget,
-            "rule": rule,
-            "max_new_tokens": max_new_tokens,
-        }
+        settings = {"sampler": sampler, "source": source, "drafter": drafter, "budget": budget, "rule": rule}
+        settings["max_new_tokens"] = max_new_tokens  # type: ignore[assignment]
         first = engine.submit(Request(prompt, seed=0, **settings))  # type: ignore[arg-type]
         running += [first, engine.submit(Request(prompt, seed=1, **settings), like=first)]  # type: ignore[arg-type]
     worst = 0.0
@@ -198,16 +207,31 @@ def check_state(
 
 
 def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
-    """Largest difference between a sequence's cache and one that read its tokens in one chunk."""
+    """Largest difference between a sequence's caches and ones that read their tokens in one chunk.
+
+    model: what it was decoded with; the members of a source bring their own.
+    """
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:
         raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the pending one belong there")
-    if (seq.cache.lengths != n).any() or (seq.cache.positions[:, :n] != np.arange(n)).any():
-        raise LawBroken(f"after {n} tokens the cache holds {seq.cache.lengths} slots or wrong positions")
+    if not isinstance(seq.cache, Contexts):
+        return _distance(model, seq.cache, seq.tokens[:n])
+    if seq.cache.tokens != seq.tokens[:n]:
+        raise LawBroken(f"after {n} tokens the contexts hold {seq.cache.tokens} instead of {seq.tokens[:n]}")
+    return max(_distance(model, cache, tokens) for model, cache, tokens in seq.cache.readings())
+
+
+def _distance(model: LanguageModel, cache: KVCache, tokens: Ordered[int]) -> float:
+    """Largest difference between `cache` and a fresh one that read `tokens`."""
+    n = len(tokens)
+    if (cache.lengths != n).any() or (cache.positions[:, :n] != np.arange(n)).any() or cache.next_position != n:
+        raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
+    if n == 0:
+        return 0.0
     fresh = model.new_cache()
-    model.forward(Batch([Segment.chunk(seq.tokens[:n], fresh, logit_rows=[])]))
+    model.forward(Batch([Segment.chunk(tokens, fresh, logit_rows=[])]))
     fresh.keep(range(n))
-    return float((seq.cache.data[:, :, :, :n] - fresh.data[:, :, :, :n]).abs().max())
+    return float((cache.data[:, :, :, :n] - fresh.data[:, :, :, :n]).abs().max())
 
 
 def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:

@@ -1,0 +1,44 @@
+"""What a logit source is: it makes one stream of logits out of one or more models and contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..errors import SettingsError
+from ..model.protocol import LanguageModel
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes.
+
+    tapped: whether hidden states of the model can be had of every row, which some drafters ask for.
+    """
+
+    tapped: ClassVar[bool] = True
+
+    def encoded(self, encode: Callable[[str], list[int]]) -> Source:
+        """This source with its texts turned into token ids."""
+        return self
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+        """What scores a text that begins with `prompt`; `model` is the one that was loaded.
+
+        A row's logits depend on the tokens before it alone, never on what else is in a pass, so that drafts, trees and
+        batches give the tokens of plain decoding. Two of them compare equal where they score alike and differ in
+        what their caches hold only: the engine then runs them together.
+        """
+        raise NotImplementedError
+
+
+def token_ids(text: str | tuple[int, ...], name: str, setting: str, vocab_size: int) -> tuple[int, ...]:
+    """The ids of a text that stands in the prompt's place. Raises SettingsError where it is still a text or empty."""
+    if isinstance(text, str):
+        raise SettingsError(f"{name} has a text as {setting}: give its token ids, or decode through `LM`")
+    if not text:
+        raise SettingsError(f"{name} needs at least one token as {setting}")
+    if not 0 <= min(text) <= max(text) < vocab_size:
+        raise SettingsError(f"{name} has token ids as {setting} that are outside the vocabulary of {vocab_size}")
+    return text

@@ -1,0 +1,303 @@
+"""One text read by several members: models, or one model in several contexts, each as far as it was asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ..errors import PromptError, UnsupportedModel, VocabularyMismatch
+from ..model.batch import Batch, Scores, Segment
+from ..model.cache import KVCache
+from ..model.config import ModelConfig
+from ..model.protocol import LanguageModel
+
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Member:
+    """name: what its passes are counted under. prefix: what it reads in the prompt's place, None: the prompt."""
+
+    name: str
+    model: LanguageModel
+    prefix: tuple[int, ...] | None = field(default=None, compare=False)
+
+    def shift(self, prompt_length: int) -> int:
+        """What has to be added to a text position to get its own."""
+        return 0 if self.prefix is None else len(self.prefix) - prompt_length
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one member is asked about one segment. fed: rows it reads, ancestors included; wanted: whose logits."""
+
+    fed: np.ndarray
+    wanted: np.ndarray
+
+
+class Reader:
+    """How far one member has read. Its cache may lag behind the text; what it lacks goes ahead of the next rows."""
+
+    def __init__(self, member: Member, cache: KVCache, prompt_length: int) -> None:
+        self.member = member
+        self.cache = cache
+        self.shift = member.shift(prompt_length)
+        self.prompt_length = prompt_length
+        self.lag = 0
+        self.fed: np.ndarray | None = None
+
+    @property
+    def first(self) -> int:
+        """The first text position that it has a row for: a prefix takes the place of all before the prompt's end."""
+        return 0 if self.member.prefix is None else self.prompt_length - 1
+
+    def tokens(self, text: Sequence[int], end: int) -> list[int]:
+        """What it reads up to the text position `end`; text: the tokens from the first position on."""
+        prefix = self.member.prefix
+        if prefix is None:
+            return list(text[:end])
+        return [*prefix, *text[self.prompt_length : end]][: max(end + self.shift, 0)]
+
+    def prepare(self, segment: Segment, rows: Rows, text: list[int]) -> Segment:
+        """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`."""
+        assert segment.tokens is not None
+        start = max(len(text), self.first)
+        unread = self.tokens(text, start)[self.cache.next_position :]
+        while len(unread) > _CHUNK:
+            self._feed(unread[:_CHUNK])
+            unread = unread[_CHUNK:]
+        own = segment.tokens[rows.fed]
+        if self.member.prefix is not None:
+            own = np.where(segment.positions[rows.fed] == self.first, self.member.prefix[-1], own)
+        self.lag, self.fed, n = len(unread), rows.fed, len(unread) + len(rows.fed)
+        behind = self.cache.next_position + np.arange(self.lag)
+        mask = None
+        if segment.mask is not None:
+            mask = np.tri(n, dtype=bool)
+            mask[self.lag :, self.lag :] = segment.mask[np.ix_(rows.fed, rows.fed)]
+        return Segment(
+            np.concatenate((behind, segment.positions[rows.fed] + self.shift)),
+            np.concatenate((np.asarray(unread, dtype=np.int64), own)),
+            mask=mask,
+            cache=self.cache,
+            logit_rows=(self.lag + np.searchsorted(rows.fed, rows.wanted)).tolist(),
+        )
+
+    def catch_up(self, text: list[int]) -> int:
+        """Read all of `text` that it has not read yet; returns how many tokens that were."""
+        unread = self.tokens(text, max(len(text), self.first))[self.cache.next_position :]
+        for first in range(0, len(unread), _CHUNK):
+            self._feed(unread[first : first + _CHUNK])
+        return len(unread)
+
+    def _feed(self, chunk: list[int]) -> None:
+        self.member.model.forward(Batch([Segment.chunk(chunk, self.cache, logit_rows=[])]))
+        self.cache.keep(range(len(chunk)))
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Of the pass's rows these became text; what was read ahead of them is text in any case."""
+        if self.fed is None:
+            return
+        places = np.searchsorted(self.fed, rows)
+        known = [
+            place for place, row in zip(places, rows, strict=True) if place < len(self.fed) and self.fed[place] == row
+        ]
+        self.cache.keep([*range(self.lag), *(self.lag + int(place) for place in known)])
+        self.fed = None
+
+    def truncate(self, n: int) -> None:
+        self.fed = None
+        if self.member.prefix is not None and n < self.prompt_length:
+            n = self.prompt_length - 1
+        self.cache.truncate(n + self.shift)
+
+    def fork(self) -> Reader:
+        return Reader(self.member, self.cache.fork(), self.prompt_length)
+
+
+class Contexts:
+    """The caches of all members of a source over one text, behind the interface of one `KVCache`.
+
+    tokens: the text that counts as read, though a member may lag. states: what the source remembers at each of them,
+    set for the rows of a pass by `note` and kept with them. counts: see `KVCache`.
+    """
+
+    def __init__(self, readers: list[Reader], prompt_length: int) -> None:
+        self.readers = readers
+        self.prompt_length = prompt_length
+        self.tokens: list[int] = []
+        self.states: list[Any] = []
+        self.counts: Counter[str] = Counter()
+        self._scratch = np.zeros(0, dtype=np.int64)
+        self._states: Sequence[Any] = ()
+        self._events: Mapping[int, Sequence[str]] = {}
+
+    @property
+    def next_position(self) -> int:
+        return len(self.tokens)
+
+    def open(self, tokens: np.ndarray) -> None:
+        """A pass over rows with these tokens begins."""
+        for reader in self.readers:
+            reader.fed = None
+        self._scratch, self._states, self._events = tokens, [None] * len(tokens), {}
+
+    def note(self, events: Mapping[int, Sequence[str]], states: Sequence[Any] | None = None) -> None:
+        """What is to be counted of rows of this pass if they are kept, and the states after all of its rows."""
+        self._events = events
+        if states is not None:
+            self._states = states
+
+    def keep(self, rows: Sequence[int]) -> None:
+        for reader in self.readers:
+            reader.keep(rows)
+        for row in rows:
+            self.tokens.append(int(self._scratch[row]))
+            self.states.append(self._states[row])
+            self.counts.update(self._events.get(row, ()))
+
+    def truncate(self, n: int) -> None:
+        for reader in self.readers:
+            reader.truncate(n)
+        del self.tokens[n:], self.states[n:]
+
+    def fork(self) -> Contexts:
+        twin = Contexts([reader.fork() for reader in self.readers], self.prompt_length)
+        twin.tokens, twin.states = self.tokens.copy(), self.states.copy()
+        return twin
+
+    def readings(self) -> Iterator[tuple[LanguageModel, KVCache, list[int]]]:
+        """Every member's model, cache, and the tokens that the cache should hold."""
+        for reader in self.readers:
+            text = reader.tokens(self.tokens, max(len(self.tokens), reader.first))
+            yield reader.member.model, reader.cache, text[: reader.cache.next_position]
+
+
+@dataclass(frozen=True)
+class Composite:
+    """A `LanguageModel` made of members. Subclasses have settings, and `forward` with `read`."""
+
+    members: tuple[Member, ...]
+    prompt_length: int = field(compare=False)
+
+    def __post_init__(self) -> None:
+        first, *others = (member.model for member in self.members)
+        for model in others:
+            if model.vocab_size != first.vocab_size:
+                raise VocabularyMismatch(
+                    f"one model has {first.vocab_size} tokens and the other {model.vocab_size}: "
+                    "combine models that share one tokenizer"
+                )
+        if self.config.max_positions <= self.prompt_length:
+            raise PromptError("the text in the prompt's place leaves no room in the model's context: shorten it")
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        """The first member's, with room for as many tokens as every member can read."""
+        lengths = [member.model.config.max_positions - member.shift(self.prompt_length) for member in self.members]
+        return replace(self.members[0].model.config, max_positions=min(lengths))
+
+    @property
+    def device(self) -> torch.device:
+        return self.members[0].model.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self.members[0].model.vocab_size
+
+    def new_cache(self) -> KVCache:
+        # Whoever looks for keys and values in it asks for `readings`; all else is the same.
+        readers = [Reader(member, member.model.new_cache(), self.prompt_length) for member in self.members]
+        return cast(KVCache, Contexts(readers, self.prompt_length))
+
+
+@dataclass
+class Part:
+    """One segment in a pass. wanted: [m] rows whose logits are wanted.
+
+    output: [m] bool, which of these choose an output token; a row of the prompt before its last one has no
+    counterpart in contexts that begin otherwise.
+    """
+
+    segment: Segment
+    contexts: Contexts
+    wanted: np.ndarray
+    output: np.ndarray
+
+    def everything(self) -> Rows:
+        """All rows are read."""
+        return Rows(np.arange(len(self.segment)), self.wanted)
+
+    def prefix(self, row: int) -> list[int]:
+        """The text up to and with this row."""
+        assert self.segment.tokens is not None
+        seen = slice(row + 1) if self.segment.mask is None else self.segment.mask[row]
+        return [*self.contexts.tokens, *self.segment.tokens[seen].tolist()]
+
+    def only(self, number: int, wanted: np.ndarray) -> Rows | None:
+        """The logits of these rows, and what member `number` has to read for them; None for no rows."""
+        if not len(wanted):
+            return None
+        if self.segment.mask is None:
+            fed = np.arange(int(wanted.max()) + 1)
+        else:
+            fed = np.flatnonzero(self.segment.mask[wanted].any(axis=0))
+        return Rows(fed[self.segment.positions[fed] >= self.contexts.readers[number].first], wanted)
+
+
+def begin(batch: Batch, layers: Sequence[int] | None) -> list[Part]:
+    """The segments, their contexts ready for a pass. Raises UnsupportedModel for passes a source cannot make."""
+    if layers is not None:
+        raise UnsupportedModel("a logit source always runs all layers of its models: use another drafter")
+    parts = []
+    for segment in batch.segments:
+        if segment.tokens is None:
+            raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
+        contexts, n = cast(Contexts, segment.cache), len(segment)
+        contexts.open(segment.tokens)
+        wanted = np.arange(n) if segment.logit_rows is None else np.asarray(segment.logit_rows, dtype=np.int64)
+        parts.append(Part(segment, contexts, wanted, segment.positions[wanted] >= contexts.prompt_length - 1))
+    return parts
+
+
+def read(
+    parts: Sequence[Part], asked: Mapping[int, Sequence[Rows | None]], taps: Sequence[int] = ()
+) -> tuple[dict[int, list[torch.Tensor]], dict[int, torch.Tensor]]:
+    """Ask members, by number, about the segments; members of one model share a pass.
+
+    Returns the logits [wanted, vocab] per member and segment, of no rows where nothing was asked, and the hidden states
+    [N, hidden] of member 0, which must have been fed all rows if there are taps.
+    """
+    passes: dict[LanguageModel, list[tuple[int, int, Segment]]] = {}
+    for number, questions in asked.items():
+        for place, (part, rows) in enumerate(zip(parts, questions, strict=True)):
+            if rows is None:
+                continue
+            reader, counts = part.contexts.readers[number], part.contexts.counts
+            own = reader.prepare(part.segment, rows, part.contexts.tokens)
+            passes.setdefault(reader.member.model, []).append((number, place, own))
+            counts[f"{reader.member.name} passes"] += 1
+            counts[f"{reader.member.name} rows"] += len(own)
+    nothing = torch.empty(0)
+    logits: dict[int, list[torch.Tensor]] = {number: [nothing] * len(parts) for number in asked}
+    hidden: dict[int, list[torch.Tensor]] = {tap: [] for tap in taps}
+    for model, questions_of in passes.items():
+        tapped = taps if any(number == 0 for number, _, _ in questions_of) else ()
+        scores = model.forward(Batch([own for _, _, own in questions_of]), taps=tapped)
+        for index, (number, place, _) in enumerate(questions_of):
+            logits[number][place] = scores.of(index)
+            for tap in tapped if number == 0 else ():
+                hidden[tap].append(scores.hidden_of(index, tap)[-len(parts[place].segment) :])
+    return logits, {tap: torch.cat(states) for tap, states in hidden.items()}
+
+
+def scores_of(batch: Batch, logits: list[torch.Tensor], hidden: dict[int, torch.Tensor]) -> Scores:
+    """The segments' logits as what a pass returns."""
+    flat = logits[0] if len(logits) == 1 else torch.cat(logits)
+    return Scores(flat, batch.logit_rows[1], hidden, batch.offsets)
