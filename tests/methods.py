@@ -5,7 +5,7 @@ Adding a method means adding a line here; `test_conformance.py` fails while one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -38,6 +38,14 @@ from decodery.sample import Sampler
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.diverse_beam import DiverseBeam
+from decodery.source.base import Source
+from decodery.source.controlled_decoding import ControlledDecoding
+from decodery.source.dola import DoLa
+from decodery.source.entropy_adaptive import EntropyAdaptive
+from decodery.source.guidance import Guidance
+from decodery.source.transfer_q import TransferQ
+from decodery.source.uscd import USCD
+from decodery.source.value import LinearValue
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
 from decodery.verify.judge import Head, Judge
@@ -55,6 +63,11 @@ def _corpus(vocab_size: int) -> Datastore:
     """A datastore of texts in which every token is followed by one of two others."""
     texts = [[(start + step * number) % vocab_size for number in range(60)] for step in (1, 3) for start in (0, 2)]
     return Datastore.build(texts, separator=0, vocab_size=vocab_size)
+
+
+def _even_tokens(prompt: Sequence[int], outputs: Sequence[Sequence[int]]) -> list[float]:
+    """A reward: the share of even tokens."""
+    return [sum(token % 2 == 0 for token in output) / len(output) for output in outputs]
 
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
@@ -139,3 +152,15 @@ SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
     "diverse-beam": DiverseBeam(width=6, groups=3),
 }
+
+SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
+    "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
+    "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
+    "controlled-decoding": lambda other: ControlledDecoding(
+        LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1), strength=2.0, k=5
+    ),
+    "dola": lambda other: DoLa(layers=(0, 1)),
+    "transfer-q": lambda other: TransferQ(_even_tokens, other, k=3, length=3, weight=2.0),
+    "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
+}
+"""By name: a logit source, given a model that is like the one it is put over but not equal to it."""

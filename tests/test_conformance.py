@@ -28,7 +28,7 @@ from decodery.testing import (
 )
 from decodery.testing.rules import Credulous, LongestMatch, NoResidual, Shallow
 from decodery.verify.exact import point_mass_law, sampled_law
-from methods import ADAPTIVE, BUDGETS, CHAINS, CONTINUOUS_RULES, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS
+from methods import ADAPTIVE, BUDGETS, CHAINS, CONTINUOUS_RULES, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS, SOURCES
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
@@ -48,6 +48,7 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 
 def test_the_lists_name_every_registered_method() -> None:
     assert set(DRAFTERS) == {method.name for method in methods("draft")}
+    assert set(SOURCES) == {method.name for method in methods("source")}
     assert set(RULES) | CONTINUOUS_RULES == {method.name for method in methods("verify") if method.lossless}
     assert set(BUDGETS) == {method.name for method in methods("budget")}
     assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
@@ -145,6 +146,29 @@ def test_a_model_that_drafts_for_itself_is_always_right(sampler: str, rule: str)
         TARGET, PROMPTS[:1], drafter=drafter, rule=RULES[rule], sampler=SAMPLERS[sampler], max_new_tokens=21
     )
     assert [step.emitted for step in run.trace.decoding] == [4] * 5
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_sources_keep_every_law(source: str) -> None:
+    made = SOURCES[source](OTHER)
+    for name in ("prompt-lookup", "draft-model", "suffix-tree"):
+        drafter = DRAFTERS[name](OTHER)
+        for sampler in (SAMPLERS["greedy-penalties"], SAMPLERS["nucleus"]):
+            check_identical(TARGET, PROMPTS, drafter=drafter, sampler=sampler, source=made, eos_ids=(0,), seeds=(0,))
+    check_batch(TARGET, PROMPTS, drafter=drafter, sampler=SAMPLERS["everything"], source=made, seeds=(0,))
+    check_state(TARGET, PROMPTS[:2], drafter=drafter, source=made)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_sources_score_trees_as_they_score_texts(source: str) -> None:
+    made = SOURCES[source](OTHER)
+    for sampler in (SAMPLERS["greedy"], SAMPLERS["everything"]):
+        (plain,) = decode(TARGET, PROMPTS[:1], sampler=sampler, source=made, max_new_tokens=30)
+        assert plain.generated != decode(TARGET, PROMPTS[:1], sampler=sampler, max_new_tokens=30)[0].generated
+        oracle, settings = Oracle(tuple(plain.tokens)), {"sampler": sampler, "source": made, "max_new_tokens": 30}
+        (run,) = check_identical(TARGET, PROMPTS[:1], drafter=oracle, seeds=(0,), **settings)
+        assert run.trace.tokens_per_pass > 2.5
+        check_state(TARGET, PROMPTS[:1], drafter=oracle, **settings)
 
 
 def _tilted(seed: int) -> TableModel:

@@ -117,8 +117,11 @@ class Transformer:
         """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32."""
         if self._stack is not None:
             return self._stack.head(hidden)
-        normed = rms_norm(hidden, hidden.shape[-1:], self.weights.norm, self.config.norm_eps)
-        logits = self.weights.head(normed)
+        return self.project(rms_norm(hidden, hidden.shape[-1:], self.weights.norm, self.config.norm_eps))
+
+    def project(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The vocabulary projection alone: [M, hidden] -> [M, vocab] logits, at least float32."""
+        logits = self.weights.head(hidden)
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
     def _block(self, index: int, hidden: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:

@@ -1,0 +1,20 @@
+"""Logit sources, one per file: what a text is scored by in place of one model in one context."""
+
+from .controlled_decoding import ControlledDecoding
+from .dola import DoLa
+from .entropy_adaptive import EntropyAdaptive
+from .guidance import Guidance
+from .transfer_q import TransferQ
+from .uscd import USCD
+from .value import LinearValue, TextReward
+
+__all__ = [
+    "USCD",
+    "ControlledDecoding",
+    "DoLa",
+    "EntropyAdaptive",
+    "Guidance",
+    "LinearValue",
+    "TextReward",
+    "TransferQ",
+]
