@@ -40,6 +40,19 @@ def test_a_disturbed_point_does_not_make_fewer_rows_dearer() -> None:
     assert curve == CostCurve((1, 2, 4, 8), (1.0, 2.0, 2.0, 3.0))
 
 
+def test_a_longer_text_costs_more_for_every_row() -> None:
+    near = {1: [2.0], 16: [5.0]}
+    far = cost.FAR_CONTEXT - cost.CONTEXT
+    assert cost.FAR_ROWS == (1, 16)
+    curve = CostCurve.of(near, {1: [2.0 + far * 0.25], 16: [5.0 + far * 4.0]})
+    assert (curve.token, curve.row_token) == (0.0, 0.25)
+    curve = CostCurve.of(near, {1: [2.0 + far * 0.75], 16: [5.0 + far * 4.5]})
+    assert (curve.token, curve.row_token) == (0.5, 0.25)
+    assert curve.seconds(16, cost.CONTEXT + 100) == 5.0 + 100 * 4.5
+    assert curve.seconds(16, 5) == curve.seconds(16) == 5.0, "shorter texts are not measured"
+    assert CostCurve.of(near, {1: [1.0], 16: [4.0]}) == CostCurve.of(near, {1: [9.0]}) == CostCurve.of(near)
+
+
 @pytest.mark.parametrize(("rows", "times"), [((), ()), ((1, 1), (1.0, 2.0)), ((1,), (0.0,)), ((1, 2), (1.0,))])
 def test_a_curve_must_be_one(rows: tuple[int, ...], times: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="ascending"):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..budget.cost import CONTEXT, CostCurve, remember, time_passes, weight_bytes
+from ..budget.cost import CONTEXT, FAR_CONTEXT, CostCurve, remember, time_far, time_passes, weight_bytes
 from ..budget.machine import describe
 from ..model.native import read_bandwidth
 from ..model.protocol import LanguageModel
@@ -33,7 +33,7 @@ def measure(
     machine, model; read_gb_per_s: the fastest streaming read, the better of one before and one after; rows: per
     precision and number of rows `ms` (median of `repeats` interleaved passes behind 128 cached tokens),
     `gb_per_s` of weights read, `bandwidth_share` of read_gb_per_s (1 for passes that are bound by reading alone),
-    `ratio_to_one` row, and the quartiles `ms_low` and `ms_high`.
+    `ratio_to_one` row, and the quartiles `ms_low` and `ms_high`; far: medians of a few passes behind a longer text.
     """
 
     def enough(done: int) -> bool:
@@ -43,11 +43,12 @@ def measure(
     device = next(iter(models.values())).device
     bandwidth = _bandwidth(device)
     timings = time_passes(models, [1, *rows], enough=enough)
+    far = time_far(models, repeats)
     bandwidth = max(bandwidth, _bandwidth(device))
     found: list[dict[str, Any]] = []
     for precision, model in models.items():
         if set(rows) >= set(ROWS):
-            remember(model, CostCurve.of(timings[precision]))
+            remember(model, CostCurve.of(timings[precision], far[precision]))
         size = weight_bytes(model)
         one = float(np.median(timings[precision][1]))
         for count, times in sorted(timings[precision].items()):
@@ -73,6 +74,13 @@ def measure(
         "model": {"name": name, "device": str(device), "weight_bytes": _sizes(models)},
         "context": CONTEXT,
         "repeats": repeats,
+        "far": {
+            "context": FAR_CONTEXT,
+            "ms": {
+                precision: {str(count): round(float(np.median(times)) * 1e3, 3) for count, times in by_rows.items()}
+                for precision, by_rows in far.items()
+            },
+        },
         "read_gb_per_s": round(bandwidth, 2),
         "rows": found,
     }

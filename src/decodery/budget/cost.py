@@ -25,6 +25,8 @@ from .machine import describe
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CONTEXT = 128
 """Tokens in the cache while a pass is timed."""
+FAR_ROWS, FAR_CONTEXT = (1, 16), 1024
+"""Rows that are timed behind a long text too, to tell what its tokens cost."""
 _SECONDS = 2.0
 _REPEATS = 3
 _KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels", "decodery")
@@ -35,34 +37,52 @@ _known: WeakKeyDictionary[LanguageModel, CostCurve] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Time of a pass by its number of rows. rows: ascending, at least one; times: seconds of each."""
+    """Time of a pass by its number of rows and the tokens before them.
+
+    rows: ascending, at least one; times: seconds of each behind `CONTEXT` tokens. token, row_token: seconds that every
+    further token in the cache costs, once and for every row that attends to it.
+    """
 
     rows: tuple[int, ...]
     times: tuple[float, ...]
+    token: float = 0.0
+    row_token: float = 0.0
 
     def __post_init__(self) -> None:
         ascending = all(0 < a < b for a, b in zip(self.rows, self.rows[1:], strict=False))
         if not self.rows or len(self.rows) != len(self.times) or not ascending or min(self.times) <= 0:
             raise ValueError("a cost curve needs ascending numbers of rows and a positive time for each")
+        if not (0 <= self.token < np.inf and 0 <= self.row_token < np.inf):
+            raise ValueError("a further token cannot make a pass cheaper")
 
     @classmethod
-    def of(cls, timings: Mapping[int, Sequence[float]]) -> CostCurve:
+    def of(cls, timings: Mapping[int, Sequence[float]], far: Mapping[int, Sequence[float]] | None = None) -> CostCurve:
         """From repeated timings by number of rows: the shortest of each, made ascending.
 
         What else runs on the machine only ever adds time, so the shortest timing is the nearest to the truth; and fewer
         rows never need longer than more rows, so a point above a later one is a disturbance and is lowered.
+        far: timings of `FAR_ROWS` behind `FAR_CONTEXT` tokens; without them a longer text costs nothing.
         """
         rows = sorted(timings)
         shortest = np.array([min(timings[n]) for n in rows])
         lowered = np.minimum.accumulate(shortest[::-1])[::-1]
-        return cls(tuple(rows), tuple(lowered.tolist()))
+        near = cls(tuple(rows), tuple(lowered.tolist()))
+        if not far or set(far) < set(FAR_ROWS):
+            return near
+        few, many = ((min(far[n]) - near.seconds(n)) / (FAR_CONTEXT - CONTEXT) for n in FAR_ROWS)
+        row_token = max(0.0, (many - few) / (FAR_ROWS[1] - FAR_ROWS[0]))
+        return cls(near.rows, near.times, max(0.0, few - row_token), row_token)
 
-    def seconds(self, rows: float) -> float:
-        """Time of a pass over `rows` rows: a straight line between measured points, and on along the last one."""
+    def seconds(self, rows: float, context: int = CONTEXT) -> float:
+        """Time of a pass over `rows` rows behind `context` tokens.
+
+        A straight line between measured numbers of rows, and on along the last one.
+        """
+        more = max(0, context - CONTEXT) * (self.token + self.row_token * rows)
         if rows <= self.rows[-1] or len(self.rows) == 1:
-            return float(np.interp(rows, self.rows, self.times))
+            return float(np.interp(rows, self.rows, self.times)) + more
         slope = (self.times[-1] - self.times[-2]) / (self.rows[-1] - self.rows[-2])
-        return self.times[-1] + slope * (rows - self.rows[-1])
+        return self.times[-1] + slope * (rows - self.rows[-1]) + more
 
 
 def cost_curve(model: LanguageModel) -> CostCurve:
@@ -71,10 +91,10 @@ def cost_curve(model: LanguageModel) -> CostCurve:
         return _known[model]
     path = _path(model)
     with suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        _known[model] = CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))
+        _known[model] = _read(json.loads(path.read_text(encoding="utf-8")))
         return _known[model]
-    curve = CostCurve.of(time_passes({"": model}, ROWS, enough=_enough())[""])
+    near = time_passes({"": model}, ROWS, enough=_enough())
+    curve = CostCurve.of(near[""], time_far({"": model}, _REPEATS)[""])
     # Where nothing can be written the curve is measured again next time.
     with suppress(DecoderyError):
         remember(model, curve)
@@ -84,8 +104,19 @@ def cost_curve(model: LanguageModel) -> CostCurve:
 def remember(model: LanguageModel, curve: CostCurve) -> None:
     """Keep a curve in the user's cache folder in place of an earlier one."""
     _known[model] = curve
-    kept = {"machine": _machine(), "model": _identity(model), "rows": curve.rows, "seconds": curve.times}
+    kept = {
+        "machine": _machine(),
+        "model": _identity(model),
+        "rows": curve.rows,
+        "seconds": curve.times,
+        "token": curve.token,
+        "row_token": curve.row_token,
+    }
     store.write_text(_path(model), json.dumps(kept, indent=1))
+
+
+def _read(kept: dict[str, Any]) -> CostCurve:
+    return CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]), kept["token"], kept["row_token"])
 
 
 def measured() -> list[tuple[dict[str, str], CostCurve]]:
@@ -96,7 +127,7 @@ def measured() -> list[tuple[dict[str, str], CostCurve]]:
         with suppress(OSError, ValueError, TypeError, KeyError):
             kept = json.loads(path.read_text(encoding="utf-8"))
             if kept["machine"] == _machine():
-                found.append((dict(kept["model"]), CostCurve(tuple(kept["rows"]), tuple(kept["seconds"]))))
+                found.append((dict(kept["model"]), _read(kept)))
     return found
 
 
@@ -155,6 +186,13 @@ def weight_bytes(model: LanguageModel) -> int:
         return 0
     seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
     return sum(seen.values())
+
+
+def time_far(models: Mapping[str, LanguageModel], repeats: int) -> dict[str, dict[int, list[float]]]:
+    """`time_passes` of `FAR_ROWS` behind `FAR_CONTEXT` tokens; nothing for models whose context is shorter."""
+    long = {name: model for name, model in models.items() if model.config.max_positions >= FAR_CONTEXT + FAR_ROWS[-1]}
+    timings = time_passes(long, FAR_ROWS, context=FAR_CONTEXT, enough=lambda done: done >= repeats) if long else {}
+    return {name: timings.get(name, {}) for name in models}
 
 
 def _enough() -> Callable[[int], bool]:

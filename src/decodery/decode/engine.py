@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..budget.base import Budget
-from ..budget.cost import cost_curve
+from ..budget.cost import CONTEXT, cost_curve
 from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
@@ -71,7 +71,8 @@ class Engine:
 
     Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
-    from sequence to sequence; its own by default. pass_seconds: see `Budget`; measured by default.
+    from sequence to sequence; its own by default. pass_seconds: as in `Budget`, by the tokens
+    in the cache; measured by default.
     """
 
     def __init__(
@@ -81,14 +82,14 @@ class Engine:
         detokenizer: Callable[[], Detokenizer] | None = None,
         prefill_chunk: int = 512,
         memory: Memory | None = None,
-        pass_seconds: Callable[[], np.ndarray] | None = None,
+        pass_seconds: Callable[[int], np.ndarray] | None = None,
     ) -> None:
         self.model = model
         self.memory = memory or Memory()
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
         self._active: list[Sequence] = []
-        self._costs: np.ndarray | None = None
+        self._costs: tuple[np.ndarray, np.ndarray] | None = None
         self._pass_seconds = pass_seconds or self._measured
 
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
@@ -104,7 +105,7 @@ class Engine:
         if seq.drafter is not None:
             seq.draft_state = seq.drafter.start(seq)
             if seq.drafter.weighs_cost or (seq.budget is not None and seq.budget.weighs_cost):
-                self._pass_seconds()
+                self._pass_seconds(len(seq.tokens))
         self._active.append(seq)
         return seq
 
@@ -224,7 +225,7 @@ class Engine:
     def _budget(self, seq: Sequence) -> Budget:
         """How much the sequence may draft in this step."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
-        limit = Budget(_MAX_NODES, seq.remaining - 1, len(self._active), self._pass_seconds)
+        limit = Budget(_MAX_NODES, seq.remaining - 1, len(self._active), partial(self._pass_seconds, len(seq.tokens)))
         policy = seq.budget
         if policy is None:
             return limit
@@ -232,12 +233,14 @@ class Engine:
             limit = replace(limit, ask=partial(policy.goes_on, seq))
         return policy.bound(seq, limit, self._active)
 
-    def _measured(self) -> np.ndarray:
-        """Times of passes over 0, 1, 2, ... rows of this model on this machine; measured when first asked for."""
+    def _measured(self, context: int) -> np.ndarray:
+        """Times of passes over 0, 1, 2, ... rows of this model behind `context` tokens; measured when first asked."""
         if self._costs is None:
             curve = cost_curve(self.model)
-            self._costs = np.array([curve.seconds(max(rows, 1)) for rows in range(_COSTED_ROWS)])
-        return self._costs
+            rows = np.maximum(np.arange(_COSTED_ROWS), 1)
+            self._costs = np.array([curve.seconds(n) for n in rows]), curve.token + curve.row_token * rows
+        near, token = self._costs
+        return near + max(0, context - CONTEXT) * token
 
 
 def _check_prompt(prompt: list[int], model: LanguageModel) -> None:

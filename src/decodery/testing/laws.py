@@ -74,7 +74,7 @@ def decode(
     return finished
 
 
-def _even_passes() -> np.ndarray:
+def _even_passes(context: int) -> np.ndarray:
     """Every pass costs the same: drafters that weigh costs draft all they can, on any machine."""
     return np.ones(1024)
 
