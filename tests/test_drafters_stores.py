@@ -10,8 +10,10 @@ import torch
 
 from decodery.core.tree import TokenTree
 from decodery.draft.base import Observation
+from decodery.draft.stores import contexts as contexts_module
 from decodery.draft.stores.adjacency import Adjacency
 from decodery.draft.stores.automaton import SuffixAutomaton
+from decodery.draft.stores.contexts import Contexts
 from decodery.draft.stores.distributions import MeanDistributions
 from decodery.draft.stores.positions import Positions
 from decodery.draft.stores.suffix_trie import SuffixTrie
@@ -211,3 +213,45 @@ def test_windows_of_a_growing_text() -> None:
             found = windows.continuations(n, 5000, 5).tolist()
             assert found == sorted(expected)
     assert len(windows.continuations(1, 7, 5)) == 7
+
+
+def test_contexts_know_what_the_model_ranked_highest_after_the_last_tokens() -> None:
+    """Against a dictionary, over chunks of a text and trees with branches that were accepted in part."""
+    generator, vocab, width = np.random.default_rng(3), 12, 3
+    contexts, known = Contexts((3, 2, 1), width), {}
+    text = [int(token) for token in generator.integers(vocab, size=4)]
+    for _ in range(40):
+        start = len(text) - 1
+        parents = [-1, 0, 0, 1, 1, 2, 3]
+        tokens = [
+            text[-1],
+            *generator.permutation(vocab)[:2],
+            *generator.permutation(vocab)[:2],
+            *generator.integers(vocab, size=2),
+        ]
+        tree = TokenTree(np.array(tokens), np.array(parents))
+        logits = torch.tensor(generator.normal(size=(7, vocab)), dtype=torch.float32)
+        path = [[], [1], [1, 3], [1, 3, 6]][generator.integers(4)]
+        emitted = [int(tree.tokens[node]) for node in path] + [int(generator.integers(vocab))]
+        text += emitted
+        contexts.learn(text, Observation(tree, logits, {}, path, emitted, start))
+        for node in [*range(7), 0, *path]:
+            before = text[: start + 1] + [int(tree.tokens[each]) for each in tree.path(node)]
+            best = logits[node].topk(width).indices.tolist()
+            known.update({tuple(before[-order:]): best for order in (1, 2, 3) if len(before) >= order})
+        for _ in range(20):
+            context = [int(token) for token in generator.integers(vocab, size=3)]
+            expected = [known.get(tuple(context[-order:])) for order in (3, 2, 1)]
+            assert contexts.rows(context) == expected
+            assert contexts.rows(context[1:]) == [None, *expected[1:]], "too short for the longest"
+
+
+def test_of_two_contexts_in_one_place_the_later_one_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contexts_module, "_BITS", 1)
+    contexts = Contexts((1,), 1)
+    for token in range(8):
+        logits = torch.eye(8)[[token]]
+        contexts.learn([token], Observation(TokenTree.root(token), logits, {}, [], [0], 0))
+    found = [contexts.rows([token])[0] for token in range(8)]
+    assert found[7] == [7] and sum(row is not None for row in found) <= 2
+    assert all(row is None or row == [token] for token, row in enumerate(found)), "never another context's tokens"

@@ -12,8 +12,7 @@ from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..registry import register
 from .base import Drafter, Observation
-from .shapes.template import RankRates
-from .stores.adjacency import Adjacency
+from .stores.contexts import Contexts
 from .stores.ngrams import NGrams, copy
 
 _LEAST = 0.01
@@ -23,6 +22,8 @@ _LENGTHS = (1, 2, 3, 4, 6, 9, 14, 22)
 _TRUST = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """How often a copy is right after a repetition of each length, until it is measured."""
 _PRIOR = 6.0
+_CONTEXTS = (3, 2, 1)
+_NOWHERE = len(_CONTEXTS)
 _FORGET = 0.97
 
 
@@ -46,16 +47,82 @@ class CopyRates:
         self._seen[at] = self._seen[at] * _FORGET + 1 + (1 - _FORGET)
 
 
+class SuccessorRates:
+    """How often the token at each place of a ranking came next, where nothing told before it did.
+
+    Kept apart by the longest context that was known and by the one whose ranking it is. Until it is measured, rank r
+    counts as right once in (r + 1)(r + 2) times.
+    """
+
+    def __init__(self, orders: int, width: int) -> None:
+        self._hits = np.tile(
+            _PRIOR / ((np.arange(width) + 1.0) * (np.arange(width) + 2.0)), (orders, orders, 1)
+        ).tolist()
+        self._seen = np.full((orders, orders, width), _PRIOR).tolist()
+
+    def rate(self, best: int, order: int, rank: int) -> float:
+        return self._hits[best][order][rank] / self._seen[best][order][rank]
+
+    def learn(self, best: int, order: int, rank: int, right: bool) -> None:
+        self._hits[best][order][rank] += right
+        self._seen[best][order][rank] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A token that may come next, its chance, and whose guess it is: (best order, order, rank), or a copy."""
+
+    chance: float
+    token: int
+    source: tuple[int, int, int] | None
+
+
 @dataclass(slots=True)
 class _Memory:
     """What `auto` knows of one sequence, and what it would have copied at the last step."""
 
     copies: NGrams
-    successors: Adjacency
-    ranks: RankRates
+    contexts: Contexts
+    rates: SuccessorRates
     trust: CopyRates = field(default_factory=CopyRates)
     copied: list[int] = field(default_factory=list)
     repeated: int = 0
+
+    def candidates(self, context: list[int], followed: int) -> list[_Candidate]:
+        """What may follow `context`, likeliest first; followed: how far it follows the copy, -1 if it left it."""
+        found: list[_Candidate] = []
+        told, left = set(), 1.0
+        if 0 <= followed < len(self.copied):
+            chance = self.trust.rate(self.repeated + followed)
+            found.append(_Candidate(chance, self.copied[followed], None))
+            told.add(self.copied[followed])
+            left -= chance
+        best = -1
+        for order, row in enumerate(self.contexts.rows(context)):
+            if row is None:
+                continue
+            best = order if best < 0 else best
+            new = [(rank, token) for rank, token in enumerate(row) if token >= 0 and token not in told]
+            guesses = [
+                _Candidate(left * self.rates.rate(best, order, rank), token, (best, order, rank)) for rank, token in new
+            ]
+            told.update(token for _, token in new)
+            left = max(left - sum(guess.chance for guess in guesses), _LEAST)
+            found += guesses
+        return sorted(found, key=lambda each: -each.chance)
+
+    def learn(self, context: list[int], followed: int, token: int) -> None:
+        """`token` came after `context`: whoever was asked before it was told is right or wrong."""
+        guesses = self.candidates(context, followed)
+        for guess in guesses:
+            if guess.source is None:
+                self.trust.learn(self.repeated + followed, guess.token == token)
+                if guess.token == token:
+                    return
+        told = next((guess.source[1] for guess in guesses if guess.source and guess.token == token), _NOWHERE)
+        for guess in guesses:
+            if guess.source is not None and guess.source[1] <= told:
+                self.rates.learn(*guess.source, guess.token == token)
 
 
 @register("auto", lossless=True)
@@ -64,12 +131,12 @@ class Auto(Drafter):
     """Weighs copies of earlier text against the model's own runners-up and feeds as many as this machine makes pay.
 
     Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup),
-    and the `width` successors the model ranked highest where the token last stood (as Token Recycling, 2024). How
-    often such candidates are right is counted as the text goes on, by length of the repetition and by rank, fed or not;
-    a node's chance is the product along its path. The tree takes nodes by falling chance, and of all its sizes, 0
-    included, the one that gives most tokens per second on the measured cost of a pass. Scope: successors and their
-    rates last as long as the loaded model, copies as long as the request. Memory: 4 * vocabulary * width bytes, and one
-    entry per order and token of text.
+    and the `width` tokens the model ranked highest where the node's last three, two and one tokens last stood (as Token
+    Recycling, 2024, with longer contexts first). How often such candidates are right is counted as the text goes on, by
+    length of the repetition and by context and rank; a node's chance is the product along its path. The tree takes
+    nodes by falling chance, and of all its sizes, 0 included, the one that gives most tokens per second on the measured
+    cost of a pass. Scope: contexts and their rates last as long as the loaded model, copies as long as the request.
+    Memory: 2^17 * (8 + 4 * width) bytes per context length, and one entry per order and token of text.
     """
 
     width: int = 6
@@ -79,11 +146,13 @@ class Auto(Drafter):
     weighs_cost = True
 
     def start(self, seq: Sequence) -> _Memory:
-        def make() -> tuple[Adjacency, RankRates]:
-            return Adjacency(seq.vocab_size, self.width), RankRates(min(self.width, seq.vocab_size))
+        width = min(self.width, seq.vocab_size)
 
-        successors, ranks = seq.memory.recall("process", seq, ("auto", seq.vocab_size, self.width), make)
-        return _Memory(NGrams(self.orders), successors, ranks)
+        def make() -> tuple[Contexts, SuccessorRates]:
+            return Contexts(_CONTEXTS, width), SuccessorRates(len(_CONTEXTS), width)
+
+        contexts, rates = seq.memory.recall("process", seq, ("auto", seq.vocab_size, width), make)
+        return _Memory(NGrams(self.orders), contexts, rates)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         memory: _Memory = seq.draft_state
@@ -92,76 +161,72 @@ class Auto(Drafter):
         found = memory.copies.find(seq.tokens)
         memory.copied = copy(seq.tokens, found[0], min(limit, budget.depth)) if found else []
         memory.repeated = _repeated(seq.tokens, found[0]) if found else 0
-        tokens, parents, chances = _grow(seq, memory, limit, budget.depth)
-        size = 1 + _worthwhile(np.array(chances[1:]), budget)
+        costs = _costs(budget, limit)
+        tokens, parents, chances = _grow(seq, memory, limit, budget.depth, _least(costs))
+        expected = budget.sequences + np.cumsum(chances) - 1
+        size = 1 + int((expected / costs[: len(expected)]).argmax())
         return TokenTree(np.array(tokens[:size]), np.array(parents[:size]))
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         memory: _Memory = seq.draft_state
-        if seen.emitted:
-            run = np.array(seq.tokens[-len(seen.emitted) - 1 :])
-            memory.ranks.learn(memory.successors.ranks(run[:-1], run[1:]))
-        for at, (copied, token) in enumerate(zip(memory.copied, seen.emitted, strict=False)):
-            memory.trust.learn(memory.repeated + at, copied == token)
-            if copied != token:
-                break
-        memory.successors.learn(seen)
+        first = len(seq.tokens) - len(seen.emitted)
+        context, followed = seq.tokens[max(0, first - _CONTEXTS[0]) : first], 0
+        for token in seen.emitted:
+            memory.learn(context, followed, token)
+            copies = 0 <= followed < len(memory.copied) and memory.copied[followed] == token
+            followed = followed + 1 if copies else -1
+            context = [*context[1 - _CONTEXTS[0] :], token]
+        memory.contexts.learn(seq.tokens, seen)
 
 
-def _grow(seq: Sequence, memory: _Memory, limit: int, depth: int) -> tuple[list[int], list[int], list[float]]:
-    """The `limit` likeliest nodes by falling chance, the root first: tokens, parents and chances."""
-    ranks = memory.ranks.rates.tolist()
+def _grow(
+    seq: Sequence, memory: _Memory, limit: int, depth: int, least: float
+) -> tuple[list[int], list[int], list[float]]:
+    """The `limit` likeliest nodes of chance `least` or more, falling, the root first: tokens, parents and chances."""
     tokens, parents, chances, depths = [seq.pending], [-1], [1.0], [0]
-    # How far each node follows the copy, -1 where it left it; and the candidates after it, by falling chance.
-    followed, candidates = [0], [_candidates(memory, ranks, seq.pending, 0)]
+    # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
+    followed, contexts = [0], [seq.tokens[-_CONTEXTS[0] :]]
+    candidates = [memory.candidates(contexts[0], 0)]
     heap: list[tuple[float, int, int]] = []
 
     def offer(parent: int, place: int) -> None:
         if place < len(candidates[parent]) and depths[parent] < depth:
-            chance = chances[parent] * candidates[parent][place][0]
-            if chance >= _LEAST:
+            chance = chances[parent] * candidates[parent][place].chance
+            if chance >= least:
                 heappush(heap, (-chance, parent, place))
 
     offer(0, 0)
     while heap and len(tokens) <= limit:
         negative, parent, place = heappop(heap)
-        token, node, at = candidates[parent][place][1], len(tokens), followed[parent]
+        token, node, at = candidates[parent][place].token, len(tokens), followed[parent]
         copies = 0 <= at < len(memory.copied) and memory.copied[at] == token
         tokens.append(token)
         parents.append(parent)
         chances.append(-negative)
         depths.append(depths[parent] + 1)
         followed.append(at + 1 if copies else -1)
+        contexts.append([*contexts[parent][1 - _CONTEXTS[0] :], token])
         ended = token in seq.eos_ids
-        candidates.append([] if ended else _candidates(memory, ranks, token, followed[node]))
+        candidates.append([] if ended else memory.candidates(contexts[node], followed[node]))
         offer(parent, place + 1)
         offer(node, 0)
     return tokens, parents, chances
 
 
-def _candidates(memory: _Memory, ranks: list[float], token: int, followed: int) -> list[tuple[float, int]]:
-    """What may follow a node that carries `token`: chances and tokens, falling."""
-    found: list[tuple[float, int]] = []
-    copied, left = -1, 1.0
-    if 0 <= followed < len(memory.copied):
-        copied = memory.copied[followed]
-        chance = memory.trust.rate(memory.repeated + followed)
-        found.append((chance, copied))
-        left -= chance
-    row = memory.successors.row(token)
-    found += [(left * rate, each) for rate, each in zip(ranks, row, strict=True) if each >= 0 and each != copied]
-    return sorted(found, reverse=True) if len(found) > 1 and found[0][0] < found[1][0] else found
-
-
-def _worthwhile(chances: np.ndarray, budget: Budget) -> int:
-    """How many of the nodes (falling chances) to feed: the number with the most expected tokens per second."""
+def _costs(budget: Budget, limit: int) -> np.ndarray:
+    """[limit + 1] times of this pass with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
     if budget.pass_seconds is None:
-        return len(chances)
+        return np.ones(limit + 1)
     costs = budget.pass_seconds()
-    # Every sequence in the pass adds its pending row and at least one token.
-    expected = budget.sequences + np.concatenate(([0.0], chances.cumsum()))
-    rows = np.minimum(budget.sequences + np.arange(len(expected)), len(costs) - 1)
-    return int((expected / costs[rows]).argmax())
+    return costs[np.minimum(budget.sequences + np.arange(limit + 1), len(costs) - 1)]
+
+
+def _least(costs: np.ndarray) -> float:
+    """The chance below which no node is worth its row, even among as many as make rows cheapest."""
+    if len(costs) < 2:
+        return 1.0
+    cheapest = ((costs[1:] - costs[0]) / np.arange(1, len(costs))).min()
+    return max(_LEAST, float(cheapest / costs[0]))
 
 
 def _bucket(length: int) -> int:
