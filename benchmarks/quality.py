@@ -69,10 +69,11 @@ def held_out(lm: LM, questions: list[dict], count: int) -> list[list[int]]:
     return [tokens[at : at + WINDOW] for at in range(0, len(tokens) - WINDOW, WINDOW)][:count]
 
 
-def logits(lm: LM, tokens: list[int]) -> torch.Tensor:
-    """[n, vocab] logits after every token."""
+def logits(lm: LM, tokens: list[int], first: int = 0) -> torch.Tensor:
+    """[n - first, vocab] logits after every token from number `first` on."""
+    rows = list(range(first, len(tokens)))
     with torch.no_grad():
-        return lm.model.forward(Batch([Segment.chunk(tokens, lm.model.new_cache())])).logits
+        return lm.model.forward(Batch([Segment.chunk(tokens, lm.model.new_cache(), logit_rows=rows)])).logits
 
 
 def perplexity(lm: LM, windows: list[list[int]]) -> tuple[float, int]:
@@ -89,7 +90,7 @@ def greedy_texts(lm: LM, questions: list[dict], length: int) -> list[tuple[list[
     """Prompt and greedy answer in float32, with the prompt's length."""
     texts = []
     for question in track(questions, description="float32 answers"):
-        prompt = lm.encode(question["turns"][0])[-1024:]
+        prompt = lm.encode(question["turns"][0])
         answer = lm.generate([{"role": "user", "content": question["turns"][0]}], max_new_tokens=length).tokens
         texts.append((prompt + answer, len(prompt)))
     return texts
@@ -99,7 +100,7 @@ def differences(lm: LM, texts: list[tuple[list[int], int]]) -> tuple[int, int, i
     """Answer tokens that this precision would have chosen otherwise, of how many, and in how many texts."""
     different = compared = affected = 0
     for tokens, start in track(texts, description=f"greedy {lm.dtype}"):
-        rows = logits(lm, tokens[:-1])[start - 1 :]
+        rows = logits(lm, tokens[:-1], start - 1)
         wrong = int((rows.numpy().argmax(axis=-1) != np.array(tokens[start:])).sum())
         different, compared, affected = different + wrong, compared + len(rows), affected + bool(wrong)
     return different, compared, affected

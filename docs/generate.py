@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -107,6 +108,62 @@ def passes() -> str:
     return "\n\n".join(tables) or "No results yet: `decodery bench --pass` writes them."
 
 
+def kernels() -> str:
+    """Milliseconds of all matrix products of a pass, by library and rows, and the ratio to this project's int8."""
+    rows = _load("kernels")["rows"]
+    counts = sorted({row["rows"] for row in rows})
+    cells = {(row["library"], row["rows"]): f"{row['least_ms']:.1f} ({row['over_ours']:.2f})" for row in rows}
+    return _table(
+        ["library", *(f"{count} rows" for count in counts)],
+        [[name, *(cells[name, count] for count in counts)] for name in dict.fromkeys(row["library"] for row in rows)],
+    )
+
+
+def quality() -> str:
+    """What precision costs in quality."""
+    rows = _load("quality")["rows"]
+    first = rows[0]["perplexity"]
+    return _table(
+        ["precision", "perplexity", "to float32", "greedy tokens that differ"],
+        [
+            [
+                row["precision"],
+                f"{row['perplexity']:.2f}",
+                f"{row['perplexity'] / first - 1:+.2%}",
+                f"{row['greedy_differ']} of {row['greedy_compared']}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def parts() -> str:
+    """Where the time of an int8 pass goes."""
+    names = ("products", "attention", "waiting", "outside the kernels")
+    return _table(
+        ["tokens before", "rows", "ms", *(f"{name}" for name in names), "rest"],
+        [
+            [
+                str(row["context"]),
+                str(row["rows"]),
+                f"{row['ms']:.1f}",
+                *(f"{row[name]:.0%}" for name in names),
+                f"{1 - sum(row[name] for name in names):.0%}",
+            ]
+            for row in _load("parts")["rows"]
+        ],
+    )
+
+
+def _load(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def _results(kind: str) -> list[Result]:
     # Measurements of other kinds lie there too; those of the benchmark say what they are.
     paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -126,6 +183,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "successor": successor,
     "speed": speed,
     "passes": passes,
+    "kernels": kernels,
+    "quality": quality,
+    "parts": parts,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from decodery.model.int4 import Int4Linear
 from decodery.model.int8 import Int8Linear
 from decodery.model.native import Arena, Packed, packed_size
+from decodery.model.threads import one_thread
 
 HIDDEN, BLOCKS = 576, 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))  # fused QKV, output, fused gate and up, down
@@ -31,8 +32,8 @@ def random_weights() -> Weights:
 def builders(inductor: bool) -> dict[str, Callable[[Weights], Chain]]:
     """Library name -> builder."""
     table: dict[str, Callable[[Weights], Chain]] = {
-        OURS: lambda weights: through([pack(Int8Linear.quantize(w)) for w in weights]),
-        "decodery int4": lambda weights: through([pack(Int4Linear.quantize(w)) for w in weights]),
+        OURS: lambda weights: ours([Int8Linear.quantize(w) for w in weights]),
+        "decodery int4": lambda weights: ours([Int4Linear.quantize(w) for w in weights]),
         "torch bfloat16": torch_bfloat16,
         "torch _weight_int8pack_mm": torch_int8pack,
         "torch _weight_int4pack_mm_for_cpu": torch_int4pack,
@@ -63,8 +64,9 @@ def through(layers: list[Callable[[torch.Tensor], torch.Tensor]], dtype: torch.d
     return run
 
 
-def pack(layer: Int8Linear | Int4Linear) -> Packed:
-    return Packed(layer, Arena(packed_size(layer)))
+def ours(layers: Sequence[Int8Linear | Int4Linear]) -> Chain:
+    """This project's kernels, with PyTorch's threads asleep as the engine keeps them."""
+    return one_thread()(through([Packed(layer, Arena(packed_size(layer))) for layer in layers]))
 
 
 def torch_bfloat16(weights: Weights) -> Chain:
@@ -125,6 +127,7 @@ def torchao_int8(weights: Weights) -> Chain:
 def inductor_int8(weights: Weights) -> Chain:
     import torch._inductor.config as config
 
+    torch._dynamo.config.recompile_limit = 10 * len(weights)
     config.max_autotune = True
     config.max_autotune_gemm_backends = "CPP,ATEN"
     config.freezing = True
