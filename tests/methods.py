@@ -20,6 +20,7 @@ from decodery.draft.base import Drafter
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.forced import Forced
 from decodery.draft.graft import Graft
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
@@ -91,6 +92,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "rasd": lambda other: RASD(DraftModel(other), width=3, depth=2, retrieved=6, nodes=16),
     "graft": lambda other: Graft(DraftModel(other), width=3, depth=3, nodes=16, kept=(3, 6, 10), scope="request"),
     "fuse": lambda other: Fuse((CopySpec(gamma=1), DraftModel(other, length=3))),
+    "forced": lambda other: Forced(PromptLookup(length=5)),
     "first": lambda other: First((CopySpec(), DraftModel(other, length=3))),
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }

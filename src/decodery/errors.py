@@ -35,6 +35,10 @@ class SettingsError(DecoderyError):
     """A setting is out of range or contradicts another one."""
 
 
+class ConstraintError(DecoderyError):
+    """What may be written is described wrongly, cannot be enforced exactly, or goes beyond the limits."""
+
+
 class NumericalError(DecoderyError):
     """The model produced logits that are not a distribution (NaN, or no finite value)."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DecoderyError
-from .options import Command, decoding_options, given, model_options
+from .options import Command, constraint_options, decoding_options, given, model_options
 
 if TYPE_CHECKING:
     from ..decode.lm import LM, Output
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="Talk with a model.")
 @model_options
 @decoding_options
+@constraint_options
 def chat(model: str, dtype: str, **settings: Any) -> None:
     """Talk with a model, line by line.
 

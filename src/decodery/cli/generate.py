@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import Command, decoding_options, given, model_options, output_option, read_prompt, search_option
+from .options import (
+    Command,
+    constraint_options,
+    decoding_options,
+    given,
+    model_options,
+    output_option,
+    read_prompt,
+    search_option,
+)
 
 if TYPE_CHECKING:
     from ..decode.lm import LM, Output
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
 @click.argument("prompt", required=False)
 @model_options
 @decoding_options
+@constraint_options
 @search_option
 @output_option(
     "--n",
@@ -76,6 +86,8 @@ def generate(
         screen.end()
         if sys.stdout.isatty() and sys.stderr.isatty():
             note(figures(output))
+        elif "constraint" in settings and output.finish_reason != "stop":
+            note("the text was cut before it was complete: give a larger --max-new-tokens")
     else:
         _print_all(decode(lm, requests))
 

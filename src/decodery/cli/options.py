@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,7 +14,7 @@ from ..errors import PromptError, SettingsError
 _MOST_INPUT = 1 << 24
 _CHANCE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0}
 """Settings that only shape chance, and their neutral values."""
-_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget", "source"}
+_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget", "source", "constraint"}
 
 
 class Option(click.Option):
@@ -143,6 +144,15 @@ decoding_options = _options(
     ),
 )
 
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+constraint_options = _options(
+    _option("Constraint", "--json-schema", type=_FILE, metavar="FILE", help="Write JSON that is valid under a schema."),
+    _option("Constraint", "--regex", metavar="PATTERN", help="Write a text that the pattern matches from end to end."),
+    _option("Constraint", "--grammar", type=_FILE, metavar="FILE", help="Write a sentence of a Lark grammar."),
+    _option("Constraint", "--choice", multiple=True, metavar="TEXT", help="Write one of several texts; repeated."),
+)
+
 search_option = _options(
     _option(
         "Search",
@@ -162,6 +172,11 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     from ..registry import resolve
 
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
+    if constraints := [name for name in _CONSTRAINTS if name in chosen]:
+        if len(constraints) > 1:
+            names = " and ".join("--" + name.replace("_", "-") for name in constraints)
+            raise SettingsError(f"a text has one constraint: {names} contradict each other")
+        chosen["constraint"] = _constraint(constraints[0], chosen.pop(constraints[0]))
     idle = [name for name, neutral in _CHANCE.items() if chosen.get(name, neutral) != neutral]
     if idle and not chosen.get("temperature") and "sampler" not in chosen:
         names = " and ".join("--" + name.replace("_", "-") for name in idle)
@@ -181,6 +196,24 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
     build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
     return chosen
+
+
+_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
+
+
+def _constraint(name: str, value: Any) -> Any:
+    """What the user wants written, from one of the options under "Constraint"."""
+    from ..constrain import Choice, Grammar, JSONSchema, Regex
+
+    if isinstance(value, Path):
+        if value.stat().st_size > _MOST_INPUT:
+            raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")
+        try:
+            value = value.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"cannot read {value} as text: {error}") from error
+    languages = {"json_schema": JSONSchema, "regex": Regex, "grammar": Grammar, "choice": Choice}
+    return languages[name](value)
 
 
 def read_prompt(argument: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ..budget.base import Policy
@@ -12,10 +13,13 @@ from ..core.memory import Memory
 from ..core.sequence import FinishReason, Sequence, TokenLogprob
 from ..core.trace import Trace
 from ..draft.base import Drafter
+from ..draft.forced import Forced
 from ..errors import PromptError, SettingsError
 from ..model.load import LoadedModel
 from ..model.store import Progress, silent
-from ..registry import resolve
+from ..model.vocabulary import Vocabulary
+from ..registry import method_of, resolve
+from ..sample.constraint import Constrained, Constraint
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..verify.base import Rule
@@ -170,6 +174,11 @@ class LM:
         """What follows what in `texts`, for `drafts`."""
         return NGrams.count(self.tokenizer.encode(text, special=False) for text in texts)
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The bytes behind every token of the model."""
+        return Vocabulary.of(self.tokenizer, self.model.vocab_size)
+
     def engine(self) -> Engine:
         """A fresh engine whose sequences decode their text with this model's tokenizer."""
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory)
@@ -192,6 +201,7 @@ class LM:
         reuse: Sequence | None = None,
         source: Source | str | None = None,
         raw: bool = False,
+        constraint: Any = None,
         **shortcuts: Any,
     ) -> Request:
         """A request with everything resolved from names.
@@ -202,14 +212,25 @@ class LM:
         there is no speculation, without a budget the drafter alone decides how much it drafts. source: what makes the
         logits, as in "guidance:scale=1.5"; None is the model alone. raw: whether the source's texts are plain, as
         prompts may be.
+        constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
+        own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
+        also drafts what the constraint forces.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
+        built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
+        drafts, verifies = resolve_drafter(drafter), resolve("verify", rule)
+        if constraint is not None:
+            if stop or ignore_eos:
+                raise SettingsError("a constrained text ends where it is complete: leave out stop and ignore_eos")
+            _check_rule(verifies)
+            built = Sampler((Constrained(self._compiled(constraint)), *built.warps))
+            drafts = drafts if drafts is None or isinstance(drafts, Forced) else Forced(drafts)
         return Request(
             tokens,
             max_new_tokens=max_new_tokens,
-            sampler=build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts),
-            drafter=resolve_drafter(drafter),
-            rule=resolve("verify", rule),
+            sampler=built,
+            drafter=drafts,
+            rule=verifies,
             budget=None if budget is None else resolve("budget", budget),
             seed=seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -236,6 +257,11 @@ class LM:
             score=seq.score,
         )
 
+    def _compiled(self, constraint: Any) -> Constraint:
+        if isinstance(constraint, Constraint):
+            return constraint
+        return resolve("constrain", constraint).compile(self.vocabulary)
+
     def _continuation(self, prompt: list[int], tokens: list[int]) -> str:
         stream = self.tokenizer.stream()
         stream.push(prompt)
@@ -250,6 +276,13 @@ class LM:
         seeds = range(first.seed + 1, first.seed + n)
         others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
         return [first, *others]
+
+
+def _check_rule(rule: Rule) -> None:
+    """A rule that takes drafts on trust would write what the constraint forbids."""
+    method = method_of(rule)
+    if method is not None and not method.lossless:
+        raise SettingsError(f"the rule {method.name} may accept what a constraint forbids: use a lossless rule")
 
 
 def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:

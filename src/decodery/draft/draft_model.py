@@ -89,12 +89,9 @@ class DraftModel(Expander):
         below = np.asarray([node for node in nodes if node > 0], dtype=np.int64)
         logits = torch.cat((root, self._branches(reading.cache, tree, below))) if len(below) else root
         place = {node: row for row, node in enumerate(below.tolist(), start=1)}
-        contexts = []
-        for node in nodes:
-            context = seq.context()
-            context.tokens.extend(int(tree.tokens[each]) for each in tree.path(node))
-            contexts.append(context)
-        law = seq.sampler.law(logits[[place.get(node, 0) for node in nodes]], contexts)
+        sampler = seq.sampler
+        contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
+        law = sampler.law(logits[[place.get(node, 0) for node in nodes]], contexts)
         return law.float().log_softmax(dim=-1)
 
     def _branches(self, cache: KVCache, tree: TokenTree, nodes: np.ndarray) -> torch.Tensor:

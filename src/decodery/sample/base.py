@@ -49,11 +49,12 @@ class Warp(ABC):
 
     A row's result depends on that row and its context only, never on what else is in the call. Excluded
     tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
-    it is made.
+    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was.
     """
 
     stage: ClassVar[Stage]
     stateful: ClassVar[bool] = False
+    hears_logprobs: ClassVar[bool] = True
 
     @property
     def neutral(self) -> bool:
@@ -72,7 +73,10 @@ class Warp(ABC):
         return ()
 
     def advance(self, state: Any, token: int, logprob: float) -> Any:
-        """State after `token`, whose natural log-probability under this warp's input is `logprob`; pure."""
+        """State after `token`, whose natural log-probability under this warp's input is `logprob`; pure.
+
+        logprob is NaN for a warp that does not hear them.
+        """
         return state
 
 

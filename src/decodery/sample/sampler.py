@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -144,11 +145,26 @@ class Sampler:
         """
         if not self.stateful:
             return context.state
-        state = list(context.state)
-        for index, warp, before, _ in self._stages(logits[None].float(), [context]):
-            if warp.stateful:
-                state[index] = warp.advance(state[index], token, float(before[0].log_softmax(dim=-1)[token]))
+        state = list(self._deaf(context.state, [token]))
+        if any(warp.stateful and warp.hears_logprobs for warp in self.warps):
+            for index, warp, before, _ in self._stages(logits[None].float(), [context]):
+                if warp.stateful and warp.hears_logprobs:
+                    state[index] = warp.advance(state[index], token, float(before[0].log_softmax(dim=-1)[token]))
         return tuple(state)
+
+    def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
+        """The history `tokens` on, for drafts: warps that ask how likely tokens were stay where they are."""
+        state = self._deaf(context.state, tokens) if self.stateful else context.state
+        return Context(context.prompt_length, [*context.tokens, *tokens], state, context.seed)
+
+    def _deaf(self, state: Sequence[Any], tokens: Iterable[int]) -> tuple[Any, ...]:
+        """The state `tokens` on of the warps that do not hear log-probabilities."""
+        found = list(state)
+        for index, warp in enumerate(self.warps):
+            if warp.stateful and not warp.hears_logprobs:
+                for token in tokens:
+                    found[index] = warp.advance(found[index], token, math.nan)
+        return tuple(found)
 
     def extend(self, context: Context, token: int, logits: torch.Tensor) -> Context:
         """The history one token on, see `after`; `context` stays as it is."""

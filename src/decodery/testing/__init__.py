@@ -1,5 +1,6 @@
 """The laws of exact decoding, as checks any method can be run through."""
 
+from .constraints import check_constraint
 from .drafters import Garbage, Oracle
 from .laws import (
     LawBroken,
@@ -11,6 +12,7 @@ from .laws import (
     enumerate_law,
 )
 from .models import TableModel, tiny_transformer, to_int8
+from .regex import ReferenceRegex
 from .searches import check_search
 from .statistics import chi_square
 
@@ -18,8 +20,10 @@ __all__ = [
     "Garbage",
     "LawBroken",
     "Oracle",
+    "ReferenceRegex",
     "TableModel",
     "check_batch",
+    "check_constraint",
     "check_distribution",
     "check_identical",
     "check_search",

@@ -1,0 +1,10 @@
+"""What may be written: constraints, one per file."""
+
+from .base import Language
+from .choice import Choice
+from .grammar import Grammar
+from .json_schema import JSONSchema
+from .python_type import PythonType
+from .regex import Regex
+
+__all__ = ["Choice", "Grammar", "JSONSchema", "Language", "PythonType", "Regex"]

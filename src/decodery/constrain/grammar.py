@@ -1,0 +1,59 @@
+"""Texts of a context-free grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from ..errors import ConstraintError
+from ..model.vocabulary import Vocabulary
+from ..registry import register
+from .base import Language, require_size
+from .engine import GrammarConstraint
+from .lark import lark
+from .schema import prepare
+
+_ATTRIBUTES = re.compile(r"^\s*[?!]?[\w-]+\s*\[([^\]]*)\]\s*:", re.MULTILINE)
+_IGNORED = re.compile(r"\b(stop|temperature)\b")
+_SCHEMA = re.compile(r"%json\s*")
+
+
+@register(
+    "grammar",
+    paper="Grammar-Constrained Decoding for Structured NLP Tasks without Finetuning (2023)",
+    guarantee="every finished text is a sentence of the grammar",
+)
+@dataclass(frozen=True)
+class Grammar(Language):
+    """Writes sentences of a context-free grammar.
+
+    rules: in Lark's syntax with a rule `start`; `%json {...}` stands for a JSON schema, `%regex {...}` for parts of a
+    given text, `<name>` for a special token. Terminals are regular expressions without look-around.
+    """
+
+    rules: str
+
+    def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
+        require_size("grammar", self.rules)
+        for attributes in _ATTRIBUTES.findall(self.rules):
+            if found := _IGNORED.search(attributes):
+                raise ConstraintError(
+                    f"the grammar sets {found[0]!r} for a rule, which cannot be honoured: leave it out"
+                )
+        return GrammarConstraint(vocabulary, lark(_with_schemas(self.rules), self.mode))
+
+
+def _with_schemas(rules: str) -> str:
+    """The grammar with its JSON schemas in the form the engine enforces in full."""
+    done, at = [], 0
+    while found := _SCHEMA.search(rules, at):
+        try:
+            schema, end = json.JSONDecoder().raw_decode(rules, found.end())
+        except (ValueError, RecursionError) as error:
+            raise ConstraintError(f"the grammar has %json without a JSON schema behind it: {error}") from error
+        prepared = prepare(schema)
+        whole = {"allOf": [prepared]} if isinstance(prepared, bool) else prepared
+        done += [rules[at : found.end()], json.dumps(whole | {"x-guidance": {"json_allowed_escapes": 'nrbtf\\"'}})]
+        at = end
+    return "".join([*done, rules[at:]])

@@ -1,0 +1,76 @@
+"""JSON texts that are valid under a schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import ConstraintError, SettingsError
+from ..model.vocabulary import Vocabulary
+from ..registry import register
+from .base import Language, require_size
+from .engine import GrammarConstraint
+from .lark import lark
+from .schema import prepare
+
+_SPACE = r"[ \n\r\t]{1,32}"
+_LAYOUTS: dict[str, dict[str, Any]] = {
+    "flexible": {"whitespace_pattern": _SPACE},
+    "compact": {"whitespace_flexible": False},
+}
+
+
+@register(
+    "json-schema",
+    paper="Generating Structured Outputs from Language Models: Benchmark and Studies (2025)",
+    guarantee="every finished text is valid under the whole schema; what cannot be enforced is an error",
+)
+@dataclass(frozen=True)
+class JSONSchema(Language):
+    """Writes JSON that is valid under a schema, its properties in the order the schema lists them.
+
+    schema: an object, true, or the text of one; drafts 4 to 2020-12, `format` included. whitespace: "flexible" allows
+    up to 32 blanks where JSON allows any, "compact" none. Not written, though valid: properties in another order,
+    numbers like 1.0 for integers, integers beyond 2^53 under a bound beyond it, escapes such as \\u0041.
+    """
+
+    schema: str | Mapping[str, Any] | bool
+    whitespace: Literal["flexible", "compact"] = "flexible"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.whitespace not in _LAYOUTS:
+            raise SettingsError(f"the whitespace of json-schema is flexible or compact, not {self.whitespace!r}")
+        try:
+            text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
+            require_size("JSON schema", text)
+            if not isinstance(json.loads(text), dict | bool):
+                raise ConstraintError("a JSON schema is an object, true or false")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ConstraintError(f"the JSON schema is not JSON: {error}") from error
+        object.__setattr__(self, "schema", text)
+
+    def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
+        assert isinstance(self.schema, str)
+        try:
+            schema = prepare(json.loads(self.schema))
+        except RecursionError as error:
+            raise ConstraintError("the JSON schema is nested too deeply: make it flatter") from error
+        # A boolean has no place for options; it says the same as these.
+        schema = {"allOf": [schema]} if isinstance(schema, bool) else schema
+        options = {**_LAYOUTS[self.whitespace], "json_allowed_escapes": 'nrbtf\\"'}
+        text = json.dumps({**schema, "x-guidance": options})
+        try:
+            return GrammarConstraint(vocabulary, lark(f"start: %json {text}", self.mode))
+        except ConstraintError as error:
+            raise ConstraintError(f"the JSON schema cannot be enforced: {_said(str(error))}") from error
+
+
+def _said(message: str) -> str:
+    """The engine's reason, in the words of the schema."""
+    if "oneOf" in message:
+        return "'oneOf' is supported only where its options exclude each other; use 'anyOf' if that is what is meant"
+    return re.sub(r"^.*?(Error|error): ", "", message)

@@ -1,0 +1,106 @@
+"""Forced tokens: what a constraint leaves no choice about is drafted for nothing, before another drafter's guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..budget.base import Budget
+from ..core.sequence import Sequence
+from ..core.tree import Origin, TokenTree
+from ..registry import register, resolve
+from ..sample.constraint import Constraint, constrained
+from .base import Composite, Drafter
+
+
+@register("forced", paper="SGLang: Efficient Execution of Structured Language Model Programs (2023)", lossless=True)
+@dataclass(frozen=True)
+class Forced(Composite):
+    """Drafts the tokens a request's constraint forces, then what another drafter expects behind them.
+
+    drafter: the other one, as an instance or a text. Forced tokens are always accepted, so they cost no pass of their
+    own. Deterministic drafts lose what the constraint forbids; others stay whole, as rules that sample need. Without a
+    constraint it is the other drafter. Requests with a constraint and a drafter get it by themselves. Scope and memory:
+    those of the other drafter.
+    """
+
+    drafter: Drafter | str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drafter", resolve("draft", self.drafter))
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        return (self.drafter,)  # type: ignore[return-value]  # resolved above
+
+    @property
+    def origin(self) -> Origin:  # type: ignore[override]
+        return self.parts[0].origin
+
+    @property
+    def asks(self) -> bool:  # type: ignore[override]
+        return self.parts[0].asks
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        found = constrained(seq.sampler.warps)
+        if found is None:
+            return self._ask(seq, budget)
+        number, constraint = found
+        forced = constraint.forced(seq.sampler_state[number], min(budget.nodes, budget.depth))
+        left = replace(budget, nodes=budget.nodes - len(forced), depth=budget.depth - len(forced))
+        if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
+            return self._behind(seq, forced, TokenTree.root(forced[-1]))
+        with _ahead(seq, forced):
+            tree = self._ask(seq, left)
+            if self.origin == "deterministic":
+                tree = _permitted(tree, constraint, seq.sampler_state[number])
+        return self._behind(seq, forced, tree) if forced else tree
+
+    def _ask(self, seq: Sequence, budget: Budget) -> TokenTree:
+        with self.part(seq, 0) as drafter:
+            return drafter.propose(seq, budget)
+
+    def _behind(self, seq: Sequence, forced: list[int], tree: TokenTree) -> TokenTree:
+        """`tree`, whose root is the last forced token, behind the chain of them."""
+        count = len(forced)
+        tokens = np.concatenate(([seq.pending], forced, tree.tokens[1:]))
+        parents = np.concatenate((np.arange(-1, count), tree.parents[1:] + count))
+        logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
+        laws = {node + count: law for node, law in tree.distributions.items()}
+        if seq.rule.uses_draft_distributions and self.origin != "deterministic":
+            for node, token in enumerate(forced):
+                laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
+                laws[node][token] = 1.0
+        draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
+        return TokenTree(tokens, parents, self.origin, logq, laws, draws)
+
+
+@contextmanager
+def _ahead(seq: Sequence, tokens: list[int]) -> Iterator[None]:
+    """The sequence as it will be once the forced tokens are text, which nothing can prevent."""
+    before = seq.sampler_state
+    context = seq.sampler.ahead(seq.context(), tokens)
+    seq.tokens.extend(tokens)
+    seq.sampler_state = context.state
+    try:
+        yield
+    finally:
+        seq.sampler_state = before
+        del seq.tokens[len(seq.tokens) - len(tokens) :]
+
+
+def _permitted(tree: TokenTree, constraint: Constraint, state: object) -> TokenTree:
+    """The nodes that the constraint permits after `state`, in which the root's successors stand."""
+    if len(tree) == 1:
+        return tree
+    states: dict[int, object] = {0: state}
+    keep = np.zeros(len(tree), dtype=bool)
+    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
+        if parent in states and constraint.permits(states[parent], token):
+            states[node] = constraint.advance(states[parent], token)
+            keep[node] = True
+    return tree if keep[1:].all() else tree.prune(keep)

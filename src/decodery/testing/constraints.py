@@ -1,0 +1,72 @@
+"""The laws of constraints: what every one of them must keep, whatever it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+
+from ..sample.constraint import Constraint
+from .laws import LawBroken
+
+
+def check_constraint(
+    constraint: Constraint,
+    eos_ids: Ordered[int],
+    *,
+    prompt: Ordered[int] = (),
+    walks: int = 10,
+    length: int = 40,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Random walks through what is allowed, with looks at branches that are then left.
+
+    A state never changes; one that is walked to again allows the same; the text may end exactly where it is complete;
+    forced tokens are all that is allowed; what is permitted includes what is allowed. Returns the walks.
+    """
+    random = np.random.default_rng(seed)
+    ends = list(eos_ids)
+    found: list[list[int]] = []
+    for _ in range(walks):
+        state = constraint.init(prompt)
+        tokens: list[int] = []
+        masks: list[np.ndarray] = []
+        while len(tokens) < length:
+            mask = constraint.allowed(state).copy()
+            masks.append(mask)
+            ids = np.flatnonzero(mask)
+            if not len(ids):
+                raise LawBroken(f"after {tokens} nothing is allowed")
+            if bool(mask[ends].any()) != constraint.is_complete(state):
+                raise LawBroken(f"after {tokens} the text is complete, or it may end, but not both")
+            _check_forced(constraint, state, tokens, ids)
+            # A branch that is not taken, allowed or not, must leave no trace.
+            constraint.allowed(constraint.advance(state, int(random.choice(ids))))
+            constraint.advance(state, int(random.integers(len(mask))))
+            if not np.array_equal(constraint.allowed(state), mask):
+                raise LawBroken(f"after {tokens} another branch changed what is allowed")
+            tokens.append(int(random.choice(ids)))
+            state = constraint.advance(state, tokens[-1])
+            if tokens[-1] in ends:
+                break
+        if tokens[-1] in ends and not constraint.is_complete(state):
+            raise LawBroken(f"{tokens} ended incomplete")
+        _check_again(constraint, prompt, tokens, masks)
+        found.append(tokens)
+    return found
+
+
+def _check_forced(constraint: Constraint, state: object, tokens: list[int], ids: np.ndarray) -> None:
+    forced = constraint.forced(state, 3)
+    if bool(forced) != (len(ids) == 1) or (forced and forced[0] != ids[0]):
+        raise LawBroken(f"after {tokens} {forced} is forced, but {len(ids)} tokens are allowed")
+    if not all(constraint.permits(state, int(token)) for token in ids[:20]):
+        raise LawBroken(f"after {tokens} a token is allowed, but not permitted")
+
+
+def _check_again(constraint: Constraint, prompt: Ordered[int], tokens: list[int], masks: list[np.ndarray]) -> None:
+    state = constraint.init(prompt)
+    for token, mask in zip(tokens, masks, strict=True):
+        if not np.array_equal(constraint.allowed(state), mask):
+            raise LawBroken(f"the same text {tokens} allows something else the second time")
+        state = constraint.advance(state, token)
