@@ -140,4 +140,19 @@ def test_rows_outside_the_last_pass_cannot_be_kept() -> None:
 
 def test_no_memory_for_a_larger_cache_is_one_clear_error() -> None:
     with pytest.raises(OutOfMemory, match=r"no memory for a key-value cache of \d+ tokens"):
-        KVCache(64, 64, 256, dtype=torch.float64, capacity=2**40)
+        KVCache(64, 64, 256, dtype=torch.float64, capacity=2**40).reserve(np.arange(1))
+
+
+def test_room_is_provided_to_the_slot() -> None:
+    cache = KVCache(2, 2, 8, dtype=torch.float64)
+    assert cache.data.nbytes == 0
+    cache.provide(40)
+    cache.reserve(np.arange(3))
+    cache.keep(range(3))
+    assert (cache.capacity, cache.data.nbytes) == (40, 40 * cache.slot_bytes)
+    cache.data[..., :3, :] = 7.0
+    twin = cache.fork()
+    twin.provide(5)
+    assert (twin.capacity, cache.capacity) == (5, 40) and bool((twin.data[..., :3, :] == 7.0).all())
+    twin.provide(2)
+    assert twin.capacity == 3

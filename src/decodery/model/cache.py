@@ -24,7 +24,8 @@ class KVCache:
 
     data: [layers, 2 (keys, values), kv_heads, capacity, head_dim]. Slots [0, length) are content in ascending
     position order; a pass writes its rows as scratch behind them and `keep` decides which of these become content.
-    Capacity doubles, so growing costs no copy per token; forks share storage until one of them writes.
+    Memory is taken when the first rows are written, for `capacity` slots or more; from then on capacity doubles, so
+    growing costs no copy per token. Forks share storage until one of them writes.
     counts: what passes cost or did beyond their rows, by name, since the engine last moved it into the trace.
     """
 
@@ -38,13 +39,13 @@ class KVCache:
         device: torch.device | str = "cpu",
         capacity: int = 256,
     ) -> None:
-        shape = (layers, 2, kv_heads, capacity, head_dim)
-        self.storage = Storage(_allocate(shape, dtype, device))
+        self.storage = Storage(_allocate((layers, 2, kv_heads, 0, head_dim), dtype, device))
         self.lengths = np.zeros(layers, dtype=np.int64)
-        self.positions = np.zeros((layers, capacity), dtype=np.int32)
+        self.positions = np.zeros((layers, 0), dtype=np.int32)
         self.next_position = 0
         self.scratch = 0
         self.counts: Counter[str] = Counter()
+        self._first = capacity
 
     @property
     def data(self) -> torch.Tensor:
@@ -65,12 +66,24 @@ class KVCache:
         """Whether some layer no longer holds every position from 0 on."""
         return bool((self.lengths != self.next_position).any())
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values that one slot takes in all layers."""
+        layers, both, kv_heads, _, head_dim = self.data.shape
+        return layers * both * kv_heads * head_dim * self.data.itemsize
+
+    def provide(self, slots: int) -> None:
+        """Have room for exactly `slots` slots, or for the content if that is more: no more memory, and no less."""
+        self._first = slots
+        if self.capacity not in (0, slots):
+            self._replace(max(slots, self.length))
+
     def reserve(self, positions: np.ndarray) -> None:
         """Make room, owned by this cache alone, for scratch rows at `positions` [n]. Called once by each pass."""
         n = len(positions)
         needed = self.length + n
         if needed > self.capacity:
-            self._replace(max(needed, 2 * self.capacity))
+            self._replace(max(needed, 2 * self.capacity, self._first))
         elif self.storage.owners > 1:
             self._replace(self.capacity)
         self.scratch = n
@@ -130,6 +143,7 @@ class KVCache:
         twin.next_position = self.next_position
         twin.scratch = 0
         twin.counts = Counter()
+        twin._first = self._first
         return twin
 
     def evict(self, layer: int, slots: Sequence[int]) -> None:
