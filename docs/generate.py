@@ -164,6 +164,44 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def budgets_pareto() -> str:
+    """What each budget policy throws away, and the passes it needs."""
+    parts = []
+    for name, runs in _budgets("pareto").items():
+        below = runs.pop("below")
+        rows = [
+            f"| {family} | {setting} | {point['discarded']:.2f} | {point['passes']:.3f} | {point['drafted']:.1f} |"
+            for family, points in runs.items()
+            for setting, point in points.items()
+        ]
+        counts = ", ".join(
+            f"{family} {count} of {len(runs[family])}" for family, count in below.items() if family != "fixed"
+        )
+        head = (
+            "| budget | setting | discarded per token | passes per token | drafted per pass |\n|---|---|---:|---:|---:|"
+        )
+        parts.append(f"{name.capitalize()}; below fixed lengths: {counts}.\n\n" + "\n".join([head, *rows]))
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+def budgets_memory() -> str:
+    """Bytes allowed and held, and tokens per pass."""
+    head = "| drafter | allowed | MiB allowed | MiB held | nodes | tokens per pass |\n|---|---|---:|---:|---:|---:|"
+    rows = [
+        f"| {drafter} | {label} | {row['allowed_mib'] or ''} | {row['peak_mib']} | {row['nodes']} "
+        f"| {row['tokens_per_pass']:.2f} |"
+        for drafter, found in _budgets("memory").items()
+        for label, row in found.items()
+    ]
+    return "\n".join([head, *rows]) if rows else "Not measured yet."
+
+
+def _budgets(group: str) -> dict[str, Any]:
+    path = ROOT / "benchmarks" / "results" / "budgets.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return dict(found.get(group, {}).get("figures", {}))
+
+
 def _results(kind: str) -> list[Result]:
     # Measurements of other kinds lie there too; those of the benchmark say what they are.
     paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -186,6 +224,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "quality": quality,
     "parts": parts,
+    "budgets-pareto": budgets_pareto,
+    "budgets-memory": budgets_memory,
 }
 
 

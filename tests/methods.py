@@ -13,6 +13,11 @@ import torch
 from decodery.budget.base import Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.fixed import Fixed
+from decodery.budget.goodput import Goodput
+from decodery.budget.hardware import Hardware
+from decodery.budget.memory import MemoryBound
+from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
+from decodery.core.noise import draw
 from decodery.draft.aded import ADED
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
@@ -124,10 +129,25 @@ LOSSY_RULES: dict[str, Rule] = {
 }
 """Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
 
-BUDGETS: dict[str, Policy] = {
-    "fixed": Fixed(nodes=3, depth=2),
-    "confidence": Confidence(probability=0.2, entropy=3.0, longest=5),
+
+class Erratic(AcceptanceHead):
+    """A head whose judgement is any function of the state: whatever it says, the law must stay."""
+
+    def acceptance(self, hidden: torch.Tensor) -> float:
+        return draw(int(hidden.double().sum() * 1e6), 0)
+
+
+BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
+    "fixed": lambda other: Fixed(nodes=3, depth=2),
+    "confidence": lambda other: Confidence(probability=0.2, entropy=3.0, longest=5),
+    "specdec++": lambda other: SpecDecPP(
+        Erratic.random(other.config.hidden_size, other.vocab_size), threshold=0.6, shortest=0, longest=5
+    ),
+    "goodput": lambda other: Goodput(longest=4, probe=3),
+    "hardware": lambda other: Hardware(probe=3),
+    "memory": lambda other: MemoryBound(mib=0.06),
 }
+"""By name: a budget policy, given the model that drafts."""
 
 SAMPLERS: dict[str, Sampler] = {
     "greedy": Sampler.from_settings(),

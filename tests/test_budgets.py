@@ -5,20 +5,32 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import decodery as dc
-from decodery.budget.base import Outlook, Policy
+from decodery.budget.base import Budget, Outlook, Policy
 from decodery.budget.confidence import Confidence, entropy_of, top_probability
 from decodery.budget.fixed import Fixed
+from decodery.budget.goodput import Goodput, best_lengths
+from decodery.budget.hardware import ChildRates, Hardware, best_size, best_tree
+from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
 from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.base import Observation
 from decodery.draft.combine import First
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.prompt_lookup import PromptLookup
-from decodery.errors import SettingsError
+from decodery.draft.token_recycling import TokenRecycling
+from decodery.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.testing import LawBroken, TableModel, check_distribution, decode, tiny_transformer
 from decodery.verify.rejection import Rejection
@@ -113,5 +125,232 @@ def test_a_drafter_that_does_not_ask_is_refused() -> None:
     ["fixed:nodes=-1", "fixed:depth=0", "confidence:probability=2", "confidence:entropy=-1", "confidence:longest=0"],
 )
 def test_bad_settings_are_refused(spec: str) -> None:
+    with pytest.raises(SettingsError, match="needs"):
+        dc.registry.resolve("budget", spec)
+
+
+def _head(bias: float = 0.0) -> AcceptanceHead:
+    head = AcceptanceHead.random(32, 64)
+    head.output[1][1] = bias
+    return head
+
+
+@pytest.mark.parametrize("bias", [-60.0, 0.0, 60.0])
+@pytest.mark.parametrize("shortest", [0, 2, 3])
+def test_thresholds_at_their_ends_are_fixed_lengths(bias: float, shortest: int) -> None:
+    # Token for token, also under the rule whose text depends on what was drafted.
+    drafter = DraftModel(OTHER, length=20)
+    for threshold, length in ((1.0, 5), (0.0, max(shortest, 2))):
+        policy = SpecDecPP(_head(bias), threshold, shortest, longest=5)
+        settings = {"drafter": drafter, "rule": Rejection(), "sampler": SAMPLED, "max_new_tokens": 30}
+        (stopped,) = decode(TARGET, [PROMPT], budget=policy, **settings)
+        (fixed,) = decode(TARGET, [PROMPT], budget=Fixed(length), **settings)
+        assert (stopped.generated, nodes(stopped)) == (fixed.generated, nodes(fixed))
+
+
+def test_the_head_judges_every_token_but_the_newest() -> None:
+    judged: list[torch.Tensor] = []
+
+    class Watching(AcceptanceHead):
+        def acceptance(self, hidden: torch.Tensor) -> float:
+            judged.append(hidden)
+            return 0.9
+
+    policy = SpecDecPP(Watching.random(32, 64), threshold=1 - 0.9**2.5, longest=9)
+    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=9), budget=policy, max_new_tokens=12)
+    # 0.9 and 0.81 are above the threshold's 0.77, 0.73 is not: three judgements, and a fourth token nobody judged.
+    assert nodes(seq)[0] == 4 and len(judged) >= 3
+    text = seq.tokens[: len(PROMPT) + 1]
+    drafted = decode(OTHER, [text], max_new_tokens=4)[0].generated
+    for count in (1, 2, 3):
+        read = [*text, *drafted[:count]]
+        fresh = OTHER.forward(Batch([Segment.chunk(read, OTHER.new_cache())]), taps=[1]).hidden[1][-1]
+        assert (judged[count - 1] - fresh).abs().max() < 1e-9
+
+
+def test_a_head_is_written_and_read(tmp_path: Path) -> None:
+    head, path = _head(0.25), tmp_path / "head.safetensors"
+    head.facts["texts"] = 7
+    head.save(path)
+    again, state = AcceptanceHead.load(path), torch.randn(32)
+    assert (again.vocab_size, again.facts) == (64, {"texts": 7})
+    assert again.acceptance(state) == pytest.approx(head.acceptance(state), abs=0.02), "weights are kept in bfloat16"
+    decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=dc.registry.resolve("budget", f"specdec++:head={path}"))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(CorruptFile, match="is not an acceptance head, or damaged"):
+        AcceptanceHead.load(path)
+    with pytest.raises(ModelNotFound, match="there is no acceptance head at"):
+        AcceptanceHead.load(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"output.weight": torch.zeros(2, 3)},
+        {"output.weight": torch.zeros(2, 3), "output.bias": torch.zeros(3)},
+        {"output.weight": torch.zeros(2, 3), "output.bias": torch.full((2,), math.nan)},
+        {"output.weight": torch.zeros(2, 3), "output.bias": torch.zeros(2), "blocks.1.weight": torch.zeros(3, 3)},
+    ],
+)
+def test_files_that_are_no_heads_are_refused(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    path = tmp_path / "head.safetensors"
+    save_file(tensors, path, {"format": "decodery acceptance head 1", "vocab_size": "5", "facts": "{}"})
+    with pytest.raises(CorruptFile, match="is not an acceptance head"):
+        AcceptanceHead.load(path)
+
+
+def test_a_head_for_another_model_is_refused() -> None:
+    with pytest.raises(SettingsError, match="for 65 tokens and the model has 64"):
+        decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=SpecDecPP(AcceptanceHead.random(32, 65)))
+    with pytest.raises(SettingsError, match="reads states of 16 numbers and the draft model has 32"):
+        decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=SpecDecPP(AcceptanceHead.random(16, 64)))
+
+
+def _costs(random: np.random.Generator, flat: int = 0) -> Budget:
+    """A made-up machine: passes get dearer with their rows, by steps of any size."""
+    times = 1.0 + np.concatenate((np.zeros(flat), random.exponential(0.1, 400))).cumsum()
+    return Budget(64, 64, pass_seconds=lambda: times)
+
+
+def test_the_chosen_lengths_are_those_of_brute_force() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(400):
+        n, longest, rows = int(random.integers(1, 4)), int(random.integers(1, 4)), int(random.integers(0, 5))
+        a, budget, draft = random.random(n), _costs(random, int(random.integers(0, 9))), random.exponential(0.05)
+
+        def goodput(lengths: tuple[int, ...], a=a, budget=budget, draft=draft, rows=rows) -> float:
+            gained = sum((1 - rate ** (k + 1)) / (1 - rate) for rate, k in zip(a, lengths, strict=True))
+            seconds = budget.seconds(np.array([rows + len(lengths) + sum(lengths)]))[0]
+            return gained / (seconds + draft * sum(lengths))
+
+        every = itertools.product(range(longest + 1), repeat=n)
+        settings = {"longest": longest, "draft_seconds": draft, "rows": rows}
+        own = best_lengths(a, budget, uniform=False, **settings)
+        assert goodput(tuple(own)) == pytest.approx(max(map(goodput, every)))
+        same = best_lengths(a, budget, uniform=True, **settings)
+        assert len(set(same)) == 1
+        assert goodput(tuple(same)) == pytest.approx(max(goodput((k,) * n) for k in range(longest + 1)))
+
+
+def test_more_requests_never_draft_more_each() -> None:
+    budget = Budget(64, 64, pass_seconds=lambda: 1.0 + 0.02 * np.arange(1024))
+    for rate in (0.3, 0.6, 0.9):
+        lengths = [int(best_lengths(np.full(n, rate), budget, longest=8, uniform=True)[0]) for n in range(1, 65)]
+        assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
+
+
+def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
+    policy, drafted = Goodput(), []
+    (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
+    seq.drafter = DraftModel(OTHER)
+    seq.budget_state = policy.start(seq)
+    limit = Budget(64, 64, pass_seconds=lambda: 1.0 + 0.1 * np.arange(100))
+    for step in range(300):
+        length = policy.bound(seq, limit, [seq]).nodes
+        drafted.append(length)
+        accepted = 0 if step < 100 else min(length, 9 if step % 10 else 0)
+        tree = TokenTree.chain(1, [2] * length)
+        seen = Observation(tree, torch.zeros(1), {}, list(range(1, accepted + 1)), [3] * (accepted + 1), start=0)
+        policy.observe(seq, seen, seconds=0.0)
+    assert np.mean(drafted[80:100]) < 0.2
+    assert np.mean(drafted[-50:]) > 2
+
+
+def test_goodput_shares_the_pass_with_what_else_is_in_it() -> None:
+    budget = Budget(64, 64, pass_seconds=lambda: np.maximum(1.0, np.arange(2000) / 16))
+    assert best_lengths(np.array([0.05]), budget, longest=8, uniform=False)[0] > 0
+    assert best_lengths(np.array([0.05]), budget, longest=8, rows=15, uniform=False)[0] == 0
+    few = best_lengths(np.array([0.9, 0.2]), budget, longest=8, rows=8, uniform=False)
+    assert few[0] > few[1]
+
+
+def test_the_best_tree_is_the_best_of_all() -> None:
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        rates = -np.sort(-random.dirichlet(np.ones(4), size=3)[:, :3], axis=1)
+        chances, depths = best_tree(rates, 5)
+        places = {(): 1.0}
+        for depth in range(5):
+            row = rates[min(depth, 2)]
+            deeper = {
+                (*path, rank): places[path] * row[rank] for path in places if len(path) == depth for rank in range(3)
+            }
+            places |= deeper
+        del places[()]
+        assert chances == pytest.approx(sorted(places.values(), reverse=True)[:5])
+        assert all(depths[at] == 1 or depths[at] - 1 in depths[:at] for at in range(5))
+
+
+def test_rates_of_ranks_and_depths_are_learned() -> None:
+    random, rates = np.random.default_rng(2), ChildRates()
+    tree = TokenTree(np.arange(7), np.array([-1, 0, 0, 1, 1, 2, 3]))
+    for _ in range(4000):
+        first = random.choice([1, 2, 0], p=[0.6, 0.3, 0.1])
+        path = [first] if first else []
+        if first == 1 and random.random() < 0.5:
+            path.append(4)
+        rates.learn(tree, path, full=True, depth=9, forget=1.0)
+    found = rates.rates
+    assert found[0, :2] == pytest.approx([0.6, 0.3], abs=0.03)
+    # After node 1 the second child is the better one; a place counts as no better than the places before it.
+    assert found[1, 0] == found[1, 1] and found[1, 0] < 0.2
+    assert (found.sum(axis=1) < 1).all() and (np.diff(found, axis=1) <= 0).all()
+
+
+def test_places_a_drafter_leaves_empty_are_worth_nothing() -> None:
+    rates = ChildRates()
+    for _ in range(400):
+        rates.learn(TokenTree.chain(1, [2, 3]), [1, 2], full=False, depth=9, forget=1.0)
+    assert rates.rates[0, 0] > 0.95 and rates.rates[0, 1] < 0.05 and rates.rates[2, 0] < 0.05
+    chances, depths = best_tree(rates.rates, 64)
+    cheap = Budget(64, 64, pass_seconds=lambda: 1.0 + 1e-2 * np.arange(200))
+    assert best_size(chances, depths, cheap, sequences=1) == 2
+
+
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_the_best_size_is_that_of_brute_force(sequences: int) -> None:
+    random = np.random.default_rng(3)
+    for _ in range(100):
+        chances, depths = best_tree(-np.sort(-random.dirichlet(np.ones(9), size=4), axis=1), 40)
+        budget, level = _costs(random, 8), random.exponential(0.02)
+
+        def rate(size: int, chances=chances, depths=depths, budget=budget, level=level) -> float:
+            seconds = budget.seconds(np.array([sequences * (size + 1)]))[0]
+            return (1 + chances[:size].sum()) / (seconds + sequences * level * depths[:size].max(initial=0))
+
+        chosen = best_size(chances, depths, budget, sequences=sequences, level_seconds=level)
+        assert rate(chosen) == pytest.approx(max(map(rate, range(41))))
+
+
+@pytest.mark.parametrize(("slope", "least", "most"), [(0.0, 15, 20), (0.3, 0, 3)])
+def test_hardware_drafts_what_the_machine_makes_pay(slope: float, least: float, most: float) -> None:
+    engine = Engine(TARGET, pass_seconds=lambda length: 1.0 + slope * np.arange(200))
+    request = Request(PROMPT, max_new_tokens=80, drafter=TokenRecycling(nodes=20, scope="request"), budget=Hardware())
+    engine.run([seq := engine.submit(request)])
+    assert least <= np.mean(nodes(seq)[10:]) <= most
+
+
+def test_policies_work_for_requests_that_come_and_go() -> None:
+    engine = Engine(TARGET, pass_seconds=lambda length: 1.0 + 0.05 * np.arange(1024))
+    for policy in (Goodput(each="batch"), Goodput(), Hardware()):
+        make = [Request([3, n], max_new_tokens=5 + 4 * n, drafter=DraftModel(OTHER), budget=policy) for n in range(4)]
+        plain = Request(PROMPT, max_new_tokens=9, drafter=PromptLookup())
+        engine.run([engine.submit(request) for request in [*make, plain]])
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("goodput:longest=0", "goodput:probe=0", "goodput:forget=1", "hardware:most=0", "hardware:forget=0"),
+        *(
+            "specdec++:head=x,threshold=1.5",
+            "specdec++:head=x,shortest=9,longest=3",
+            "specdec++",
+            "memory",
+            "memory:mib=0",
+        ),
+    ],
+)
+def test_bad_settings_of_adaptive_policies_are_refused(spec: str) -> None:
     with pytest.raises(SettingsError, match="needs"):
         dc.registry.resolve("budget", spec)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..draft.base import Observation
 
 
+MOST_NODES = 64
+"""Drafted tokens per text and step, beyond which no machine gains."""
+
+
 class Outlook:
     """What is known right before a draw of a drafter that draws token by token.
 

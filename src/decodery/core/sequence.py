@@ -63,6 +63,8 @@ class Sequence:
     budget: Policy | None = None
     draft_state: Any = None
     budget_state: Any = None
+    slots: int | None = None
+    chunk: int | None = None
     sampler_state: Any = None
     memory: Memory = field(default_factory=Memory)
     trace: Trace = field(default_factory=Trace)

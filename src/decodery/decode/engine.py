@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ..budget.base import Budget
+from ..budget.base import MOST_NODES, Budget
 from ..budget.cost import CONTEXT, cost_curve
 from ..core.memory import Memory
 from ..core.sequence import Sequence
@@ -27,7 +27,6 @@ from ..verify.base import Accepted, Laws
 from .commit import commit
 from .request import Request
 
-_MAX_NODES = 64
 _COSTED_ROWS = 1024
 
 
@@ -186,6 +185,8 @@ class Engine:
         if owner.next_position >= shared:
             seq.cache = owner.fork()
             seq.cache.truncate(shared)
+            if seq.slots is not None:
+                seq.cache.provide(seq.slots)
         elif not seq.like.finished:
             return False
         seq.like = None
@@ -204,9 +205,11 @@ class Engine:
         cache, drafter = seq.cache, seq.drafter
         unread = len(seq.tokens) - cache.next_position
         if unread > 1 or seq.position == 0:
-            chunk = seq.tokens[cache.next_position :][: self.prefill_chunk]
+            reads = drafter is not None and drafter.reads_prompt
+            most = min(self.prefill_chunk, seq.chunk) if reads and seq.chunk else self.prefill_chunk
+            chunk = seq.tokens[cache.next_position :][:most]
             decides = len(chunk) == unread
-            if drafter is not None and drafter.reads_prompt:
+            if reads:
                 rows = None
             else:
                 rows = [len(chunk) - 1] if decides else []
@@ -225,7 +228,7 @@ class Engine:
     def _budget(self, seq: Sequence) -> Budget:
         """How much the sequence may draft in this step."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
-        limit = Budget(_MAX_NODES, seq.remaining - 1, len(self._active), partial(self._pass_seconds, len(seq.tokens)))
+        limit = Budget(MOST_NODES, seq.remaining - 1, len(self._active), partial(self._pass_seconds, len(seq.tokens)))
         policy = seq.budget
         if policy is None:
             return limit

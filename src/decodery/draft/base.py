@@ -17,6 +17,7 @@ from ..registry import resolve
 if TYPE_CHECKING:
     from ..budget.base import Budget
     from ..core.sequence import Sequence
+    from ..model.protocol import LanguageModel
 
 
 @dataclass(slots=True)
@@ -72,10 +73,21 @@ class Drafter:
     def observe(self, seq: Sequence, seen: Observation) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
 
+    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+        """The models that read a text beside `target`, each with a cache of its own."""
+        return ()
+
+    def held_rows(self, nodes: int) -> int:
+        """How many rows [vocab] float32 it holds at once while it drafts `nodes` nodes, at most."""
+        return 0
+
 
 @dataclass(frozen=True)
 class Expander(Drafter):
     """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it."""
+
+    def held_rows(self, nodes: int) -> int:
+        return 3
 
     def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
@@ -116,6 +128,14 @@ class Composite(Drafter):
     @property
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return any(part.weighs_cost for part in self.parts)
+
+    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+        return tuple(model for part in self.parts for model in part.readers(target))
+
+    def held_rows(self, nodes: int) -> int:
+        # Expanding a node takes its logits, copies of them in order and warped, and log-probabilities.
+        grown = 4 * (nodes + 1)
+        return sum(grown if isinstance(part, Expander) else part.held_rows(nodes) for part in self.parts)
 
     @contextmanager
     def part(self, seq: Sequence, number: int) -> Iterator[Drafter]:

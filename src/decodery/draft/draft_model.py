@@ -53,7 +53,10 @@ class DraftModel(Expander):
 
     def start(self, seq: Sequence) -> Reading:
         tapped = seq.budget is not None and seq.budget.reads_states
-        return Reading.begin(self.language_model, seq.vocab_size, tapped=tapped)
+        return Reading.begin(self.language_model, seq.vocab_size, tapped=tapped, slots=seq.slots)
+
+    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+        return (self.language_model,)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         # The draft model's own context may be the shorter one; behind its end it has nothing to say.

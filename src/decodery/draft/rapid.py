@@ -74,8 +74,15 @@ class Rapid(Drafter):
             )
 
     def start(self, seq: Sequence) -> _State:
-        model = seq.model if self.model is None else named(self.model)
-        return _State(self.shorten(seq.tokens, _pieces(seq)), Reading.begin(model, seq.vocab_size))
+        (model,) = self.readers(seq.model)
+        reading = Reading.begin(model, seq.vocab_size, slots=seq.slots)
+        return _State(self.shorten(seq.tokens, _pieces(seq)), reading)
+
+    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+        return (target if self.model is None else named(self.model),)
+
+    def held_rows(self, nodes: int) -> int:
+        return 3
 
     def shorten(self, prompt: list[int], pieces: Ordered[str]) -> list[int]:
         """The prompt without the passages that match its end least. pieces: the text of each of its tokens."""

@@ -32,14 +32,20 @@ class Reading:
     settled: int = 0
 
     @classmethod
-    def begin(cls, model: LanguageModel, vocab_size: int, *, tapped: bool = False) -> Reading:
-        """Nothing read yet. Raises VocabularyMismatch unless the model has `vocab_size` tokens."""
+    def begin(cls, model: LanguageModel, vocab_size: int, *, tapped: bool = False, slots: int | None = None) -> Reading:
+        """Nothing read yet. slots: see `Sequence`.
+
+        Raises VocabularyMismatch unless the model has `vocab_size` tokens.
+        """
         if model.vocab_size != vocab_size:
             raise VocabularyMismatch(
                 f"the draft model has {model.vocab_size} tokens and the target {vocab_size}: "
                 "draft with a model that shares the target's tokenizer"
             )
-        return cls(model, model.new_cache(), tapped=tapped)
+        cache = model.new_cache()
+        if slots is not None:
+            cache.provide(slots)
+        return cls(model, cache, tapped=tapped)
 
     def text(self, tokens: list[int]) -> torch.Tensor:
         """The logits [1, vocab] after `tokens`, which are settled; drafts that departed from them are forgotten."""

@@ -20,8 +20,8 @@ from ..model.weights import Dense, Layer, Linear, Weights
 class TableModel:
     """A language model whose logits are a seeded function of the last `order` tokens; every law can be enumerated.
 
-    Logits are float64 in [-spread, spread]. The cache stores token ids where a transformer stores keys, so that
-    `keep`, `truncate` and `fork` are put to the test as well.
+    Logits are float64 in [-spread, spread]; a row's hidden state is its token. The cache stores token ids where a
+    transformer stores keys, so that `keep`, `truncate` and `fork` are put to the test as well.
     """
 
     def __init__(self, vocab_size: int = 5, *, order: int = 2, seed: int = 0, spread: float = 2.0) -> None:
@@ -52,7 +52,8 @@ class TableModel:
             rows += self._segment(segment)
         logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
         _, bounds = batch.logit_rows
-        hidden = {tap: torch.zeros(batch.rows, 1, dtype=torch.float64) for tap in taps}
+        read = [torch.as_tensor(segment.tokens, dtype=torch.float64) for segment in batch.segments]
+        hidden = {tap: torch.cat(read)[:, None] for tap in taps}
         return Scores(logits, bounds, hidden, batch.offsets)
 
     def _segment(self, segment: Segment) -> list[torch.Tensor]:

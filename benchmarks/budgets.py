@@ -1,0 +1,232 @@
+"""What budget policies buy: drafts thrown away against target passes, and tokens per pass against bytes.
+
+    python benchmarks/budgets.py [GROUP ...] [--every 20] [--tokens 64] [--draft smollm2-draft] [--head FILE]
+
+Prompts come from Spec-Bench (DECODERY_DATA), the target is the embedded model at its own precision. Nothing is timed,
+so that the machine's load does not matter. Writes benchmarks/results/budgets.json; groups not run keep what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+import decodery as dc
+from decodery.budget.base import Budget, Policy
+from decodery.budget.confidence import Confidence
+from decodery.budget.cost import CostCurve
+from decodery.budget.fixed import Fixed
+from decodery.budget.goodput import Goodput
+from decodery.budget.memory import MemoryBound, held
+from decodery.budget.specdec_pp import SpecDecPP
+from decodery.core.memory import Memory
+from decodery.core.tree import TokenTree
+from decodery.decode.request import Request
+from decodery.draft.base import Observation
+from decodery.draft.draft_model import DraftModel
+from decodery.testing.tensors import TensorBytes
+
+DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
+OUT = Path(__file__).parent / "results" / "budgets.json"
+LONGEST = 20
+
+
+@dataclass
+class Bench:
+    """The model, its draft and the prompts."""
+
+    lm: dc.LM
+    draft: str
+    head: str
+    prompts: list[str]
+    tokens: int
+
+    def run(self, budget: Policy, **settings: Any) -> list[dc.Output]:
+        drafter = DraftModel(self.draft, length=LONGEST)
+        settings = {"max_new_tokens": self.tokens, "seed": 1, "drafter": drafter, "budget": budget, **settings}
+        return [self.lm.generate(prompt, **settings) for prompt in self.prompts]
+
+
+def counts(outputs: Iterable[dc.Output]) -> dict[str, float]:
+    """Drafted tokens thrown away, and target passes, per emitted token; tokens per pass."""
+    steps = [step for out in outputs for step in out.trace.decoding]
+    emitted = sum(step.emitted for step in steps)
+    return {
+        "discarded": round(sum(step.nodes - step.accepted for step in steps) / emitted, 4),
+        "passes": round(len(steps) / emitted, 4),
+        "drafted": round(sum(step.nodes for step in steps) / len(steps), 3),
+        "tokens_per_pass": round(emitted / len(steps), 3),
+    }
+
+
+def pareto(bench: Bench) -> dict[str, Any]:
+    """Discarded drafts and target passes per emitted token, by policy and setting; below: fixed lengths as a curve."""
+    families: dict[str, dict[str, Policy]] = {
+        "fixed": {f"{gamma}": Fixed(gamma) for gamma in range(1, 11)},
+        "specdec++": {f"{h}": SpecDecPP(bench.head, h, longest=LONGEST) for h in (0.1, 0.3, 0.5, 0.7, 0.9)},
+        "confidence, probability": {f"{p}": Confidence(p, longest=LONGEST) for p in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)},
+        "confidence, entropy": {f"{h}": Confidence(None, h, longest=LONGEST) for h in (0.5, 1.0, 1.5, 2.0, 2.5, 3.5)},
+    }
+    found: dict[str, Any] = {}
+    for name, settings in {
+        "greedy": {"temperature": 0.0},
+        "temperature 1, rejection": {"temperature": 1.0, "rule": "rejection"},
+    }.items():
+        runs = {
+            family: {setting: counts(bench.run(policy, **settings)) for setting, policy in policies.items()}
+            for family, policies in families.items()
+        }
+        curve = [(point["discarded"], point["passes"]) for point in runs["fixed"].values()]
+        runs["below"] = {
+            family: sum(_below(curve, point) for point in points.values()) for family, points in runs.items() if points
+        }
+        found[name] = runs
+        print(name, json.dumps(runs), flush=True)
+    return found
+
+
+def _below(curve: list[tuple[float, float]], point: dict[str, float]) -> bool:
+    """Whether a setting needs no more passes than a mixture of fixed lengths that discards as much."""
+    xs, ys = zip((0.0, 1.0), *sorted(curve), strict=True)
+    return bool(point["passes"] <= np.interp(point["discarded"], xs, ys) + 1e-9)
+
+
+def memory(bench: Bench) -> dict[str, Any]:
+    """The largest bytes of keys, values and vocabulary rows of any prompt, and tokens per pass, by allowed bytes.
+
+    full: a draft of up to 64 nodes without a bound; shares are of what is needed beyond plain decoding.
+    """
+    lm = bench.lm
+    found: dict[str, Any] = {}
+    for name, drafter in {"draft-model": DraftModel(bench.draft, length=LONGEST), "auto": "auto"}.items():
+        rows: dict[str, Any] = {}
+        for label, share in {
+            "unbounded": None,
+            "100 %": 1.0,
+            "50 %": 0.5,
+            "35 %": 0.35,
+            "20 %": 0.2,
+            "0 %": 0.0,
+        }.items():
+            peaks, allowed, outputs = [], [], []
+            for prompt in bench.prompts[:6]:
+                tokens = lm.encode(prompt)
+                budget = None if share is None else MemoryBound(_allowed(bench, tokens, drafter, share) / 2**20)
+                with TensorBytes(partial(_counted, lm.model.vocab_size)) as tensors:
+                    out = lm.generate(prompt, max_new_tokens=bench.tokens, drafter=drafter, budget=budget)
+                peaks.append(tensors.peak)
+                allowed.append(None if budget is None else round(budget.mib * 2**20))
+                outputs.append(out)
+            assert budget is None or all(peak <= most for peak, most in zip(peaks, allowed, strict=True))
+            rows[label] = {
+                "peak_mib": round(max(peaks) / 2**20, 2),
+                "allowed_mib": None if budget is None else round(max(allowed) / 2**20, 2),
+                "nodes": max(step.nodes for out in outputs for step in out.trace.decoding),
+                **{key: value for key, value in counts(outputs).items() if key == "tokens_per_pass"},
+            }
+            print(name, label, rows[label], flush=True)
+        found[name] = rows
+    return found
+
+
+def _counted(vocab: int, tensor: Any) -> bool:
+    return tensor.ndim == 5 or (tensor.ndim > 0 and tensor.shape[-1] == vocab)
+
+
+def _allowed(bench: Bench, tokens: list[int], drafter: Any, share: float) -> int:
+    """Bytes that a text needs without drafts, and that share of what 64 drafted tokens need besides."""
+    request: Request = bench.lm.request(tokens, max_new_tokens=bench.tokens, drafter=drafter)
+    seq = bench.lm.engine().open(request)
+    plain, most = held(seq, 0), held(seq, 64)
+    return int(plain + share * (most - plain)) + 1
+
+
+def serving(bench: Bench) -> dict[str, Any]:
+    """Mean latency of a simulated server, by load: each fixed length, and goodput, relative to the best fixed length.
+
+    Requests of 100 tokens arrive at random, and each accepts drafted tokens with a chance of its own between 0.3 and
+    0.9. Passes take what `benchmarks/results/passes.json` says for int8; drafting a token, a tenth of a pass over one
+    row. Load: the share of what plain decoding can serve in passes over 16 rows.
+    """
+    recorded = json.loads((OUT.parent / "passes.json").read_text("utf-8"))["rows"]
+    times = {row["rows"]: row["ms"] / 1e3 for row in recorded if row["precision"] == "int8"}
+    curve = CostCurve(tuple(sorted(times)), tuple(times[rows] for rows in sorted(times)))
+    seconds = np.array([curve.seconds(max(rows, 1)) for rows in range(2048)])
+    found: dict[str, Any] = {}
+    for load in (0.1, 0.3, 0.6, 0.9, 1.2):
+        rate = load * 16 / seconds[16] / _LENGTH
+        latency = {f"fixed {k}": _latency(Fixed(k), rate, seconds) for k in range(7)}
+        best = min(latency.values())
+        latency |= {f"goodput, each {each}": _latency(Goodput(each), rate, seconds) for each in ("request", "batch")}
+        found[f"{load}"] = {name: round(value / best, 4) for name, value in latency.items()}
+        print(load, found[f"{load}"], flush=True)
+    return found
+
+
+_LENGTH = 100
+
+
+def _latency(policy: Policy, rate: float, seconds: np.ndarray, requests: int = 300) -> float:
+    """Mean seconds from a request's arrival to its last token, with all requests in one batch."""
+    random = np.random.default_rng(0)
+    arrivals = random.exponential(1 / rate, requests).cumsum()
+    chances = random.uniform(0.3, 0.9, requests)
+    memory, draft = Memory(), seconds[1] / 10
+    now, total, waiting, batch = 0.0, 0.0, 0, []
+    while waiting < requests or batch:
+        if not batch:
+            now = max(now, arrivals[waiting])
+        while waiting < requests and arrivals[waiting] <= now:
+            request = SimpleNamespace(number=waiting, position=1, drafter=None, memory=memory)
+            request.budget_state = policy.start(request)
+            batch.append(request)
+            waiting += 1
+        limit = Budget(64, 64, len(batch), lambda: seconds)
+        lengths = [policy.bound(request, limit, batch).nodes for request in batch]
+        now += seconds[len(batch) + sum(lengths)] + draft * sum(lengths)
+        for request, length in zip(list(batch), lengths, strict=True):
+            chance = chances[request.number]
+            accepted = min(int(random.geometric(1 - chance)) - 1, length)
+            tree, path = TokenTree.chain(0, [0] * length), list(range(1, accepted + 1))
+            seen = Observation(tree, torch.empty(0), {}, path, [0] * (accepted + 1), start=0)
+            policy.observe(request, seen, draft * length)
+            request.position += accepted + 1
+            if request.position > _LENGTH:
+                total += now - arrivals[request.number]
+                batch.remove(request)
+    return total / requests
+
+
+GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {"pareto": pareto, "memory": memory, "serving": serving}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--every", type=int, default=20, help="take every so many questions")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--draft", default="smollm2-draft")
+    parser.add_argument("--head", default="smollm2-draft")
+    options = parser.parse_args()
+    lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
+    prompts = [json.loads(line)["turns"][0] for line in lines][:: options.every]
+    bench = Bench(dc.load("smollm2"), options.draft, options.head, prompts, options.tokens)
+    result = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
+    for name in options.groups or GROUPS:
+        settings = {"prompts": len(prompts), "every": options.every, "new_tokens": options.tokens}
+        result[name] = {"settings": settings, "about": GROUPS[name].__doc__, "figures": GROUPS[name](bench)}
+        OUT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""SpecMemo: a bound in bytes on what decoding one text takes, kept by planning all of it before the text begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.cache import KVCache
+from ..registry import register
+from .base import MOST_NODES, Budget, Policy
+
+_CHOOSING = 64
+"""Bytes per token of the vocabulary that choosing one token takes at most: sorted copies, masks, laws in float64."""
+_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """nodes: drafted tokens per step. slots: room of every cache. bytes: the most that is held at any time."""
+
+    nodes: int
+    slots: int
+    bytes: int
+
+
+def plan(seq: Sequence, budget: int, most: int = MOST_NODES) -> Plan:
+    """The largest draft, of at most `most` nodes, with which no step of the text ever holds more than `budget` bytes.
+
+    Raises SettingsError where the text does not fit even without drafts.
+    """
+    needed = 0
+    for nodes in range(most if seq.drafter is not None else 0, -1, -1):
+        needed = held(seq, nodes)
+        if needed <= budget:
+            return Plan(nodes, _slots(seq, nodes), needed)
+    raise SettingsError(
+        f"memory allows {budget / 2**20:.3g} MiB, and a text of up to {seq.prompt_length + seq.max_new_tokens} tokens "
+        f"takes {needed / 2**20:.3g} MiB without any draft: allow more, or ask for fewer new tokens"
+    )
+
+
+def held(seq: Sequence, nodes: int) -> int:
+    """The bytes a text may come to hold with drafts of `nodes` nodes: of keys, values and rows over the vocabulary.
+
+    The target's cache with the rows of the tree, and a copy of those that are kept; the cache of every model that
+    reads along; logits of all rows of a pass; draft distributions, where the rule wants them; and what choosing takes.
+    """
+    slots = _slots(seq, nodes)
+    total = seq.cache.slot_bytes * (slots + nodes)
+    rows = _logit_bytes(seq) * (nodes + 1)
+    if seq.drafter is not None and nodes:
+        total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots
+        rows += _ROW * seq.drafter.held_rows(nodes)
+        if seq.rule.uses_draft_distributions and seq.drafter.origin != "deterministic":
+            rows += torch.float64.itemsize * nodes
+    # Off the CPU the laws of all nodes are worked out at once.
+    chosen_at_once = 1 if seq.model.device.type == "cpu" else nodes + 1
+    return total + seq.vocab_size * (rows + _CHOOSING * chosen_at_once)
+
+
+def _slots(seq: Sequence, nodes: int) -> int:
+    return seq.prompt_length + seq.max_new_tokens + nodes
+
+
+def _logit_bytes(seq: Sequence) -> int:
+    """Bytes per logit of a pass; a model in half precision computes them in that, and gives them in float32."""
+    dtype = getattr(seq.model, "dtype", torch.float32)
+    return max(dtype.itemsize, 4) + (dtype.itemsize if dtype.itemsize < 4 else 0)
+
+
+@register(
+    "memory",
+    paper="SpecMemo: Speculative Decoding is in Your Pocket (2025)",
+    guarantee="the law of the output is unchanged, and its tensors never exceed the given bytes",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class MemoryBound(Policy):
+    """Drafts no more than fits, with the text at its longest, into a given number of MiB per text.
+
+    Counted are keys and values (of the target, of the rows of the tree, and of draft models), logits and distributions;
+    not counted are weights, the states inside a pass, and what drafters without a model remember. Every cache gets its
+    final size at once, so that none is ever copied into a larger one. Where the drafter reads the prompt's logits, the
+    prompt is read in chunks no longer than a draft. A text that does not fit even without drafts is refused. On a CUDA
+    device caches move into memory shared by all texts, which is not counted.
+    """
+
+    mib: float
+
+    def __post_init__(self) -> None:
+        if not self.mib > 0:
+            raise SettingsError(f"memory needs mib above 0, not {self.mib}")
+
+    def start(self, seq: Sequence) -> Plan:
+        if not isinstance(seq.cache, KVCache):
+            raise SettingsError(
+                "memory counts the cache of one model over one text: leave out the budget or the source"
+            )
+        found = plan(seq, int(self.mib * 2**20))
+        seq.slots, seq.chunk = found.slots, found.nodes + 1
+        seq.cache.provide(found.slots)
+        return found
+
+    def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
+        return replace(limit, nodes=min(seq.budget_state.nodes, limit.nodes))
