@@ -21,7 +21,9 @@ from transformers.generation import logits_process as hf
 from decodery.errors import NumericalError, SettingsError
 from decodery.registry import methods
 from decodery.sample import (
+    DRY,
     ORDERS,
+    XTC,
     Context,
     Epsilon,
     Eta,
@@ -29,12 +31,15 @@ from decodery.sample import (
     LogitBias,
     MinNewTokens,
     MinP,
+    Mirostat,
+    Momentum,
     NoRepeatNGram,
     PresencePenalty,
     RepetitionPenalty,
     Sampler,
     Stage,
     Temperature,
+    TopH,
     TopK,
     TopP,
     Typical,
@@ -42,7 +47,6 @@ from decodery.sample import (
 )
 from decodery.sample import top_p as top_p_file
 from decodery.sample import typical as typical_file
-from decodery.sample.history import histories, token_counts
 from decodery.sample.prefix import smallest_prefix
 
 V = 50
@@ -79,6 +83,27 @@ def contexts_for(count: int, seed: int = 0, size: int = V) -> list[Context]:
     for index in range(count):
         tokens = [draw.randrange(min(size, 3) if index % 2 else size) for _ in range(draw.randrange(1, 40))]
         made.append(Context(draw.randrange(len(tokens) + 1), tokens))
+    return made
+
+
+def seen(warp: Warp, contexts: Sequence[Context]) -> list[Context]:
+    """The contexts with the state that the warp has there."""
+    made = []
+    for each in contexts:
+        state = warp.init(each.tokens[: each.prompt_length])
+        for token in each.tokens[each.prompt_length :]:
+            state = warp.advance(state, token, -1.0)
+        made.append(Context(each.prompt_length, each.tokens, state, each.seed))
+    return made
+
+
+def read_again(sampler: Sampler, contexts: Sequence[Context]) -> list[Context]:
+    """The contexts with the states that the sampler has there."""
+    made = []
+    for each in contexts:
+        prompt = each.tokens[: each.prompt_length]
+        start = sampler.context(prompt, len(prompt), sampler.init(prompt), each.seed)
+        made.append(sampler.ahead(start, each.tokens[each.prompt_length :]))
     return made
 
 
@@ -270,7 +295,7 @@ def reference_edit(warp: Warp, row: list[float], context: Context) -> list[float
 )
 def test_edits_equal_the_plain_reference(warp: Warp) -> None:
     before, contexts = ROWS.clone(), contexts_for(len(ROWS))
-    result = warp.warp(ROWS, contexts)
+    result = warp.warp(ROWS, seen(warp, contexts))
     expected = [reference_edit(warp, row.tolist(), each) for row, each in zip(ROWS, contexts, strict=True)]
     assert torch.equal(ROWS, before)
     torch.testing.assert_close(result, torch.tensor(expected), rtol=1e-6, atol=1e-6)
@@ -285,7 +310,7 @@ def successors(tokens: list[int], size: int) -> set[int]:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_no_repeat_ngram_equals_the_plain_reference_and_transformers(size: int) -> None:
     rows, contexts = distinct_rows(200), contexts_for(200)
-    result = NoRepeatNGram(size).warp(rows, contexts)
+    result = NoRepeatNGram(size).warp(rows, seen(NoRepeatNGram(size), contexts))
     processor = hf.NoRepeatNGramLogitsProcessor(size)
     banned = 0
     for row, out, context in zip(rows, result, contexts, strict=True):
@@ -299,7 +324,7 @@ def test_no_repeat_ngram_equals_the_plain_reference_and_transformers(size: int) 
 def test_edits_and_masks_equal_transformers() -> None:
     rows, contexts = ROWS, contexts_for(len(ROWS))
     for penalty in (1.3, 0.7):
-        ours = RepetitionPenalty(penalty).warp(rows, contexts)
+        ours = RepetitionPenalty(penalty).warp(rows, seen(RepetitionPenalty(penalty), contexts))
         processor = hf.RepetitionPenaltyLogitsProcessor(penalty)
         for row, out, context in zip(rows, ours, contexts, strict=True):
             assert torch.equal(out[None], processor(torch.tensor([context.tokens]), row[None].clone()))
@@ -317,31 +342,11 @@ def test_edits_and_masks_equal_transformers() -> None:
     assert len({context.position < 5 for context in contexts}) == 2
 
 
-def test_histories_and_counts_of_a_tree_equal_plain_ones() -> None:
-    shared = list(range(30)) * 3
-    paths = [[], [4], [4, 4], [4, 5], [60, 4], [60, 99], [4, 5, 4, 1]]
-    for prompt_length in (0, 50, 90):
-        contexts = [Context(prompt_length, shared + path) for path in paths]
-        assert [each.tolist() for each in histories(contexts)] == [each.tokens for each in contexts]
-        for generated_only in (False, True):
-            ids, counts = token_counts(contexts, 80, generated_only=generated_only)
-            for row, context in zip(counts, contexts, strict=True):
-                plain = Counter(context.tokens[prompt_length if generated_only else 0 :])
-                found = {int(token): int(count) for token, count in zip(ids, row, strict=True) if count}
-                assert found == {token: count for token, count in plain.items() if token < 80}
-
-
-@given(st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=6), st.lists(st.integers(0, 2)))
-def test_shared_histories_are_found(tails: list[list[int]], head: list[int]) -> None:
-    contexts = [Context(0, head + tail) for tail in tails]
-    assert [each.tolist() for each in histories(contexts)] == [each.tokens for each in contexts]
-
-
 def test_a_mask_never_empties_a_row() -> None:
     rows = torch.full((2, 4), -INF)
     rows[:, 1] = 0.5
     contexts = [Context(0, [1, 1, 1]), Context(0, [2, 3, 2, 3])]
-    assert torch.equal(NoRepeatNGram(1).warp(rows, contexts), rows)
+    assert torch.equal(NoRepeatNGram(1).warp(rows, seen(NoRepeatNGram(1), contexts)), rows)
     assert torch.equal(MinNewTokens(9, (1,)).warp(rows, contexts), rows)
 
 
@@ -349,7 +354,7 @@ def test_tokens_beyond_the_vocabulary_are_ignored_in_histories() -> None:
     contexts = [Context(1, [1, 70, 1, 70, 1])]
     rows = torch.zeros(1, 4)
     for warp in (RepetitionPenalty(2.0), PresencePenalty(1.0), FrequencyPenalty(1.0), NoRepeatNGram(1)):
-        result = warp.warp(rows, contexts)
+        result = warp.warp(rows, seen(warp, contexts))
         assert result.shape == rows.shape and result[0, 0] == 0
 
 
@@ -369,6 +374,11 @@ ACTIVE: dict[str, Warp] = {
     "no-repeat-ngram": NoRepeatNGram(2),
     "logit-bias": LogitBias(((3, 1.5),)),
     "min-new-tokens": MinNewTokens(20, (3,)),
+    "top-h": TopH(0.6),
+    "xtc": XTC(0.9, 0.01),
+    "mirostat": Mirostat(1.0),
+    "dry": DRY(allowed=1),
+    "momentum": Momentum(),
 }
 NEUTRAL: list[Warp] = [
     Temperature(1.0),
@@ -386,24 +396,31 @@ NEUTRAL: list[Warp] = [
     LogitBias(((3, 0.0),)),
     MinNewTokens(0, (3,)),
     MinNewTokens(5, ()),
+    TopH(1.0, top=0),
+    XTC(0.0),
+    XTC(1.0, 0.51),
+    DRY(0.0),
+    DRY(window=0),
+    Momentum(alpha=0.0),
 ]
 
 
 def test_all_registered_warps_are_tested_here() -> None:
     assert set(ACTIVE) == {method.name for method in methods("sample")}
-    assert {type(warp) for warp in NEUTRAL} == {method.cls for method in methods("sample")}
+    # Mirostat has no setting that leaves everything as it is.
+    assert {type(warp) for warp in NEUTRAL} == {method.cls for method in methods("sample")} - {Mirostat}
 
 
 @pytest.mark.parametrize("warp", NEUTRAL, ids=repr)
 def test_neutral_settings_return_the_same_tensor(warp: Warp) -> None:
-    assert warp.neutral and warp.warp(ROWS, contexts_for(len(ROWS))) is ROWS
+    assert warp.neutral and warp.warp(ROWS, seen(warp, contexts_for(len(ROWS)))) is ROWS
 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_row_does_not_depend_on_the_others(name: str) -> None:
     # Large enough that torch splits rows among threads, which must not change how a row is rounded.
     warp, rows = ACTIVE[name], distinct_rows(5, 50_000, seed=8) * 2
-    contexts = contexts_for(5, seed=2)
+    contexts = seen(warp, contexts_for(5, seed=2))
     together = warp.warp(rows, contexts)
     assert not warp.neutral and not torch.equal(together, rows)
     for index in range(5):
@@ -422,7 +439,7 @@ def test_the_entropy_of_a_row_does_not_depend_on_the_others() -> None:
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
-    result = ACTIVE[name].warp(ROWS, contexts_for(len(ROWS)))
+    result = ACTIVE[name].warp(ROWS, seen(ACTIVE[name], contexts_for(len(ROWS))))
     assert all(found for found in kept(result))
     assert all(found <= before for found, before in zip(kept(result), kept(ROWS), strict=True))
 
@@ -451,6 +468,22 @@ def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
         (lambda: LogitBias(((1, 2.0), (1, 3.0))), "names a token twice"),
         (lambda: MinNewTokens(-1), "min-new-tokens"),
         (lambda: MinNewTokens(3, (-1,)), "an end token"),
+        (lambda: TopH(0), "top-h"),
+        (lambda: TopH(top=-1), "top of top-h"),
+        (lambda: TopH(bound="full"), "not 'full'"),  # type: ignore[arg-type]
+        (lambda: XTC(1.5), "the probability of xtc"),
+        (lambda: XTC(0.5, 0), "the threshold of xtc"),
+        (lambda: Mirostat(-1), "the tau of mirostat"),
+        (lambda: Mirostat(eta=INF), "the eta of mirostat"),
+        (lambda: Mirostat(version=3), "versions 1 and 2, not 3"),  # type: ignore[arg-type]
+        (lambda: DRY(-1), "the multiplier of dry"),
+        (lambda: DRY(base=0.5), "the base of dry"),
+        (lambda: DRY(allowed=0), "the allowed length of dry"),
+        (lambda: DRY(window=-1), "the window of dry"),
+        (lambda: DRY(breakers=(-3,)), "a breaker of dry"),
+        (lambda: Momentum(k=0), "momentum needs k >= 1"),
+        (lambda: Momentum(alpha=-1), "the alpha of momentum"),
+        (lambda: Momentum(resistance=()), "momentum needs"),
         (lambda: LogitBias(((V, 1.0),)).warp(ROWS, contexts_for(len(ROWS))), "vocabulary ends at 49"),
     ],
 )
@@ -476,13 +509,23 @@ def test_settings_build_only_what_is_not_neutral_in_the_order_of_the_preset() ->
         "presence_penalty": 0.2,
         "frequency_penalty": 0.1,
         "no_repeat_ngram": 3,
+        "top_h": 0.5,
+        "xtc": 0.5,
+        "xtc_threshold": 0.2,
+        "dry": 0.8,
+        "dry_base": 1.5,
+        "dry_allowed": 3,
+        "dry_window": 100,
+        "dry_breakers": [4],
         "logit_bias": {5: 1.0},
         "min_new_tokens": 2,
         "eos_ids": [0],
     }
     for order, kinds in ORDERS.items():
-        assert [type(warp) for warp in Sampler.from_settings(**settings, order=order).warps] == list(kinds)
-        assert len(set(kinds)) == len(kinds) == len(ACTIVE)
+        # Mirostat takes the place of the other truncations, and momentum is no setting of other stacks.
+        made = [type(warp) for warp in Sampler.from_settings(**settings, order=order).warps]
+        assert made == [kind for kind in kinds if kind is not Mirostat]
+        assert set(kinds) == {type(warp) for warp in ACTIVE.values()} - {Momentum} and len(set(kinds)) == len(kinds)
     stages = [kind.stage for kind in ORDERS["default"]]
     assert stages == sorted(stages)
     assert Sampler.from_settings(temperature=1.0, top_k=0, top_p=1, repetition_penalty=1.0).warps == ()
@@ -503,7 +546,8 @@ def test_transformers_stages_in_its_order_give_the_hf_preset() -> None:
         hf.TopPLogitsWarper(0.9),
         hf.MinPLogitsWarper(0.02),
     ]
-    for row, context, law in zip(rows, contexts, sampler.law(rows, contexts), strict=True):
+    laws = sampler.law(rows, read_again(sampler, contexts))
+    for row, context, law in zip(rows, contexts, laws, strict=True):
         theirs = row[None].clone()
         for processor in processors:
             theirs = processor(torch.tensor([context.tokens]), theirs)
@@ -522,6 +566,18 @@ def test_the_order_matters_and_a_users_order_is_kept() -> None:
     assert torch.equal(by_hand.law(rows, contexts), laws[1])
 
 
+def test_settings_of_one_warp_go_together() -> None:
+    assert Sampler.from_settings(temperature=1.0, xtc=0.3, xtc_threshold=0.2).warps == (XTC(0.3, 0.2),)
+    steered = Sampler.from_settings(temperature=0.9, mirostat=1, mirostat_tau=3.0, mirostat_eta=0.5, order="llamacpp")
+    assert steered.warps == (Temperature(0.9), Mirostat(3.0, 0.5, 1))
+    assert Sampler.from_settings(temperature=1.0, mirostat=0, top_k=4).warps == (TopK(4),)
+    assert Sampler.from_settings(dry=0.7, dry_breakers=[2]).warps == (DRY(0.7, breakers=(2,)), Temperature(0.0))
+    with pytest.raises(SettingsError, match="xtc_threshold has no effect without xtc"):
+        Sampler.from_settings(temperature=1.0, xtc_threshold=0.2)
+    with pytest.raises(SettingsError, match="mirostat takes the place of every other truncation: leave out TopP"):
+        Sampler.from_settings(temperature=1.0, mirostat=2, top_p=0.9)
+
+
 @pytest.mark.parametrize("settings", [{"order": "gpt"}, {"temperature": -1}, {"top_p": 0}, {"min_new_tokens": -1}])
 def test_contradictory_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
@@ -533,8 +589,8 @@ def test_contradictory_settings_are_refused(settings: dict[str, Any]) -> None:
 def test_greedy_applies_masks_and_edits_only() -> None:
     rows, contexts = ROWS, contexts_for(len(ROWS))
     sampler = Sampler.from_settings(temperature=0.0, typical=0.2, top_k=1, repetition_penalty=1.5)
-    edited = RepetitionPenalty(1.5).warp(rows, contexts)
-    law = sampler.law(rows, contexts)
+    edited = RepetitionPenalty(1.5).warp(rows, seen(RepetitionPenalty(1.5), contexts))
+    law = sampler.law(rows, read_again(sampler, contexts))
     assert sampler.greedy and torch.equal(law, edited)
     expected = [row.index(max(row)) for row in edited.tolist()]
     assert sampler.pick(law, 3, [0] * len(rows)).tolist() == expected
@@ -584,7 +640,7 @@ def test_states_advance_purely_along_each_path() -> None:
     sampler = Sampler([RepetitionPenalty(1.5), Temperature(2.0), Fatigue(), TopK(3)])
     logits = distinct_rows(4)
     root = sampler.context([5, 6], 2, sampler.init([5, 6]), seed=9)
-    assert root.state == ((), (), (2.0, 0), ()) and root.position == 0
+    assert root.state[1:] == ((), (2.0, 0), ()) and root.position == 0
     left, right = sampler.extend(root, 5, logits[0]), sampler.extend(root, 7, logits[0])
     below = sampler.extend(left, 1, logits[1])
     assert root.state[2] == (2.0, 0) and root.tokens == [5, 6]
@@ -593,7 +649,10 @@ def test_states_advance_purely_along_each_path() -> None:
     heard = Sampler([RepetitionPenalty(1.5), Temperature(2.0)]).law(logits[:1], [root]).log_softmax(-1)[0]
     assert left.state[2] == (pytest.approx(2.0 - float(heard[5])), 1)
     assert right.state[2] == (pytest.approx(2.0 - float(heard[7])), 1)
-    assert sampler.after(left, 1, logits[1]) == below.state
+    assert sampler.after(left, 1, logits[1])[2] == below.state[2]
+    # Where the logits are unknown, what hears them stays as it is.
+    guess = sampler.ahead(root, [5, 1])
+    assert guess.tokens == below.tokens and guess.state[2] == root.state[2] and guess.state[0].tail == (5, 1)
     law = sampler.law(logits[2:], [left, right])
     assert torch.equal(law[:1], sampler.law(logits[2:3], [left]))
     assert not Sampler([TopK(3)]).stateful and Sampler([TopK(3)]).after(root, 1, logits[0]) is root.state
@@ -616,7 +675,8 @@ SAMPLERS = [
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
 def test_draws_follow_the_reference_distribution(sampler: Sampler) -> None:
-    row, context, draws = distinct_rows(4)[3], contexts_for(1, seed=5)[0], 20_000
+    row, draws = distinct_rows(4)[3], 20_000
+    (context,) = read_again(sampler, contexts_for(1, seed=5))
     values = row.tolist()
     for warp in sampler.warps:
         if isinstance(warp, Temperature):

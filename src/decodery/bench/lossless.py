@@ -73,7 +73,9 @@ def gap(
         chunk = list(tokens[start : start + _CHUNK])
         logits = lm.model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1])])).logits
         cache.keep(range(len(chunk)))
-    context = sampler.context(tokens, prompt_length, sampler.init(tokens[:prompt_length]), seed)
+    prompt = tokens[:prompt_length]
+    begin = sampler.context(prompt, prompt_length, sampler.init(prompt), seed)
+    context = sampler.ahead(begin, tokens[prompt_length:])
     scores = sampler.law(logits, [context])[0].double().cpu()
     if not sampler.greedy:
         scores = scores + gumbel(seed, context.position, torch.arange(len(scores)))

@@ -12,7 +12,10 @@ import click
 from ..errors import PromptError, SettingsError
 
 _MOST_INPUT = 1 << 24
-_CHANCE = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0}
+_CHANCE = {
+    **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0},
+    **{"top_h": None, "xtc": 0.0, "mirostat": 0},
+}
 """Settings that only shape chance, and their neutral values."""
 _NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget", "source", "constraint"}
 
@@ -102,9 +105,26 @@ decoding_options = _options(
     _option("Sampling", "--typical", type=float, metavar="P", help="Keep the most typical tokens that hold P."),
     _option("Sampling", "--epsilon", type=float, metavar="E", help="Keep tokens of at least probability E."),
     _option("Sampling", "--eta", type=float, metavar="E", help="Like epsilon, scaled by the entropy."),
+    _option("Sampling", "--top-h", type=float, metavar="A", help="Keep A of the entropy."),
+    _option("Sampling", "--xtc", type=float, metavar="P", help="With chance P drop all likely tokens but one."),
+    _option("Sampling", "--xtc-threshold", type=float, metavar="P", help="What counts as likely (0.1)."),
+    _option("Sampling", "--mirostat", type=int, metavar="1|2", help="Steer the surprise, by this version."),
+    _option("Sampling", "--mirostat-tau", type=float, metavar="T", help="To T bits per token (5)."),
+    _option("Sampling", "--mirostat-eta", type=float, metavar="E", help="At this rate (0.1)."),
     _option("Sampling", "--repetition-penalty", type=float, metavar="R", help="Divide seen tokens by R (1)."),
     _option("Sampling", "--presence-penalty", type=float, metavar="A", help="Subtract A from used tokens."),
     _option("Sampling", "--frequency-penalty", type=float, metavar="A", help="Subtract A per use of a token."),
+    _option("Sampling", "--dry", type=float, metavar="M", help="Penalise going on with a repetition by M and more."),
+    _option("Sampling", "--dry-base", type=float, metavar="B", help="Times B per repeated token (1.75)."),
+    _option("Sampling", "--dry-allowed", type=int, metavar="N", help="From N repeated tokens on (2)."),
+    _option("Sampling", "--dry-window", type=int, metavar="N", help="Look at the last N tokens (all)."),
+    _option(
+        "Sampling",
+        "--dry-breakers",
+        multiple=True,
+        metavar="TEXT",
+        help='What ends a repetition (newline : " *); may be repeated.',
+    ),
     _option("Sampling", "--no-repeat-ngram", type=int, metavar="N", help="Never write N tokens twice."),
     _option(
         "Sampling",
@@ -193,6 +213,9 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     if "budget" in chosen:
         chosen["budget"] = resolve("budget", chosen["budget"])
     warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}
+    if "dry_breakers" in warping:
+        # Only a model's tokenizer knows which tokens hold these texts.
+        warping["dry_breakers"] = ()
     temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
     build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
     return chosen

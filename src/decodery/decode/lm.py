@@ -28,6 +28,9 @@ from .ngrams import NGrams
 from .request import Request
 from .superposed import Draft, Superposition, superpose
 
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Where repetitions end unless a request says otherwise."""
+
 Message = Mapping[str, Any]
 Prompt = str | Ordered[Message]
 
@@ -206,17 +209,20 @@ class LM:
     ) -> Request:
         """A request with everything resolved from names.
 
-        temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, repetition_penalty, presence_penalty,
-        frequency_penalty, no_repeat_ngram, logit_bias, order) build the usual sampler; `sampler` takes a list of warps
-        in its place. drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter
-        there is no speculation, without a budget the drafter alone decides how much it drafts. source: what makes the
-        logits, as in "guidance:scale=1.5"; None is the model alone. raw: whether the source's texts are plain, as
-        prompts may be.
+        temperature and shortcuts (top_k, top_p, min_p, typical, epsilon, eta, top_h, xtc, mirostat, repetition_penalty,
+        presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
+        the usual sampler; `sampler` takes a list of warps in its place. dry_breakers: texts here, as in llama.cpp.
+        drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there is no
+        speculation, without a budget the drafter alone decides how much it drafts. source: what makes the logits, as in
+        "guidance:scale=1.5"; None is the model alone. raw: whether the source's texts are plain, as prompts may be.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
         own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
         also drafts what the constraint forces.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
+        if shortcuts.get("dry"):
+            breakers = shortcuts.get("dry_breakers")
+            shortcuts["dry_breakers"] = self.tokens_with(DRY_BREAKERS if breakers is None else breakers)
         built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
         drafts, verifies = resolve_drafter(drafter), resolve("verify", rule)
         if constraint is not None:
@@ -239,6 +245,20 @@ class LM:
             reuse=reuse,
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
         )
+
+    def tokens_with(self, texts: Iterable[str]) -> tuple[int, ...]:
+        """Ids of the tokens that hold any of `texts`. Raises SettingsError for one that no token holds whole."""
+        found = set[int]()
+        for text in texts:
+            holding = {token for token, piece in enumerate(self._pieces) if text.encode() in piece} if text else set()
+            if not holding:
+                raise SettingsError(f"no token of this model holds {text!r}: give shorter texts to break at")
+            found |= holding
+        return tuple(sorted(found))
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        return [self.tokenizer.piece(token) for token in range(self.tokenizer.vocab_size)]
 
     def output(self, seq: Sequence) -> Output:
         """What a finished sequence became; raises the error that ended it, if one did."""

@@ -57,6 +57,11 @@ class Warp(ABC):
     hears_logprobs: ClassVar[bool] = True
 
     @property
+    def greedy(self) -> bool:
+        """True where nothing is left to chance: the token is the argmax after masks and edits."""
+        return False
+
+    @property
     def neutral(self) -> bool:
         """True when the settings make this warp the identity."""
         return False

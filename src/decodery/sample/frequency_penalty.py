@@ -9,7 +9,7 @@ import torch
 
 from ..registry import register
 from .base import Context, Stage, Warp, require_number
-from .history import token_counts
+from .history import Counts, token_counts
 
 
 @register("frequency-penalty", guarantee="lossy; penalty=0 is the identity")
@@ -22,6 +22,8 @@ class FrequencyPenalty(Warp):
 
     penalty: float = 0.5
     stage = Stage.EDIT
+    stateful = True
+    hears_logprobs = False
 
     def __post_init__(self) -> None:
         require_number("frequency-penalty", self.penalty)
@@ -33,6 +35,12 @@ class FrequencyPenalty(Warp):
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
-        ids, counts = token_counts(contexts, logits.shape[-1], generated_only=True)
+        ids, counts = token_counts([context.state for context in contexts], logits.shape[-1])
         fall = torch.from_numpy(counts * -self.penalty).to(logits)
         return logits.index_add(1, torch.from_numpy(ids).to(logits.device), fall)
+
+    def init(self, prompt: Sequence[int]) -> Counts:
+        return Counts.of([])
+
+    def advance(self, state: Counts, token: int, logprob: float) -> Counts:
+        return state.add(token)

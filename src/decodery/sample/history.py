@@ -1,52 +1,168 @@
-"""The tokens before each row, counted for all rows at once."""
+"""What a text contains, kept from token to token: how often each token occurs, and where the text's end stood before.
+
+Both are values: adding a token makes a new one and leaves the old one as it is, so that every node of a tree can have
+its own. What they have in common with the text they came from is shared; only the last tokens stand in a short tail,
+which is folded in now and then. Adding a token costs about the same however long the text is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .base import Context
+_TAIL = 64
+"""Tokens that may wait before they are folded in."""
 
 
-def histories(contexts: Sequence[Context]) -> list[np.ndarray]:
-    """All tokens before each row, int64. What the rows of one tree share is converted once."""
-    lists = [context.tokens for context in contexts]
-    shared = _shared_length(lists)
-    common = np.array(lists[0][:shared], dtype=np.int64)
-    return [np.concatenate([common, np.array(tokens[shared:], dtype=np.int64)]) for tokens in lists]
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How often each token occurs. ids: [m] int64 ascending, counts: [m] int64, both without `tail`."""
+
+    ids: np.ndarray
+    counts: np.ndarray
+    tail: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokens: Sequence[int]) -> Counts:
+        ids, counts = np.unique(np.array(tokens, dtype=np.int64), return_counts=True)
+        return cls(ids, counts)
+
+    def add(self, token: int) -> Counts:
+        tail = (*self.tail, token)
+        return replace(self, tail=tail) if len(tail) <= _TAIL else self._fold(tail)
+
+    def _fold(self, tail: tuple[int, ...]) -> Counts:
+        ids, places = np.unique(np.concatenate([self.ids, tail]), return_inverse=True)
+        weights = np.concatenate([self.counts, np.ones(len(tail), dtype=np.int64)])
+        counts = np.zeros(len(ids), dtype=np.int64)
+        np.add.at(counts, places, weights)
+        return Counts(ids, counts)
 
 
-def token_counts(
-    contexts: Sequence[Context], vocab_size: int, *, generated_only: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ids [m] of the tokens that occur before any of the rows, and how often before each row: [n, m] float32.
+def token_counts(histories: Sequence[Counts], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [m] of the tokens that any of the histories has, and how often each history has them: [n, m] float32.
 
-    generated_only: leave the prompt out. Ids the model has no logit for are left out.
+    Ids the model has no logit for are left out.
     """
-    lists = [each.tokens[each.prompt_length :] if generated_only else each.tokens for each in contexts]
-    shared = _shared_length(lists)
-    common = np.array(lists[0][:shared], dtype=np.int64)
-    tails = np.array([token for tokens in lists for token in tokens[shared:]], dtype=np.int64)
-    rows = np.repeat(np.arange(len(lists)), [len(tokens) - shared for tokens in lists])
-    rows, tails, common = rows[tails < vocab_size], tails[tails < vocab_size], common[common < vocab_size]
-    ids = np.unique(np.concatenate([common, tails]))
-    base = np.bincount(ids.searchsorted(common), minlength=len(ids))
-    counts = np.repeat(base[None].astype(np.float32), len(lists), axis=0)
+    bases = {id(each.ids): each for each in histories}
+    tails = np.array([token for each in histories for token in each.tail], dtype=np.int64)
+    ids = np.unique(np.concatenate([*(base.ids for base in bases.values()), tails]))
+    ids = ids[: ids.searchsorted(vocab_size)]
+    # What lies beyond the vocabulary falls into one more column.
+    counts = np.zeros((len(histories), len(ids) + 1), dtype=np.float32)
+    places = {key: ids.searchsorted(base.ids) for key, base in bases.items()}
+    for row, each in enumerate(histories):
+        counts[row, places[id(each.ids)]] = each.counts
+    rows = np.repeat(np.arange(len(histories)), [len(each.tail) for each in histories])
     np.add.at(counts, (rows, ids.searchsorted(tails)), 1)
-    return ids, counts
+    return ids, counts[:, :-1]
 
 
-def _shared_length(lists: Sequence[list[int]]) -> int:
-    """How many leading tokens all lists have in common: what the first and the last in sorted order have."""
-    low, high = min(lists), max(lists)
-    known, end = 0, min(len(low), len(high)) + 1
-    # Invariant: `known` tokens agree, `end` do not. The first guess is that the shorter list is all shared.
-    guess = end - 1
-    while known + 1 < end:
-        if low[known:guess] == high[known:guess]:
-            known = guess
-        else:
-            end = guess
-        guess = (known + end) // 2
-    return known
+def _nowhere() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Where in a text its last tokens have stood before.
+
+    text: [n] int64 and places: positions of each of its tokens, ascending, both without `tail`. ends: [r] ascending
+    positions before the last where the last token stands; lengths: [r] over how many tokens up to there the text
+    repeats its end. A token costs as much as it has occurrences.
+    """
+
+    text: np.ndarray
+    places: dict[int, np.ndarray]
+    tail: tuple[int, ...] = ()
+    ends: np.ndarray = field(default_factory=_nowhere)
+    lengths: np.ndarray = field(default_factory=_nowhere)
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], most: int | None = None) -> Repeats:
+        """most: no repetition counts as longer."""
+        text = np.array(tokens, dtype=np.int64)
+        order = text.argsort(kind="stable")
+        ids, starts = np.unique(text[order], return_index=True)
+        places = dict(zip(ids.tolist(), np.split(order, starts[1:]), strict=False))
+        if not len(text):
+            return cls(text, places)
+        ends = places[int(text[-1])][:-1]
+        lengths = np.array(_suffix_lengths(text.tolist()), dtype=np.int64)[ends]
+        found = cls(text, places, (), ends, lengths)
+        return found if most is None else found._cut(np.minimum(lengths, most))
+
+    def __len__(self) -> int:
+        return len(self.text) + len(self.tail)
+
+    def add(self, token: int) -> Repeats:
+        base = self if len(self.tail) < _TAIL else self._fold()
+        ends = base._positions(token)
+        lengths = np.ones(len(ends), dtype=np.int64)
+        if len(self.ends) and len(ends):
+            slots = self.ends.searchsorted(ends - 1).clip(max=len(self.ends) - 1)
+            lengths += np.where(self.ends[slots] == ends - 1, self.lengths[slots], 0)
+        return Repeats(base.text, base.places, (*base.tail, token), ends, lengths)
+
+    def broken(self) -> Repeats:
+        """The same text, whose end repeats nothing: what follows begins anew."""
+        return replace(self, ends=_nowhere(), lengths=_nowhere())
+
+    def within(self, window: int) -> Repeats:
+        """The repetitions that lie within the last `window` tokens."""
+        return self._cut(np.minimum(self.lengths, self.ends - (len(self) - window) + 1))
+
+    def followers(self, least: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens that followed a repetition of at least that length, [f] ascending, and its greatest length, [f]."""
+        long = self.lengths >= least
+        tokens, places = np.unique(self._at(self.ends[long] + 1), return_inverse=True)
+        longest = np.zeros(len(tokens), dtype=np.int64)
+        np.maximum.at(longest, places, self.lengths[long])
+        return tokens, longest
+
+    def occurs(self, token: int) -> bool:
+        return token in self.places or token in self.tail
+
+    def tokens(self) -> np.ndarray:
+        """Every token that occurs."""
+        return np.array([*self.places, *self.tail], dtype=np.int64)
+
+    def _cut(self, lengths: np.ndarray) -> Repeats:
+        """With other lengths, of which those of 0 and less are dropped."""
+        return replace(self, ends=self.ends[lengths > 0], lengths=lengths[lengths > 0])
+
+    def _positions(self, token: int) -> np.ndarray:
+        known = self.places.get(token, _nowhere())
+        recent = [len(self.text) + at for at, each in enumerate(self.tail) if each == token]
+        return np.concatenate([known, recent]).astype(np.int64) if recent else known
+
+    def _at(self, positions: np.ndarray) -> np.ndarray:
+        recent = positions >= len(self.text)
+        if not recent.any():
+            return self.text[positions]
+        tokens = np.empty(len(positions), dtype=np.int64)
+        tokens[~recent] = self.text[positions[~recent]]
+        tokens[recent] = np.array(self.tail, dtype=np.int64)[positions[recent] - len(self.text)]
+        return tokens
+
+    def _fold(self) -> Repeats:
+        places = self.places | {token: self._positions(token) for token in set(self.tail)}
+        text = np.concatenate([self.text, np.array(self.tail, dtype=np.int64)])
+        return Repeats(text, places, (), self.ends, self.lengths)
+
+
+def _suffix_lengths(tokens: list[int]) -> list[int]:
+    """For every position, over how many tokens up to it the text repeats its end: the Z algorithm, backwards."""
+    backwards = tokens[::-1]
+    n = len(backwards)
+    lengths = [n] + [0] * (n - 1)
+    left = right = 0
+    for at in range(1, n):
+        length = min(right - at, lengths[at - left]) if at < right else 0
+        while at + length < n and backwards[length] == backwards[at + length]:
+            length += 1
+        lengths[at] = length
+        if at + length > right:
+            left, right = at, at + length
+    return lengths[::-1]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
+from ..core.topk import topk
+
 
 def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) -> torch.Tensor:
     """`logits` [n, V] with -inf at the ids `banned[i]` of each row i; `logits` itself if nothing is banned.
@@ -32,3 +34,15 @@ def keep(logits: torch.Tensor, kept: Iterable[np.ndarray]) -> torch.Tensor:
     for row, out, ids in zip(logits.numpy(), result.numpy(), kept, strict=True):
         out[ids] = row[ids]
     return result
+
+
+def largest(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and ids [n, k] of each row's k largest logits, best first and the lowest id among equals; k is cut to V.
+
+    On a GPU equals come in any order, and nothing waits for the device.
+    """
+    if logits.device.type != "cpu":
+        values, ids = logits.topk(min(k, logits.shape[-1]), dim=-1)
+        return values, ids
+    found, sizes = topk(logits, k)
+    return torch.from_numpy(sizes), torch.from_numpy(found)

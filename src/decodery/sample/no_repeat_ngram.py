@@ -10,7 +10,7 @@ import torch
 
 from ..registry import register
 from .base import Context, Stage, Warp, require_count
-from .history import histories
+from .history import Repeats
 from .masks import exclude
 
 
@@ -29,6 +29,8 @@ class NoRepeatNGram(Warp):
 
     size: int = 3
     stage = Stage.MASK
+    stateful = True
+    hears_logprobs = False
 
     def __post_init__(self) -> None:
         require_count("no-repeat-ngram", self.size)
@@ -40,16 +42,15 @@ class NoRepeatNGram(Warp):
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
-        banned = [_successors(tokens, self.size) for tokens in histories(contexts)]
+        banned = [self._completions(context.state) for context in contexts]
         return exclude(logits, [ids[ids < logits.shape[-1]] for ids in banned])
 
+    def init(self, prompt: Sequence[int]) -> Repeats:
+        return Repeats.of(prompt)
 
-def _successors(tokens: np.ndarray, size: int) -> np.ndarray:
-    """What followed each earlier occurrence of the last size - 1 tokens."""
-    windows = len(tokens) - size + 1
-    if windows <= 0:
-        return tokens[:0]
-    same = np.ones(windows, dtype=bool)
-    for offset in range(size - 1):
-        same &= tokens[offset : offset + windows] == tokens[windows + offset]
-    return tokens[size - 1 :][same]
+    def advance(self, state: Repeats, token: int, logprob: float) -> Repeats:
+        return state.add(token)
+
+    def _completions(self, seen: Repeats) -> np.ndarray:
+        """What followed each earlier occurrence of the last size - 1 tokens."""
+        return seen.tokens() if self.size == 1 else seen.followers(self.size - 1)[0]

@@ -9,7 +9,7 @@ import torch
 
 from ..registry import register
 from .base import Context, Stage, Warp, require_number
-from .history import token_counts
+from .history import Counts, token_counts
 
 
 @register(
@@ -26,6 +26,8 @@ class RepetitionPenalty(Warp):
 
     penalty: float = 1.2
     stage = Stage.EDIT
+    stateful = True
+    hears_logprobs = False
 
     def __post_init__(self) -> None:
         require_number("repetition-penalty", self.penalty, above=0.0)
@@ -37,9 +39,15 @@ class RepetitionPenalty(Warp):
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if self.neutral or not contexts:
             return logits
-        seen, counts = token_counts(contexts, logits.shape[-1], generated_only=False)
+        seen, counts = token_counts([context.state for context in contexts], logits.shape[-1])
         ids = torch.from_numpy(seen).to(logits.device)
         occurred = torch.from_numpy(counts > 0).to(logits.device)
         before = logits[:, ids]
         after = torch.where(before < 0, before * self.penalty, before / self.penalty)
         return logits.index_copy(1, ids, torch.where(occurred, after, before))
+
+    def init(self, prompt: Sequence[int]) -> Counts:
+        return Counts.of(prompt)
+
+    def advance(self, state: Counts, token: int, logprob: float) -> Counts:
+        return state.add(token)

@@ -16,38 +16,42 @@ from ..errors import NumericalError, SettingsError
 from ..model.threads import one_thread
 from ..registry import resolve
 from .base import Context, Stage, Warp
+from .dry import DRY
 from .epsilon import Epsilon
 from .eta import Eta
 from .frequency_penalty import FrequencyPenalty
 from .logit_bias import LogitBias
 from .min_new_tokens import MinNewTokens
 from .min_p import MinP
+from .mirostat import Mirostat
 from .no_repeat_ngram import NoRepeatNGram
 from .presence_penalty import PresencePenalty
 from .repetition_penalty import RepetitionPenalty
 from .temperature import Temperature
+from .top_h import TopH
 from .top_k import TopK
 from .top_p import TopP
 from .typical import Typical
+from .xtc import XTC
 
-_PENALTIES = (RepetitionPenalty, FrequencyPenalty, PresencePenalty)
+_PENALTIES = (RepetitionPenalty, FrequencyPenalty, PresencePenalty, DRY)
 
 ORDERS: dict[str, tuple[type[Warp], ...]] = {
     "default": (
         *(NoRepeatNGram, MinNewTokens, LogitBias, *_PENALTIES),
-        *(Temperature, TopK, TopP, MinP, Typical, Epsilon, Eta),
+        *(Temperature, TopK, TopP, MinP, Typical, Epsilon, Eta, TopH, XTC, Mirostat),
     ),
     "hf": (
         *(LogitBias, *_PENALTIES, NoRepeatNGram, MinNewTokens),
-        *(Temperature, TopK, TopP, MinP, Typical, Epsilon, Eta),
+        *(Temperature, TopH, TopK, TopP, MinP, Typical, Epsilon, Eta, XTC, Mirostat),
     ),
     "vllm": (
         *(NoRepeatNGram, MinNewTokens, LogitBias, *_PENALTIES),
-        *(Temperature, MinP, TopK, TopP, Typical, Epsilon, Eta),
+        *(Temperature, MinP, TopK, TopP, Typical, Epsilon, Eta, TopH, XTC, Mirostat),
     ),
     "llamacpp": (
         *(NoRepeatNGram, MinNewTokens, LogitBias, *_PENALTIES),
-        *(TopK, Typical, TopP, MinP, Epsilon, Eta, Temperature),
+        *(TopK, Typical, TopP, MinP, Epsilon, Eta, TopH, XTC, Temperature, Mirostat),
     ),
 }
 """The order in which each stack applies what it has; what it lacks stands where the default has it."""
@@ -81,9 +85,20 @@ class Sampler:
         typical: float | None = None,
         epsilon: float | None = None,
         eta: float | None = None,
+        top_h: float | None = None,
+        xtc: float | None = None,
+        xtc_threshold: float | None = None,
+        mirostat: int | None = None,
+        mirostat_tau: float | None = None,
+        mirostat_eta: float | None = None,
         repetition_penalty: float | None = None,
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
+        dry: float | None = None,
+        dry_base: float | None = None,
+        dry_allowed: int | None = None,
+        dry_window: int | None = None,
+        dry_breakers: Iterable[int] | None = None,
         no_repeat_ngram: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
         min_new_tokens: int | None = None,
@@ -92,9 +107,10 @@ class Sampler:
     ) -> Sampler:
         """The sampler of the usual settings; None leaves a stage out, and a temperature of None is 0: greedy.
 
-        order: whose order of application, one of `ORDERS`; None is "default". Under temperature 0 the
-        settings that only shape chance (top_k to eta) have no effect. Raises SettingsError for a value out of
-        range.
+        order: whose order of application, one of `ORDERS`; None is "default". xtc: its probability; dry: its
+        multiplier; mirostat: its version, 0 for none; what begins with such a name sets up that warp. Under temperature
+        0 the settings that only shape chance (top_k to mirostat) have no effect. Raises SettingsError for a value out
+        of range, for truncations beside mirostat, and for setting up a warp that is not there.
         """
         if order is None:
             order = "default"
@@ -108,6 +124,7 @@ class Sampler:
             Typical: typical,
             Epsilon: epsilon,
             Eta: eta,
+            TopH: top_h,
             RepetitionPenalty: repetition_penalty,
             PresencePenalty: presence_penalty,
             FrequencyPenalty: frequency_penalty,
@@ -116,13 +133,23 @@ class Sampler:
         }
         warps = [make(value) for make, value in settings.items() if value is not None]
         warps.append(MinNewTokens(min_new_tokens or 0, tuple(eos_ids)))
+        warps += _set_up(XTC, "xtc", probability=xtc, threshold=xtc_threshold)
+        warps += _set_up(Mirostat, "mirostat", version=mirostat or None, tau=mirostat_tau, eta=mirostat_eta)
+        breakers = None if dry_breakers is None else tuple(dry_breakers)
+        warps += _set_up(
+            *(DRY, "dry"), multiplier=dry, base=dry_base, allowed=dry_allowed, window=dry_window, breakers=breakers
+        )
         rank = ORDERS[order].index
-        return cls(sorted((warp for warp in warps if not warp.neutral), key=lambda warp: rank(type(warp))))
+        warps = sorted((warp for warp in warps if not warp.neutral), key=lambda warp: rank(type(warp)))
+        truncations = [type(warp).__name__ for warp in warps if warp.stage == Stage.TRUNCATION]
+        if mirostat and len(truncations) > 1:
+            raise SettingsError(f"mirostat takes the place of every other truncation: leave out {truncations[0]}")
+        return cls(warps)
 
     @cached_property
     def greedy(self) -> bool:
-        """True under temperature 0: the token is the argmax of the law, the lowest id among equals."""
-        return any(isinstance(warp, Temperature) and warp.greedy for warp in self.warps)
+        """True under temperature 0 and the like: the token is the argmax of the law, the lowest id among equals."""
+        return any(warp.greedy for warp in self.warps)
 
     @cached_property
     def stateful(self) -> bool:
@@ -140,16 +167,19 @@ class Sampler:
     def after(self, context: Context, token: int, logits: torch.Tensor) -> Any:
         """The state once `token` has been chosen after `context`; nothing is changed in place.
 
-        logits: [V], the model's own at `context`. A warp hears the log-probability of the token under what it
+        logits: [V], the model's own at `context`. A warp that hears log-probabilities hears the token's under what it
         was given: after a temperature the tempered ones, before a truncation the whole distribution.
         """
         if not self.stateful:
             return context.state
         state = list(self._deaf(context.state, [token]))
-        if any(warp.stateful and warp.hears_logprobs for warp in self.warps):
-            for index, warp, before, _ in self._stages(logits[None].float(), [context]):
-                if warp.stateful and warp.hears_logprobs:
-                    state[index] = warp.advance(state[index], token, float(before[0].log_softmax(dim=-1)[token]))
+        listening = [index for index, warp in enumerate(self.warps) if self._listens(warp)]
+        for index, warp, before, _ in self._stages(logits[None].float(), [context]) if listening else ():
+            if self._listens(warp):
+                heard = float(before[0, token] - before[0].logsumexp(dim=-1))
+                state[index] = warp.advance(state[index], token, heard)
+            if index == listening[-1]:
+                break
         return tuple(state)
 
     def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
@@ -210,16 +240,32 @@ class Sampler:
         # Ten times faster than PyTorch on a CPU, and it wakes no threads between two passes.
         return torch.from_numpy(law.numpy().argmax(axis=-1)) if law.device.type == "cpu" else law.argmax(dim=-1)
 
+    def _applies(self, warp: Warp) -> bool:
+        return not (self.greedy and warp.stage > Stage.EDIT)
+
+    def _listens(self, warp: Warp) -> bool:
+        return warp.stateful and warp.hears_logprobs and self._applies(warp)
+
     def _stages(
         self, logits: torch.Tensor, contexts: Sequence[Context]
     ) -> Iterator[tuple[int, Warp, torch.Tensor, torch.Tensor]]:
         """Every warp that applies: its number, itself, the logits before and after it."""
         for index, warp in enumerate(self.warps):
-            if self.greedy and warp.stage > Stage.EDIT:
+            if not self._applies(warp):
                 continue
             before = logits
             logits = warp.warp(before, _own_states(contexts, index) if warp.stateful else contexts)
             yield index, warp, before, logits
+
+
+def _set_up(kind: type[Warp], name: str, **settings: Any) -> list[Warp]:
+    """The warp of `settings`, of which the first is its own; none where that is None."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    if next(iter(settings)) in given:
+        return [kind(**given)]
+    if given:
+        raise SettingsError(f"{name}_{next(iter(given))} has no effect without {name}: give that too")
+    return []
 
 
 def _largest_finite(logits: torch.Tensor) -> bool:

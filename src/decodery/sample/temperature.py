@@ -38,7 +38,6 @@ class Temperature(Warp):
 
     @property
     def greedy(self) -> bool:
-        """True where nothing is left to chance."""
         return self.t < GREEDY_BELOW
 
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:

@@ -132,15 +132,16 @@ def margin(model: LanguageModel, expected: Sequence, got: Sequence, at: int) -> 
     """By how much `expected` preferred its token at output position `at` over `got`'s: a score difference in nats.
 
     The score is what the token is the argmax of: warped logits, and the request's noise where it samples. Infinite
-    where one of the texts has no such position. Warps with a state are not replayed.
+    where one of the texts has no such position. Warps that hear log-probabilities are not replayed.
     """
     if at >= min(len(expected.generated), len(got.generated)):
         return float("inf")
     tokens = expected.tokens[: expected.prompt_length + at]
     scores = model.forward(Batch([Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])]))
     sampler = expected.sampler
-    state = sampler.init(tokens[: expected.prompt_length])
-    law = sampler.law(scores.logits, [sampler.context(tokens, expected.prompt_length, state, expected.seed)])[0]
+    prompt, written = tokens[: expected.prompt_length], tokens[expected.prompt_length :]
+    start = sampler.context(prompt, len(prompt), sampler.init(prompt), expected.seed)
+    law = sampler.law(scores.logits, [sampler.ahead(start, written)])[0]
     pair = torch.tensor([expected.generated[at], got.generated[at]])
     score = law[pair].double()
     if not sampler.greedy:

@@ -1,0 +1,437 @@
+"""Warps with a memory, a controller or randomness of their own: histories, DRY, momentum, top-h, XTC and mirostat."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from transformers.generation import logits_process as hf
+
+from decodery.core.noise import WARP, draw
+from decodery.core.tree import TokenTree
+from decodery.sample import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram, Sampler, Temperature, TopH, Warp
+from decodery.sample.history import Counts, Repeats, token_counts
+from decodery.sample.mirostat import rank_bound, zipf_exponents
+from decodery.sample.momentum import depths
+from decodery.testing import check_identical, tiny_transformer
+from decodery.verify.base import Accepted, Laws, Rule
+
+INF = math.inf
+
+
+def rows(count: int, size: int, seed: int = 0) -> torch.Tensor:
+    """From flat to peaked, without ties; then one-hot and equal ones."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.tensor([0.1, 0.5, 1.0, 2.0, 4.0, 8.0]).repeat(count)[:count, None]
+    one_hot = torch.full((1, size), -INF).index_fill_(1, torch.tensor([2]), 0.5)
+    return torch.cat([torch.randn(count, size, generator=generator) * scales, one_hot, torch.zeros(1, size)])
+
+
+def at(warp: Warp, prompt: Sequence[int], written: Sequence[int], seed: int = 0) -> Context:
+    """The context after `written`, with the warp's own state there."""
+    state = warp.init(prompt)
+    for token in written:
+        state = warp.advance(state, token, -1.0)
+    return Context(len(prompt), [*prompt, *written], state, seed)
+
+
+# Histories.
+
+TEXTS = st.lists(st.integers(0, 3), max_size=150)
+
+
+@given(TEXTS, st.lists(st.lists(st.integers(0, 5), max_size=80), min_size=1, max_size=4))
+def test_counts_of_a_tree_equal_plain_ones(prompt: list[int], paths: list[list[int]]) -> None:
+    start, made = Counts.of(prompt), []
+    for path in paths:
+        history = start
+        for token in path:
+            history = history.add(token)
+        made.append(history)
+    ids, counts = token_counts(made, 5)
+    for row, path in zip(counts, paths, strict=True):
+        plain = Counter(prompt + path)
+        found = {int(token): int(count) for token, count in zip(ids, row, strict=True) if count}
+        assert found == {token: count for token, count in plain.items() if token < 5}
+    assert start.tail == ()
+
+
+def plain_repeats(tokens: Sequence[int]) -> dict[int, int]:
+    """End positions before the last, and over how many tokens the text repeats its end there: by comparison."""
+    found = {}
+    for end in range(len(tokens) - 1):
+        length = 0
+        while length <= end and tokens[end - length] == tokens[len(tokens) - 1 - length]:
+            length += 1
+        if length:
+            found[end] = length
+    return found
+
+
+@given(TEXTS, TEXTS)
+def test_repeats_equal_a_plain_comparison(prompt: list[int], written: list[int]) -> None:
+    found = Repeats.of(prompt)
+    for token in written:
+        found = found.add(token)
+    tokens = prompt + written
+    expected = plain_repeats(tokens)
+    assert dict(zip(found.ends.tolist(), found.lengths.tolist(), strict=True)) == expected
+    assert len(found) == len(tokens) and set(found.tokens().tolist()) == set(tokens)
+    for least in (1, 2, 4):
+        longest: dict[int, int] = {}
+        for end, length in expected.items():
+            if length >= least:
+                longest[tokens[end + 1]] = max(length, longest.get(tokens[end + 1], 0))
+        ids, lengths = found.followers(least)
+        assert dict(zip(ids.tolist(), lengths.tolist(), strict=True)) == longest
+
+
+def test_a_branch_leaves_its_trunk_as_it_is() -> None:
+    draw_from = random.Random(3)
+    trunk = Repeats.of([draw_from.randrange(3) for _ in range(70)])
+    before = (trunk.ends.tolist(), trunk.lengths.tolist(), len(trunk))
+    branches = [[draw_from.randrange(3) for _ in range(140)] for _ in range(2)]
+    states = [trunk, trunk]
+    for pair in zip(*branches, strict=True):
+        states = [state.add(token) for state, token in zip(states, pair, strict=True)]
+    for state, branch in zip(states, branches, strict=True):
+        tokens = trunk.text.tolist() + branch
+        assert dict(zip(state.ends.tolist(), state.lengths.tolist(), strict=True)) == plain_repeats(tokens)
+    assert (trunk.ends.tolist(), trunk.lengths.tolist(), len(trunk)) == before
+
+
+# DRY.
+
+
+def plain_dry(tokens: Sequence[int], warp: DRY) -> dict[int, float]:
+    """What each token loses, by comparing every position with the end of the text."""
+    tokens = list(tokens)[-warp.window :] if warp.window else list(tokens)
+    since = next((n for n, token in enumerate(reversed(tokens)) if token in warp.breakers), len(tokens))
+    longest: dict[int, int] = {}
+    for end, length in plain_repeats(tokens).items():
+        length, token = min(length, since), tokens[end + 1]
+        if length >= warp.allowed and token not in warp.breakers:
+            longest[token] = max(length, longest.get(token, 0))
+    most = int(88.7228391 / math.log(warp.base)) if warp.base > 1.000001 else 10**9
+    return {token: warp.multiplier * warp.base ** min(n - warp.allowed, most) for token, n in longest.items()}
+
+
+@given(
+    TEXTS,
+    TEXTS,
+    st.builds(
+        DRY,
+        multiplier=st.just(0.8),
+        base=st.sampled_from([1.0, 1.2]),
+        allowed=st.integers(1, 4),
+        window=st.sampled_from([None, 3, 20]),
+        breakers=st.sampled_from([(), (3,), (0, 3)]),
+    ),
+)
+def test_dry_equals_its_plain_definition(prompt: list[int], written: list[int], warp: DRY) -> None:
+    logits = torch.linspace(-1, 1, 4)[None]
+    found = warp.warp(logits, [at(warp, prompt, written)])[0]
+    expected = logits[0].double()
+    for token, fine in plain_dry(prompt + written, warp).items():
+        expected[token] -= fine
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-5)
+
+
+def test_dry_by_hand() -> None:
+    # "1 2 3" was followed by 4 and, later, by 5; 7 is where runs break.
+    text = [1, 2, 3, 4, 7, 9, 2, 3, 5, 8, 1, 2, 3]
+    warp = DRY(multiplier=1.0, base=2.0, allowed=2, breakers=(7,))
+    fines = -warp.warp(torch.zeros(1, 10), [at(warp, [], text)])[0]
+    assert fines.tolist() == [0, 0, 0, 0, 2.0, 1.0, 0, 0, 0, 0]
+    broken = [1, 2, 3, 4, 1, 7, 2, 3]
+    assert (warp.warp(torch.zeros(1, 10), [at(warp, [], broken)])[0, 4]).item() == -1.0
+
+
+def test_no_penalty_of_dry_is_beyond_float32() -> None:
+    warp = DRY(allowed=1)
+    law = warp.warp(torch.zeros(1, 4), [at(warp, [1] * 400, [])])
+    assert law[0, 1] < -1e37 and torch.isfinite(law).all()
+
+
+# Momentum.
+
+
+@given(TEXTS.filter(bool))
+def test_depths_equal_a_comparison_of_runs(text: list[int]) -> None:
+    seen = Repeats.of(text)
+    for token in range(5):
+        run, depth = [*text, token], 0
+        while depth < len(run) and any(
+            run[start : start + depth + 1] == run[len(run) - depth - 1 :] for start in range(len(text) - depth)
+        ):
+            depth += 1
+        assert depths(seen, [token]) == [depth]
+
+
+def test_momentum_takes_the_best_score_and_leaves_nothing_to_chance() -> None:
+    sampler = Sampler([Momentum()])
+    assert sampler.greedy
+    text = [1, 2, 3, 1, 2]
+    logits = torch.tensor([[0.1, 0.1, 0.1, 0.5, 0.2]]).log()
+    context = sampler.ahead(sampler.context([1], 1, sampler.init([1])), text[1:])
+    # 3 has followed "1 2": depth 3, so 0.5 - 0.2 * 3; 4 has never occurred.
+    assert sampler.law(logits, [context])[0].tolist() == pytest.approx([0.1, -0.1, -0.1, -0.1, 0.2], abs=1e-6)
+    assert sampler.pick(sampler.law(logits, [context]), 0, [5]).tolist() == [4]
+    blocked = Momentum(k=1, resistance=(0.0, INF))
+    assert blocked.warp(logits, [at(blocked, text, [])]).argmax().item() == 3
+
+
+def test_an_infinite_resistance_forbids_runs() -> None:
+    model = tiny_transformer(0)
+    warp = Momentum(k=64, resistance=(0.0, 0.0, 0.0, INF))
+    (run,) = check_identical(model, [[5, 6, 7]], drafter=None, sampler=Sampler([warp]), seeds=(0,), max_new_tokens=80)
+    runs = [tuple(run.tokens[start : start + 3]) for start in range(len(run.tokens) - 2)]
+    assert len(set(runs)) == len(runs)
+    (greedy,) = check_identical(model, [[5, 6, 7]], drafter=None, seeds=(0,), max_new_tokens=80)
+    assert len({tuple(greedy.tokens[start : start + 3]) for start in range(81)}) < 81
+    (same,) = check_identical(
+        model, [[5, 6, 7]], drafter=None, sampler=Sampler([Momentum(alpha=0.0)]), seeds=(0,), max_new_tokens=80
+    )
+    assert same.tokens == greedy.tokens
+
+
+# Top-H.
+
+
+def plain_top_h(row: Sequence[float], warp: TopH) -> list[int]:
+    weights = [math.exp(value - max(row)) for value in row]
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))[: warp.top or len(row)]
+    whole = math.fsum(weights[token] for token in (order if warp.bound == "partial" else range(len(row))))
+    probs = [weight / whole for weight in weights]
+
+    def spread(tokens: Sequence[int]) -> float:
+        return -math.fsum(probs[token] * math.log(probs[token]) for token in tokens if probs[token] > 0)
+
+    kept = order[:1]
+    for size in range(2, len(order) + 1):
+        if warp.bound == "partial":
+            fits = spread(order[:size]) <= warp.alpha * spread(order) * (1 + 1e-9)
+        else:
+            mass = math.fsum(probs[token] for token in order[:size])
+            fits = spread(order[:size]) / mass + math.log(mass) <= warp.alpha * spread(range(len(row))) * (1 + 1e-9)
+        if not fits or row[order[size - 1]] == -INF:
+            break
+        kept = order[:size]
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("bound", ["renormalised", "partial"])
+@pytest.mark.parametrize(("alpha", "top"), [(0.4, 0), (0.4, 6), (0.83, 0), (0.999, 0)])
+def test_top_h_equals_a_plain_scan(bound: str, alpha: float, top: int) -> None:
+    warp = TopH(alpha, top, bound)  # type: ignore[arg-type]
+    given_rows = rows(200, 12)
+    found = warp.warp(given_rows, [])
+    for row, law in zip(given_rows, found, strict=True):
+        kept = torch.isfinite(law).nonzero().flatten().tolist()
+        assert kept == plain_top_h(row.tolist(), warp)
+        assert torch.equal(law[kept], row[kept])
+
+
+def test_top_h_bounds_the_entropy_at_every_step_where_the_released_rule_does_not() -> None:
+    given_rows = rows(600, 400, seed=4)[:600]
+    whole = torch.distributions.Categorical(logits=given_rows.double()).entropy()
+    for alpha in (0.3, 0.7):
+        kept = [TopH(alpha, 0, bound).warp(given_rows, []).double() for bound in ("renormalised", "partial")]  # type: ignore[arg-type]
+        bounded, released = (torch.distributions.Categorical(logits=each).entropy() for each in kept)
+        assert (bounded <= alpha * whole * (1 + 1e-7)).all()
+        assert (released > alpha * whole).any()
+    flat = torch.zeros(1, 256)
+    assert torch.isfinite(TopH(0.5, 0).warp(flat, [])).sum() == 16
+    assert torch.isfinite(TopH(0.5, 0, "partial").warp(flat, [])).sum() == 128
+
+
+def test_the_partial_bound_is_that_of_transformers() -> None:
+    for size in (50, 3000):
+        for alpha in (0.4, 0.77):
+            given_rows = rows(90, size, seed=3)[:90]
+            ours = TopH(alpha, bound="partial").warp(given_rows, [])
+            assert torch.equal(ours, hf.TopHLogitsWarper(alpha)(None, given_rows.clone()))
+
+
+# XTC.
+
+
+def plain_xtc(row: Sequence[float], threshold: float) -> list[int]:
+    """Which tokens go."""
+    whole = math.fsum(math.exp(value - max(row)) for value in row)
+    probs = [math.exp(value - max(row)) / whole for value in row]
+    likely = sorted((t for t in range(len(row)) if probs[t] >= threshold - 1e-7), key=lambda t: (-row[t], t))
+    return sorted(likely[:-1])
+
+
+def test_xtc_drops_all_likely_tokens_but_the_least() -> None:
+    given_rows = rows(200, 12)
+    for threshold in (0.0613, 0.1, 0.2517, 0.5):
+        warp = XTC(1.0, threshold)
+        found = warp.warp(given_rows, [Context(0, [1])] * len(given_rows))
+        for row, law in zip(given_rows, found, strict=True):
+            gone = (torch.isfinite(row) & ~torch.isfinite(law)).nonzero().flatten().tolist()
+            assert gone == plain_xtc(row.tolist(), threshold)
+
+
+def test_xtc_changes_its_share_of_positions_and_says_the_same_when_asked_again() -> None:
+    warp, row = XTC(0.3, 0.1), torch.zeros(1, 4)
+    contexts = [Context(1, [0] * (1 + position), seed=9) for position in range(2000)]
+    changed = [not torch.equal(warp.warp(row, [each]), row) for each in contexts]
+    assert stats.binomtest(sum(changed), len(changed), 0.3).pvalue > 1e-3
+    together = warp.warp(row.expand(2000, -1), contexts)
+    assert [not torch.equal(each[None], row) for each in together] == changed
+    assert changed == [draw(9, position, stream=WARP) < 0.3 for position in range(2000)]
+    others = [not torch.equal(warp.warp(row, [Context(1, each.tokens, seed=10)]), row) for each in contexts]
+    assert others != changed
+
+
+# Mirostat.
+
+
+def zipf_source(exponent: float, size: int) -> torch.Tensor:
+    return (-exponent * torch.arange(1, size + 1, dtype=torch.float32).log())[None]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("tau", [3.0, 4.0])
+def test_mirostat_reaches_its_target_on_a_zipf_source(version: int, tau: float) -> None:
+    logits, eta, steps = zipf_source(1.1, 1000), 0.1, 1500
+    warp = Mirostat(tau, eta, version)  # type: ignore[arg-type]
+    sampler = Sampler([warp])
+    context = sampler.context([0], 1, sampler.init([0]), 5)
+    for position in range(steps):
+        token = int(sampler.pick(sampler.law(logits, [context]), 5, [position])[0])
+        context = Context(1, [0] * (position + 2), sampler.after(context, token, logits[0]), 5)
+    state = context.state[0]
+    assert state.tokens == steps
+    # The identity that the guarantee states, and what follows from a bounded mu.
+    assert state.surprise / steps - tau == pytest.approx((2 * tau - state.mu) / (eta * steps), abs=1e-9)
+    assert abs(state.surprise / steps - tau) <= 0.05
+
+
+def test_mirostat_keeps_what_is_less_surprising_than_its_bound() -> None:
+    given_rows = rows(100, 50)
+    for mu in (-1.0, 0.5, 2.0, 5.0, 90.0):
+        warp = Mirostat(version=2)
+        state = warp.init([])
+        contexts = [Context(0, [], type(state)(mu))] * len(given_rows)
+        for row, law in zip(given_rows, warp.warp(given_rows, contexts), strict=True):
+            bits = -row.double().log_softmax(-1) / math.log(2)
+            expected = (bits <= mu) & torch.isfinite(row)
+            expected[row.argmax()] = True
+            if mu < bits.min():
+                expected = row == row.max()
+            assert torch.equal(torch.isfinite(law), expected)
+
+
+def plain_rank_bound(row: Sequence[float], mu: float) -> int:
+    probs = sorted((math.exp(value) for value in row), reverse=True)
+    pairs = [(math.log((i + 2) / (i + 1)), math.log(probs[i] / probs[i + 1])) for i in range(min(100, len(row) - 1))]
+    s = sum(t * b for t, b in pairs) / sum(t * t for t, _ in pairs)
+    eps, n = s - 1, len(row)
+    k = (eps * 2**mu / (1 - n**-eps)) ** (1 / s)
+    return max(1, min(round(k), n))
+
+
+def test_the_first_version_bounds_the_rank() -> None:
+    given_rows = rows(60, 300, seed=6)[:60] + zipf_source(1.3, 300)
+    warp = Mirostat(version=1)
+    for mu in (0.5, 3.0, 6.0):
+        contexts = [Context(0, [], type(warp.init([]))(mu))] * 60
+        for row, law in zip(given_rows, warp.warp(given_rows, contexts), strict=True):
+            size = plain_rank_bound(row.double().tolist(), mu)
+            kept = torch.isfinite(law).nonzero().flatten().tolist()
+            assert kept == sorted(row.topk(size).indices.tolist())
+    assert zipf_exponents(zipf_source(1.37, 101)) == pytest.approx([1.37], rel=1e-5)
+    # s = 1 is the limit of its neighbours; a flat start and an excluded tail are no error.
+    assert rank_bound(1.0, 5.0, 1000) == pytest.approx(rank_bound(1.00001, 5.0, 1000), abs=1)
+    assert rank_bound(0.0, 5.0, 1000) == 1 and rank_bound(0.0, 20.0, 1000) == 1000
+    holes = torch.full((1, 300), -INF).index_fill_(1, torch.tensor([4, 7]), 1.0)
+    assert torch.isfinite(warp.warp(holes, [Context(0, [], warp.init([]))])).sum() == 2
+
+
+def test_a_target_out_of_reach_is_said() -> None:
+    warp = Mirostat(tau=9.0, eta=1.0)
+    state = warp.init([])
+    with pytest.warns(RuntimeWarning, match="mirostat cannot reach 9 bits per token"):
+        for _ in range(8):
+            state = warp.advance(state, 0, -0.1)
+    assert state.mu > 64
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warp.advance(state, 0, -0.1)
+
+
+# All of them under speculation.
+
+STATEFUL = {
+    "dry": Sampler([DRY(0.8, allowed=1), Temperature(0.9)]),
+    "dry-greedy": Sampler([DRY(1.5, allowed=1, window=12, breakers=(3,)), Temperature(0.0)]),
+    "momentum": Sampler([Momentum()]),
+    "top-h": Sampler([Temperature(1.5), TopH(0.7)]),
+    "xtc": Sampler([XTC(0.5, 0.05), Temperature(0.7)]),
+    "mirostat-1": Sampler([Temperature(0.8), Mirostat(2.0, 0.5, 1)]),
+    "mirostat-2": Sampler([NoRepeatNGram(2), Mirostat(2.0, 0.5)]),
+}
+
+
+class _Oblivious(Rule):
+    """Wrong: every node is judged with the history of the root."""
+
+    def choose(self, tree: TokenTree, laws: Laws, seq) -> Accepted:  # type: ignore[no-untyped-def]
+        path, node = [], 0
+        while True:
+            law = seq.sampler.law(laws.logits[node : node + 1], [seq.context()])
+            token = int(seq.sampler.pick(law, seq.seed, [laws.position(node)])[0])
+            child = tree.child(node, token)
+            if child is None:
+                return Accepted(path, token)
+            path.append(child)
+            node = child
+
+
+def test_a_rule_that_forgets_the_path_is_caught() -> None:
+    from decodery.testing import LawBroken
+    from methods import DRAFTERS
+
+    target = tiny_transformer(0)
+    for name in ("dry", "momentum", "mirostat-2"):
+        with pytest.raises(LawBroken):
+            check_identical(
+                *(target, [[5] * 6 + [7, 8, 9] * 4]),
+                drafter=DRAFTERS["draft-model"](target),
+                rule=_Oblivious(),
+                sampler=STATEFUL[name],
+                seeds=range(8),
+            )
+
+
+def test_a_draft_model_that_is_the_target_knows_every_state() -> None:
+    from methods import DRAFTERS
+
+    target = tiny_transformer(0)
+    for sampler in STATEFUL.values():
+        (run,) = check_identical(
+            target, [[1, 2, 3]], drafter=DRAFTERS["draft-model"](target), sampler=sampler, seeds=(0,), max_new_tokens=21
+        )
+        assert [step.emitted for step in run.trace.decoding] == [4] * 5
+
+
+def test_long_histories_cost_no_more_per_token() -> None:
+    # Counted, not timed: what a node's history holds of its own, beside what it shares with the text before it.
+    generator = np.random.default_rng(0)
+    text = generator.zipf(1.3, 20_000) % 3000
+    counts, repeats = Counts.of(text), Repeats.of(text.tolist())
+    for token in text[:500].tolist():
+        counts, repeats = counts.add(token), repeats.add(token)
+        assert len(counts.tail) <= 64 and len(repeats.tail) <= 65
