@@ -40,7 +40,7 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.protocol import LanguageModel
-from decodery.sample import Sampler
+from decodery.sample import DRY, XTC, Mirostat, Sampler, Temperature
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.diverse_beam import DiverseBeam
@@ -52,7 +52,9 @@ from decodery.source.guidance import Guidance
 from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
 from decodery.source.value import LinearValue
+from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
+from decodery.verify.cntp import CNTP
 from decodery.verify.coupled import Coupled
 from decodery.verify.judge import Head, Judge
 from decodery.verify.k_seq import KSeq
@@ -121,6 +123,8 @@ CONTINUOUS_RULES = {"density-ratio"}
 """Rules for models of continuous values; they verify no tokens, and are tested with such models."""
 
 LOSSY_RULES: dict[str, Rule] = {
+    "adadec": AdaDec(tau=2.5, length=3),
+    "cntp": CNTP(most=3, high=3.0, length=5, stops=(9, 20, 31)),
     "judge": Judge(Head(torch.linspace(-1, 1, 32), 0.1, layer=2)),
     "lexical-unit": LexicalUnitRule(),
     "rapid": RapidRule(),
@@ -154,6 +158,7 @@ SAMPLERS: dict[str, Sampler] = {
     "greedy-penalties": Sampler.from_settings(repetition_penalty=1.3, frequency_penalty=0.4, no_repeat_ngram=3),
     "plain": Sampler.from_settings(temperature=1.0),
     "nucleus": Sampler.from_settings(temperature=0.7, top_p=0.9),
+    "steered": Sampler([DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), Mirostat(2.0, 0.5)]),
     "everything": Sampler.from_settings(
         temperature=1.3,
         top_k=30,

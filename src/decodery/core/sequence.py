@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..sample.base import Context
     from ..sample.sampler import Sampler
     from ..source.base import Source
-    from ..verify.base import Rule
+    from ..verify.base import Rule, Undecided
     from .text import Detokenizer, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -41,6 +41,7 @@ class Sequence:
     only hands them back. budget: None where the drafter alone decides how much it drafts.
     memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
     where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
+    asked: what the rule must see scored before it decides on the next token, None where it has not asked.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
     ranked it by, higher is better; None where nothing was ranked.
     like: a sequence with the same prompt and source, whose prefill this one will share by forking its cache.
@@ -73,6 +74,7 @@ class Sequence:
     stopped_by: int | str | None = None
     error: DecoderyError | None = None
     score: float | None = None
+    asked: Undecided | None = None
     source: Source | None = None
     like: Sequence | None = None
 

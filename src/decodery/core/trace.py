@@ -14,7 +14,7 @@ class Step:
     nodes: drafted tokens (the pending one not counted); accepted: how many of them became text; emitted: tokens the
     sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
     sequences of a batch share. prefill: the pass read prompt tokens. counts: what else the step cost or did,
-    such as rows fed to a second model, by name.
+    such as rows fed to a second model, by name; `extra_passes` and `extra_rows` are passes that a rule asked for.
     """
 
     nodes: int

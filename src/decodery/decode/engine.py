@@ -23,7 +23,7 @@ from ..errors import DecoderyError, PromptError, SettingsError
 from ..model.batch import Batch, Scores, Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
-from ..verify.base import Accepted, Laws
+from ..verify.base import Accepted, Laws, Undecided
 from .commit import commit
 from .request import Request
 
@@ -35,7 +35,8 @@ class _Turn:
     """One sequence's part in a pass. The tree's nodes are the last rows of the segment.
 
     prefill: the rows are unread tokens, not a draft. drafting: seconds the draft took. scores: of the pass it took part
-    in, as segment `number`. laws: None where unread tokens remain, so that nothing is chosen.
+    in, as segment `number`. asked: its rule asked for the rows. laws: None where unread tokens remain, so that nothing
+    is chosen.
     """
 
     seq: Sequence
@@ -46,6 +47,7 @@ class _Turn:
     drafting: float = 0.0
     scores: Scores | None = None
     number: int = 0
+    asked: bool = False
     laws: Laws | None = None
     accepted: Accepted | None = None
     emitted: int = 0
@@ -204,6 +206,8 @@ class Engine:
         """The rows this sequence feeds: a chunk of unread tokens, or its draft tree."""
         cache, drafter = seq.cache, seq.drafter
         unread = len(seq.tokens) - cache.next_position
+        if seq.asked is not None:
+            return _Turn(seq, _segment(seq.asked.tree, cache), seq.asked.tree, False, True, asked=True)
         if unread > 1 or seq.position == 0:
             reads = drafter is not None and drafter.reads_prompt
             most = min(self.prefill_chunk, seq.chunk) if reads and seq.chunk else self.prefill_chunk
@@ -221,9 +225,7 @@ class Engine:
             tree = drafter.propose(seq, budget)
             _check_draft(tree, seq, budget)
         drafting = perf_counter() - begin
-        mask = None if tree.is_chain else tree.ancestor_mask()
-        segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
-        return _Turn(seq, segment, tree, False, True, drafting)
+        return _Turn(seq, _segment(tree, cache), tree, False, True, drafting)
 
     def _budget(self, seq: Sequence) -> Budget:
         """How much the sequence may draft in this step."""
@@ -259,6 +261,11 @@ def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
 
 
+def _segment(tree: TokenTree, cache: KVCache) -> Segment:
+    mask = None if tree.is_chain else tree.ancestor_mask()
+    return Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
+
+
 def _score(turns: list[_Turn]) -> None:
     """One pass of every distinct model over the turns that are scored by it."""
     groups: dict[LanguageModel, list[_Turn]] = {}
@@ -278,7 +285,8 @@ def _commit(turn: _Turn) -> None:
         seq.cache.keep([])
         return
     if turn.laws is None or turn.accepted is None:
-        seq.cache.keep(range(rows))
+        # Where the rule asked for more, the pending token stays pending.
+        seq.cache.keep(range(rows if seq.asked is None else rows - len(turn.tree)))
         emitted: list[int] = []
     else:
         emitted = commit(seq, turn.tree, turn.laws, turn.accepted)
@@ -287,10 +295,10 @@ def _commit(turn: _Turn) -> None:
         kept = turn.accepted.path[: len(emitted) - 1]
         seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
     turn.emitted = len(emitted)
-    if seq.drafter is not None and (not turn.prefill or seq.drafter.reads_prompt):
+    if seq.drafter is not None and (seq.drafter.reads_prompt if turn.prefill else seq.asked is None):
         seen = _observation(turn, emitted)
         seq.drafter.observe(seq, seen)
-        if seq.budget is not None and not turn.prefill:
+        if seq.budget is not None and not turn.prefill and not turn.asked:
             seq.budget.observe(seq, seen, turn.drafting)
 
 
@@ -300,8 +308,11 @@ def _choose(turn: _Turn) -> None:
     hidden = {tap: turn.hidden(tap)[-nodes:] for tap in turn.seq.rule.taps}
     laws = Laws(turn.tree, turn.logits[-nodes:], turn.seq, hidden)
     try:
-        turn.accepted = turn.seq.rule.choose(turn.tree, laws, turn.seq)
-        turn.laws = laws
+        found = turn.seq.rule.choose(turn.tree, laws, turn.seq)
+        if isinstance(found, Undecided):
+            turn.seq.asked = found
+        else:
+            turn.accepted, turn.laws, turn.seq.asked = found, laws, None
     except DecoderyError as error:
         turn.seq.fail(error)
 
@@ -330,6 +341,8 @@ def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
     path = [] if turn.accepted is None else turn.accepted.path
     counts = dict(turn.seq.cache.counts)
     turn.seq.cache.counts.clear()
+    if turn.asked:
+        counts |= {"extra_passes": 1, "extra_rows": len(turn.segment)}
     return Step(
         nodes=len(turn.tree) - 1,
         accepted=min(len(path), turn.emitted),

@@ -53,6 +53,11 @@ class Request:
                 f"{type(self.rule).__name__} verifies continuous values (decodery.decode.continuous), not tokens: use "
                 "the coupled rule, or recursive-rejection"
             )
+        if self.rule.greedy_only and not self.sampler.greedy:
+            raise SettingsError(
+                f"the rule {type(self.rule).__name__} leaves nothing to chance, so the sampler may hold masks and "
+                "penalties only: use temperature 0"
+            )
         if self.drafter is not None and self.drafter.origin not in self.rule.origins:
             raise SettingsError(
                 f"the rule {type(self.rule).__name__} cannot verify {self.drafter.origin} drafts of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -19,6 +19,17 @@ class Accepted:
 
     path: list[int]
     bonus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """A rule's wish to see more rows: a further pass scores `tree`, and the rule is asked again.
+
+    tree: rooted at the pending token. notes: what the rule wants to find in `seq.asked` then.
+    """
+
+    tree: TokenTree
+    notes: Any = None
 
 
 class Laws:
@@ -73,13 +84,18 @@ class Laws:
 class Rule:
     """A verification rule. origins: how siblings may have arisen for the rule to keep its guarantee.
 
-    taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds.
+    taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds. greedy_only:
+    whether it leaves nothing to chance, so that a temperature would be ignored.
     """
 
     origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled", "without-replacement"})
     uses_draft_distributions: ClassVar[bool] = False
     taps: ClassVar[tuple[int, ...]] = ()
+    greedy_only: ClassVar[bool] = False
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
-        """Walk `tree` from its root; returns the accepted path and the token that follows it."""
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Undecided:
+        """Walk `tree` from its root; returns the accepted path and the token that follows it.
+
+        A rule that must see more first says so, as often as it needs to; nothing becomes text before it decides.
+        """
         raise NotImplementedError
