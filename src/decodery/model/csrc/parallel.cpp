@@ -1,4 +1,37 @@
 #include "parallel.h"
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+void Team::arrive(int32_t thread) {
+#if defined(__linux__)
+    if (thread < watched_cores) __atomic_store_n(&cores[thread], sched_getcpu(), __ATOMIC_RELAXED);
+#else
+    (void)thread;
+#endif
+}
+
+bool Team::part(int32_t thread) {
+#if defined(__linux__)
+    arrive(thread);
+    const int32_t here = sched_getcpu();
+    bool shared = false;
+    for (int32_t other = 0; other < threads && other < watched_cores; ++other)
+        shared |= other != thread && __atomic_load_n(&cores[other], __ATOMIC_RELAXED) == here;
+    cpu_set_t allowed;
+    if (!shared || here < 0 || here >= CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
+    cpu_set_t others = allowed;
+    CPU_CLR(here, &others);
+    // Forbidding the core moves the thread at once; where it may run afterwards stays as it was.
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return false;
+    sched_setaffinity(0, sizeof allowed, &allowed);
+    arrive(thread);
+    return true;
+#else
+    (void)thread;
+    return false;
+#endif
+}
 
 void Team::sleep(int32_t seen) {
     pthread_mutex_lock(&mutex);
@@ -56,8 +89,9 @@ void* work(void* argument) {
     for (int64_t seen = 0;; ++seen) {
         await_epoch(pool, seen);
         const bool closing = pool.closing;
+        pool.team.arrive(worker.thread);
         if (!closing) pool.job(pool.context, worker.thread, pool.team);
-        pool.team.barrier();
+        pool.team.barrier(worker.thread);
         if (closing) return nullptr;
     }
 }
@@ -88,7 +122,7 @@ Pool* create(int32_t threads) {
 void close(Pool* pool) {
     pool->closing = true;
     start(*pool, nullptr, nullptr);
-    pool->team.barrier();
+    pool->team.barrier(0);
     // The workers may still be leaving the barrier: the few bytes of a closed pool are left to the process.
 }
 
@@ -115,7 +149,8 @@ void run_parallel(int32_t threads, Job job, void* context) {
     if (current == nullptr) current = create(threads);
     Pool& pool = *current;
     start(pool, job, context);
+    pool.team.arrive(0);
     job(context, 0, pool.team);
-    pool.team.barrier();
+    pool.team.barrier(0);
     pthread_mutex_unlock(&one_job);
 }

@@ -48,7 +48,7 @@ struct Runner {
     }
     void meet(Stage stage) {
         lap(stage);
-        team.barrier();
+        team.barrier(thread);
         lap(stage_wait);
     }
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
@@ -219,7 +219,9 @@ struct Runner {
         for (int32_t s = 0; s < pass.segment_count; ++s) {
             const Segment& segment = pass.segments[s];
             const int32_t queries = segment.rows * group;
-            const int32_t fine = (4 * team.threads + model.kv_heads - 1) / model.kv_heads;
+            int32_t fine = (4 * team.threads + model.kv_heads - 1) / model.kv_heads;
+            // A number of items that the threads can share evenly.
+            while (fine * model.kv_heads % team.threads != 0) ++fine;
             const int32_t coarse = (queries + most_queries - 1) / most_queries;
             const int32_t wanted = team.threads > 1 && fine > coarse ? fine : coarse;
             const int32_t parts = wanted < queries ? wanted : queries;
