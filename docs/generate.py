@@ -155,6 +155,25 @@ def parts() -> str:
     )
 
 
+def continuous() -> str:
+    """What the density-ratio rule accepts, and how far the law is moved."""
+    result = _load("continuous")
+    return f"`{result['command']}`\n\n" + _table(
+        ["model", "drafter's means moved by", "rule", "accepted", "values per pass", "distance"],
+        [
+            [
+                row["model"],
+                str(row["moved"]),
+                row["rule"],
+                f"{row['accepted']:.0%}",
+                f"{row['values_per_pass']:.2f}",
+                f"{row['distance']:.3f}",
+            ]
+            for row in result["rows"]
+        ],
+    )
+
+
 def _load(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
@@ -226,6 +245,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "parts": parts,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,
+    "continuous": continuous,
 }
 
 

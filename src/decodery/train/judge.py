@@ -180,7 +180,7 @@ def from_answers(
     valid = np.ones(len(tree) - 1, dtype=bool)
     if shared < len(wrong) and len(tree) - 1 > len(right):
         valid[-1] = False
-    return _states(model, prompt, tree, np.arange(1, len(tree))), valid
+    return states_of(model, prompt, tree, np.arange(1, len(tree))), valid
 
 
 def mined(
@@ -223,7 +223,7 @@ def mined(
         for token in path:
             node = tree.child(node, token) or 0
         nodes.append(node)
-    return _states(model, prompt, tree, np.array(nodes)), valid
+    return states_of(model, prompt, tree, np.array(nodes)), valid
 
 
 def _alternatives(
@@ -241,7 +241,7 @@ def _alternatives(
 
 
 @torch.no_grad()
-def _states(model: LanguageModel, prompt: list[int], tree: TokenTree, nodes: np.ndarray) -> np.ndarray:
+def states_of(model: LanguageModel, prompt: list[int], tree: TokenTree, nodes: np.ndarray) -> np.ndarray:
     """[len(nodes), hidden] last states of a tree's nodes behind the prompt, as the head sees them."""
     layer, cache = model.config.num_layers, model.new_cache()
     if len(prompt) > 1:

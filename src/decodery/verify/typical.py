@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,16 +48,16 @@ class Typical(Rule):
         waiting = [0]
         while waiting:
             node = waiting.pop()
-            children = tree.children(node).tolist()
-            if not children:
+            children = tree.children(node)
+            if not len(children):
                 continue
             p = laws.probabilities(node)
             least = threshold(p, self.epsilon, self.delta)
+            chances = p[torch.from_numpy(tree.tokens[children])].tolist()
             depth, logp = reached[node]
-            for child in children:
-                chance = p[tree.tokens[child]]
+            for child, chance in zip(children.tolist(), chances, strict=True):
                 if chance > least:
-                    reached[child] = (depth + 1, logp + float(chance.log()))
+                    reached[child] = (depth + 1, logp + math.log(chance))
                     waiting.append(child)
         last = max(reached, key=lambda node: reached[node])
         return Accepted(tree.path(last), laws.picks([last])[0])
