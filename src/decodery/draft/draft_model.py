@@ -12,9 +12,8 @@ import torch
 from ..budget.base import Budget, Outlook
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
-from ..errors import SettingsError
+from ..errors import SettingsError, VocabularyMismatch
 from ..model.batch import Batch, Segment
-from ..model.cache import KVCache
 from ..model.named import named
 from ..model.protocol import LanguageModel
 from ..registry import register
@@ -26,18 +25,19 @@ from .reading import Reading
     "draft-model",
     paper="Fast Inference from Transformers via Speculative Decoding (2023)",
     lossless=True,
-    needs=("a second model with the same vocabulary",),
+    needs=("a second model with the same vocabulary, or the one that comes with the target",),
 )
 @dataclass(frozen=True)
 class DraftModel(Expander):
     """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
 
-    model: a `LanguageModel`, or a name `decodery.load` knows. length: tokens drafted per step. Draft tokens use the
-    target's warps and the target's noise, so that under the coupled rule two models that agree draw the same token;
-    where the rule wants them, the draft's distributions go along. Scope: the request; memory: one more cache.
+    model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
+    target, as there is one for smollm2. length: tokens drafted per step. Draft tokens use the target's warps and the
+    target's noise, so that under the coupled rule two models that agree draw the same token; where the rule wants
+    them, the draft's distributions go along. Scope: the request; memory: one more cache.
     """
 
-    model: LanguageModel | str
+    model: LanguageModel | str | None = None
     length: int = 4
 
     origin: ClassVar[Origin] = "sampled"
@@ -47,24 +47,30 @@ class DraftModel(Expander):
         if self.length < 1:
             raise SettingsError(f"draft-model needs length >= 1, not {self.length}")
 
-    @property
-    def language_model(self) -> LanguageModel:
-        return named(self.model)
-
     def start(self, seq: Sequence) -> Reading:
+        model = self._model(seq.model)
+        known = {model.config.vocabulary, seq.model.config.vocabulary} - {""}
+        if len(known) > 1:
+            raise VocabularyMismatch(
+                "the tokens of the draft model are not those of the target, although there may be as many: draft with "
+                "a model that shares the target's tokenizer"
+            )
         tapped = seq.budget is not None and seq.budget.reads_states
-        return Reading.begin(self.language_model, seq.vocab_size, tapped=tapped, slots=seq.slots)
+        return Reading.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
 
     def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
-        return (self.language_model,)
+        return (self._model(target),)
+
+    def _model(self, target: LanguageModel) -> LanguageModel:
+        return named(_shipped(target) if self.model is None else self.model)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        reading: Reading = seq.draft_state
         # The draft model's own context may be the shorter one; behind its end it has nothing to say.
-        left = self.language_model.config.max_positions - len(seq.tokens) + 1
+        left = reading.model.config.max_positions - len(seq.tokens) + 1
         length = min(self.length, budget.nodes, budget.depth, left)
         if length < 1:
             return TokenTree.root(seq.pending)
-        reading: Reading = seq.draft_state
         reading.settle(seq.tokens)
         sampler, context = seq.sampler, seq.context()
 
@@ -78,36 +84,56 @@ class DraftModel(Expander):
             if not budget.goes_on(outlook):
                 break
             row = outlook.law[None]
+            token = int(sampler.pick(row, seq.seed, [context.position])[0])
+            if row[0, token] == -torch.inf:
+                # A mask may leave nothing that a draft with few tokens can say.
+                break
             if seq.rule.uses_draft_distributions:
                 laws[len(drafted)] = sampler.probabilities(row)[0]
-            drafted.append(int(sampler.pick(row, seq.seed, [context.position])[0]))
-            if drafted[-1] in seq.eos_ids:
+            drafted.append(token)
+            if token in seq.eos_ids:
                 break
-            context = sampler.extend(context, drafted[-1], reading.draft(context.tokens)[0])
+            context = sampler.extend(context, token, reading.draft(context.tokens)[0])
         return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
 
     def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         reading: Reading = seq.draft_state
         root = reading.text(seq.tokens)
         below = np.asarray([node for node in nodes if node > 0], dtype=np.int64)
-        logits = torch.cat((root, self._branches(reading.cache, tree, below))) if len(below) else root
+        logits = torch.cat((root, _branches(reading, tree, below))) if len(below) else root
         place = {node: row for row, node in enumerate(below.tolist(), start=1)}
         sampler = seq.sampler
         contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
-        law = sampler.law(logits[[place.get(node, 0) for node in nodes]], contexts)
-        return law.float().log_softmax(dim=-1)
+        law = sampler.law(logits[[place.get(node, 0) for node in nodes]], contexts).float()
+        # Where a mask leaves nothing that the draft can say, anything is as good.
+        silent = law.amax(dim=-1, keepdim=True) == -torch.inf
+        return torch.where(silent, 0.0, law).log_softmax(dim=-1)
 
-    def _branches(self, cache: KVCache, tree: TokenTree, nodes: np.ndarray) -> torch.Tensor:
-        """Logits [k, vocab] after `nodes` [k] below the root, which alone is in the cache: their paths are fed."""
-        mask = tree.ancestor_mask()
-        rows = np.flatnonzero(mask[nodes].any(axis=0))[1:]
-        segment = Segment(
-            cache.next_position + tree.depths[rows] - 1,
-            tree.tokens[rows],
-            mask=mask[np.ix_(rows, rows)],
-            cache=cache,
-            logit_rows=np.searchsorted(rows, nodes).tolist(),
+
+def _branches(reading: Reading, tree: TokenTree, nodes: np.ndarray) -> torch.Tensor:
+    """Logits [k, vocab] after `nodes` [k] below the root, which alone is in the cache: their paths are fed."""
+    cache, mask = reading.cache, tree.ancestor_mask()
+    rows = np.flatnonzero(mask[nodes].any(axis=0))[1:]
+    segment = Segment(
+        cache.next_position + tree.depths[rows] - 1,
+        tree.tokens[rows],
+        mask=mask[np.ix_(rows, rows)],
+        cache=cache,
+        logit_rows=np.searchsorted(rows, nodes).tolist(),
+    )
+    logits = reading.model.forward(Batch([segment])).logits
+    cache.keep([])
+    return logits
+
+
+def _shipped(target: LanguageModel) -> str:
+    """The name of the draft that comes with this package for a model like `target`."""
+    from ..model.drafts import shipped_for
+
+    found = shipped_for(target.config.vocabulary)
+    if found is None:
+        raise SettingsError(
+            "no draft model comes with this package for this model: train one with `decodery train draft`, or name "
+            "another, as in draft-model:model=NAME"
         )
-        logits = self.language_model.forward(Batch([segment])).logits
-        cache.keep([])
-        return logits
+    return found

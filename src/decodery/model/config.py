@@ -36,7 +36,8 @@ class ModelConfig:
     Sizes are counts; `attention_scale` multiplies query-key products; `embedding_scale` multiplies embeddings.
     `sliding_layers[i]` says whether layer i sees only the last `sliding_window` positions (itself included);
     such layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store
-    w - 1 are converted at loading).
+    w - 1 are converted at loading). kept_tokens: how many tokens have an embedding and an output of their own, as in
+    small draft models; 0 is all of them. vocabulary: fingerprint of the tokenizer, "" where it is not known.
     """
 
     vocab_size: int
@@ -65,6 +66,8 @@ class ModelConfig:
     causal: bool = True
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    kept_tokens: int = 0
+    vocabulary: str = ""
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:

@@ -17,7 +17,7 @@ from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .native import BLOCK
 from .store import Progress, replacing
-from .weights import Dense, Layer, Linear, Weights
+from .weights import Dense, Kept, Layer, Linear, Weights
 
 Part = Callable[[str], torch.Tensor]
 """Gives the tensor of a part by its name, such as "embedding.weight" or "layers.3.q.bias", in any float dtype."""
@@ -39,9 +39,10 @@ class Slot:
 def slots(config: ModelConfig) -> Iterator[Slot]:
     """Every tensor of a model of this configuration, in the order of use."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+    tokens = config.kept_tokens or config.vocab_size
     attention = config.num_heads * dim
     fused = attention + 2 * config.num_kv_heads * dim
-    yield Slot("embedding.weight", (config.vocab_size, hidden), ("embedding.weight",))
+    yield Slot("embedding.weight", (tokens, hidden), ("embedding.weight",))
     for index in range(config.num_layers):
         prefix = f"layers.{index}."
 
@@ -70,7 +71,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield norm("post_mlp_norm", hidden)
     yield Slot("norm.weight", (hidden,), ("norm.weight",))
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
-    yield Slot("head.weight", (config.vocab_size, hidden), (source,), linear=True)
+    yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
 
 
 def write(path: Path, config: ModelConfig, precision: str, part: Part, *, progress: Progress) -> None:
@@ -129,8 +130,28 @@ def _tensors(slot: Slot, precision: str, fused: torch.Tensor) -> dict[str, torch
     return {stem + name: tensor for name, tensor in layer.tensors().items()}
 
 
+def save(path: Path, weights: Weights) -> None:
+    """Write weights whose linear layers are int8 and whose embedding is the head's table, which is written once."""
+    from safetensors.torch import save_file
+
+    tensors = {"norm.weight": weights.norm}
+    linears: dict[str, Any] = {"head": weights.head}
+    if weights.kept is not None:
+        tensors |= {"kept.ids": weights.kept.ids.int(), "kept.rows": weights.kept.rows.int()}
+    for index, layer in enumerate(weights.layers):
+        for name, part in vars(layer).items():
+            if isinstance(part, torch.Tensor):
+                tensors[f"layers.{index}.{name}.weight"] = part
+            elif part is not None:
+                linears[f"layers.{index}.{name}"] = part
+    for stem, linear in linears.items():
+        tensors |= {f"{stem}.{name}": tensor for name, tensor in linear.tensors().items()}
+    with replacing(path) as temporary:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+
+
 def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
-    """The weights that `write` wrote; on a CPU they are mapped, not copied."""
+    """The weights that `write` or `save` wrote; on a CPU they are mapped, not copied."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -138,6 +159,8 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
             tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise CorruptFile(f"the converted weights {path} are damaged: remove that file and load again") from error
+
+    _check(path, config, tensors)
 
     def linear(name: str) -> Linear:
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
@@ -154,13 +177,64 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
         linears = {name: linear(prefix + name) for name in ("qkv", "output", "gate_up", "down")}
         return Layer(**weights, **linears)  # type: ignore[arg-type]
 
-    embedding = tensors["embedding.weight"]
+    if "embedding.weight" in tensors:
+        embedding = tensors["embedding.weight"]
+    else:
+        embedding = tensors["head.weight"].float() * tensors["head.scale"][:, None]
     return Weights(
         embedding=embedding,
         layers=[layer(index) for index in range(config.num_layers)],
         norm=tensors["norm.weight"],
         head=linear("head") if "head.weight" in tensors else Dense(embedding),
+        kept=Kept(tensors["kept.ids"].long(), tensors["kept.rows"].long()) if config.kept_tokens else None,
     )
+
+
+def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor]) -> None:
+    """Refuse tensors of other names, shapes or types than the configuration's: kernels would read beyond them."""
+    # Layers that are only promised end this at the first one: there are no more slots than tensors.
+    fitting = all(_fits(slot, tensors) for slot in slots(config)) and _keeps(config, tensors)
+    known = {"kept.ids", "kept.rows"}
+    for slot in slots(config) if fitting else ():
+        stem = slot.name.removesuffix("weight")
+        known |= {slot.name, f"{stem}scale", f"{stem}step", f"{stem}least"}
+    if not fitting or not known.issuperset(tensors):
+        raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file anew")
+
+
+def _fits(slot: Slot, tensors: dict[str, torch.Tensor]) -> bool:
+    found = tensors.get(slot.name)
+    if found is None:
+        # Where embedding and head are one table, one of them is enough.
+        other = {"embedding.weight": "head.weight", "head.weight": "embedding.weight"}.get(slot.name)
+        return other in tensors
+    stem = slot.name.removesuffix("weight")
+    if not slot.linear or found.dtype in (torch.float32, torch.bfloat16):
+        return tuple(found.shape) == slot.shape and found.dtype in (torch.float32, torch.bfloat16)
+    outputs, inputs = slot.shape
+    if found.dtype == torch.int8:
+        wanted = {"weight": slot.shape, "scale": (outputs,)}
+    else:
+        blocks = (outputs, inputs // BLOCK)
+        wanted = {"weight": (outputs, inputs // 2), "step": blocks, "least": blocks}
+    types = {"scale": torch.float32, "step": torch.float16, "least": torch.float16, "weight": found.dtype}
+    parts = {name: tensors.get(stem + name) for name in wanted}
+    return found.dtype in (torch.int8, torch.uint8) and all(
+        part is not None and tuple(part.shape) == wanted[name] and part.dtype == types[name]
+        for name, part in parts.items()
+    )
+
+
+def _keeps(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> bool:
+    if not config.kept_tokens:
+        return True
+    ids, rows = tensors.get("kept.ids"), tensors.get("kept.rows")
+    if ids is None or rows is None or {ids.dtype, rows.dtype} != {torch.int32}:
+        return False
+    if tuple(ids.shape) != (config.kept_tokens,) or tuple(rows.shape) != (config.vocab_size,):
+        return False
+    inside = int(ids[0]) >= 0 and int(ids[-1]) < config.vocab_size and bool((ids.diff() > 0).all())
+    return inside and int(rows.min()) >= 0 and int(rows.max()) < config.kept_tokens
 
 
 def _fuse(slot: Slot, part: Part) -> torch.Tensor:

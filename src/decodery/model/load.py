@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
-from . import embedded, fused, hub
+from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
+from . import drafts, embedded, fused, hub
 from .chat import ChatTemplate
 from .config import ModelConfig, Rope
-from .families import read_config
+from .families import MOST_LAYERS, read_config
 from .folder import FolderCheckpoint, model_files, read_json
 from .protocol import LanguageModel
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
-FORMAT = 1
+FORMAT = 2
 """Version of what is kept under the cache directory; another number makes everything be converted anew."""
 
-_TOKENIZER, _DESCRIPTION = "tokenizer.json", "model.json"
+_TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 
 
 @dataclass
@@ -107,12 +107,16 @@ class _Source:
 
 def _find(name: str, revision: str | None) -> _Source:
     path = Path(name).expanduser()
-    local = name in embedded.EMBEDDED or path.exists()
+    local = name in embedded.EMBEDDED or name in drafts.SHIPPED or path.exists()
     if revision is not None and local:
         raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
         entry = _converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
         return _Source(name, entry, lambda: _gguf(_pulled(name)))
+    if name in drafts.SHIPPED:
+        return _draft(name, drafts.SHIPPED[name])
+    if path.is_dir() and (path / _DESCRIPTION).is_file() and not (path / "config.json").is_file():
+        return _draft(name, path)
     if path.is_dir():
         return _from_folder(name, path)
     if path.is_file():
@@ -122,11 +126,20 @@ def _find(name: str, revision: str | None) -> _Source:
         return _Source(path.stem, entry, lambda: _gguf(path))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
-    known = list(embedded.EMBEDDED)
+    known = [*embedded.EMBEDDED, *drafts.SHIPPED]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"give {', '.join(known)}, a folder, a .gguf file or a Hub id"
     kind = "file or folder" if "/" in name or name.endswith(".gguf") else "model"
     raise ModelNotFound(f"there is no {kind} {name!r}: {hint}")
+
+
+def _draft(name: str, folder: Path) -> _Source:
+    """A trained draft is kept in the form that other models are converted to."""
+
+    def nothing_else() -> FolderCheckpoint:
+        raise SettingsError(f"the draft {name} is kept in int8 alone: load it with dtype auto or int8")
+
+    return _Source(name, folder, nothing_else)
 
 
 def _from_folder(name: str, folder: Path) -> _Source:
@@ -169,8 +182,13 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
         config = _config_from_json(description["config"])
         chosen = choose_dtype(dtype, description["precision"], device)
         special, template = description["special"], description["chat_template"]
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CorruptFile(f"{entry / _DESCRIPTION} is damaged: remove the folder {entry} and load again") from error
+        tokenizer = entry / _TOKENIZER
+        if not tokenizer.exists() and "tokenizer_of" in description:
+            tokenizer = _tokenizer_of(str(description["tokenizer_of"]), config)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptFile(
+            f"{entry / _DESCRIPTION} is damaged: remove the folder {entry} and load or make it again"
+        ) from error
     weights = entry / f"{chosen}.safetensors"
     if not weights.exists():
         with locked(entry.parent / f"{entry.name}.lock"):
@@ -178,18 +196,35 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
                 _convert(source, config, chosen, weights)
     return LoadedModel(
         model=Transformer(config, fused.read(weights, config, device)),
-        tokenizer=Tokenizer.from_file(entry / _TOKENIZER, bos_id=config.bos_id, eos_ids=config.eos_ids),
+        tokenizer=Tokenizer.from_file(tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids),
         chat=ChatTemplate(template, special) if template else None,
         name=source.name,
         dtype=chosen,
     )
 
 
+def _tokenizer_of(name: str, config: ModelConfig) -> Path:
+    """The tokenizer file of another model, whose vocabulary must be the one that `config` was made for."""
+    source = _find(name, None)
+    if not (source.entry / _DESCRIPTION).exists():
+        with locked(source.entry.parent / f"{source.entry.name}.lock"):
+            if not (source.entry / _DESCRIPTION).exists():
+                _describe(source)
+    if read_json(source.entry / _DESCRIPTION)["config"]["vocabulary"] != config.vocabulary:
+        raise VocabularyMismatch(f"the tokenizer of {name} is not the one this draft was trained with")
+    return source.entry / _TOKENIZER
+
+
 def _describe(source: _Source) -> None:
     """Write what there is to know of a model but its weights."""
     checkpoint, entry = source.checkpoint, source.entry
     tokenizer, facts = checkpoint.texts()
-    config = dataclasses.replace(checkpoint.config, bos_id=facts.bos_id, eos_ids=facts.eos_ids)
+    config = dataclasses.replace(
+        checkpoint.config,
+        bos_id=facts.bos_id,
+        eos_ids=facts.eos_ids,
+        vocabulary=Tokenizer(tokenizer).fingerprint(),
+    )
     with replacing(entry / _TOKENIZER) as temporary:
         tokenizer.save(str(temporary), pretty=False)
     description = {
@@ -216,13 +251,27 @@ def _config_from_json(raw: dict[str, Any]) -> ModelConfig:
 
     ropes = {name: rope(raw[name]) for name in ("rope", "local_rope")}
     tuples = {name: tuple(raw[name]) for name in ("sliding_layers", "eos_ids")}
-    return ModelConfig(**{**raw, **ropes, **tuples})
+    config = ModelConfig(**{**raw, **ropes, **tuples})
+    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads)
+    others = (config.num_layers, config.head_dim, config.max_positions, config.sliding_window or 1)
+    if (
+        any(not isinstance(size, int) or not 0 < size < 2**31 for size in sizes + others)
+        or config.num_layers > MOST_LAYERS
+    ):
+        raise ValueError("a size is out of range")
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise ValueError("the heads do not fit together")
+    if len(config.sliding_layers) != config.num_layers or not 0 <= config.kept_tokens <= config.vocab_size:
+        raise ValueError("the layers do not fit together")
+    return config
 
 
 def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
     """The dtype that "auto" means for a checkpoint of this precision on this device."""
     if dtype != "auto":
         return dtype
+    if precision == "int8":
+        return "int8"
     if precision == "quantized" and device.type == "cpu":
         return "int8"
     return "bfloat16" if precision in ("bfloat16", "quantized") and _computes_bfloat16(device) else "float32"

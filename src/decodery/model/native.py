@@ -292,11 +292,11 @@ class Int8Stack:
         return result, tapped
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] float32."""
+        """Final norm and vocabulary projection: [M, hidden] -> [M, outputs of the head] float32."""
         lib = library()
         assert lib is not None
         hidden = hidden.to(torch.float32).contiguous()
-        logits = torch.empty(len(hidden), self.config.vocab_size)
+        logits = torch.empty(len(hidden), self._model.head.outputs)
         if len(hidden):
             model = ctypes.addressof(self._model)
             _check(lib.decodery_head(model, hidden.data_ptr(), len(hidden), logits.data_ptr()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import copy
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -100,6 +101,14 @@ class Tokenizer:
         if found is None:
             found = self._pieces[id] = self._bytes_of(id)
         return found
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what every id stands for and which ids are special: equal only for one space of tokens."""
+        digest = hashlib.sha256()
+        for id in range(self.backend.get_vocab_size(with_added_tokens=True)):
+            piece = self.piece(id)
+            digest.update(len(piece).to_bytes(4, "little") + piece + bytes([id in self.special_ids]))
+        return digest.hexdigest()
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its own spelling, such as "<|im_end|>"."""

@@ -84,6 +84,8 @@ class Transformer:
 
     def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
         """[n] ids -> [n, hidden], scaled as the family scales them."""
+        if self.weights.kept is not None:
+            tokens = self.weights.kept.rows[tokens]
         rows = self.weights.embedding[tokens].to(self.dtype)
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
@@ -114,7 +116,18 @@ class Transformer:
         return hidden, tapped
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32."""
+        """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32.
+
+        Tokens that the model has no output for get -inf.
+        """
+        logits, kept = self.outputs(hidden), self.weights.kept
+        if kept is None:
+            return logits
+        every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        return every.index_copy_(1, kept.ids, logits)
+
+    def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`head`, of the tokens alone that have an output."""
         if self._stack is not None:
             return self._stack.head(hidden)
         return self.project(rms_norm(hidden, hidden.shape[-1:], self.weights.norm, self.config.norm_eps))

@@ -45,10 +45,26 @@ class Layer:
 
 
 @dataclass
+class Kept:
+    """The tokens of a vocabulary that a small model has rows for.
+
+    ids: [k] int64, ascending, the tokens that have an embedding and an output of their own; the others are never
+    predicted. rows: [vocab] int64, the embedding every token is read as: its own or that of a similar token.
+    """
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass
 class Weights:
-    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab."""
+    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab.
+
+    kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
+    """
 
     embedding: torch.Tensor
     layers: list[Layer]
     norm: torch.Tensor
     head: Linear
+    kept: Kept | None = None

@@ -1,0 +1,24 @@
+"""Small draft models that come with the package, and how a trained draft is written.
+
+A draft is a folder: `int8.safetensors` in the form of `fused`, `model.json` with its configuration and a README.md that
+says how it was made. One that stands alone has its `tokenizer.json` too; a shipped one uses its target's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DESCRIPTION, TOKENIZER, WEIGHTS = "model.json", "tokenizer.json", "int8.safetensors"
+
+SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
+"""By name: the folder of a shipped draft."""
+
+
+def shipped_for(vocabulary: str) -> str | None:
+    """The shipped draft whose target has this vocabulary (`ModelConfig.vocabulary`), or None."""
+    from ..folder import read_json
+
+    for name, folder in SHIPPED.items():
+        if vocabulary and read_json(folder / DESCRIPTION)["config"]["vocabulary"] == vocabulary:
+            return name
+    return None
