@@ -128,7 +128,7 @@ def test_auto_is_the_precision_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch
     ("name", "message"),
     [
         ("smolm2", "did you mean smollm2"),
-        ("nothing-like-it", "smollm2, a folder, a .gguf file or a Hub id"),
+        ("nothing-like-it", "smollm2, smollm2-draft, a folder, a .gguf file or a Hub id"),
         ("./missing/model.gguf", "no file or folder"),
         ("nobody/nothing", "cannot fetch nobody/nothing from the Hub"),
     ],

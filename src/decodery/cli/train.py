@@ -6,6 +6,10 @@ from pathlib import Path
 
 import click
 
+from ..errors import SettingsError
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
 
 @click.group(short_help="Make what some methods need.")
 def train() -> None:
@@ -69,3 +73,81 @@ def judge(
         head, _ = fit(found, target.model.config.num_layers, out, steps=steps, lr=lr, facts=facts, progress=progress)
     click.echo(json.dumps(head.facts, indent=1))
     click.echo(f"The judge is ready: --rule judge:head={out / JUDGE}")
+
+
+@train.command(short_help="Train a small draft model for a model.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@click.option("-m", "--model", default="smollm2", show_default=True, help="The model that is to be drafted for.")
+@click.option("--texts", default=2000, show_default=True, metavar="N", help="How many texts the model writes.")
+@click.option("--prompts", type=_FILE, help="What it writes from, a prompt a line; otherwise built-in instructions.")
+@click.option("--pretrain", multiple=True, type=_FILE, help="A text file to learn from first; may be repeated.")
+@click.option("--max-new-tokens", default=160, show_default=True, metavar="N", help="Length of a text.")
+@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@click.option("--layers", default=1, show_default=True, help="Layers of the draft.")
+@click.option("--inner", default=768, show_default=True, help="Inner units of a layer.")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@click.option("--seed", default=0, show_default=True, help="Decides texts and training.")
+def draft(
+    out: Path,
+    model: str,
+    texts: int,
+    prompts: Path | None,
+    pretrain: tuple[Path, ...],
+    max_new_tokens: int,
+    epochs: float,
+    layers: int,
+    inner: int,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Train a small model that guesses what MODEL writes, for --drafter draft-model:model=DIR.
+
+    MODEL first writes the texts to learn from, which takes most of the time. Stop with Ctrl-C whenever you like: the
+    same command goes on where it stopped.
+    """
+    from ..decode.lm import LM
+    from ..model.load import load
+    from ..model.store import terminal_progress
+    from ..train.cut import Shape
+    from ..train.data import built_in_prompts, cut_files, read_prompts, write_texts
+    from ..train.draft import train_draft
+
+    if texts < 20:
+        raise SettingsError(f"{texts} texts are too few to learn from and to hold some out: write at least 20")
+    shape = Shape(layers, inner, tokens)
+    lines = read_prompts(prompts) if prompts else []
+    loaded = load(model)
+    if lines:
+        # They are used again, with other seeds, until there are enough texts.
+        encoded = [LM(loaded).encode(line) for line in lines[:texts]]
+        wanted = [encoded[number % len(encoded)] for number in range(texts)]
+    else:
+        wanted = built_in_prompts(loaded, texts, seed)
+    try:
+        with terminal_progress(counts=True) as progress:
+            plain = None
+            if pretrain:
+                plain = cut_files(
+                    pretrain,
+                    out / "text" / "plain",
+                    tokenizer=loaded.tokenizer,
+                    vocab_size=loaded.model.vocab_size,
+                    progress=progress,
+                )
+            corpus = write_texts(
+                loaded,
+                wanted,
+                out / "text" / "written",
+                max_new_tokens=max_new_tokens,
+                seed=seed,
+                top=20,
+                progress=progress,
+            )
+            scores = train_draft(
+                loaded, corpus, out, shape=shape, epochs=epochs, pretraining=plain, seed=seed, progress=progress
+            )
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
+        raise
+    click.echo(f"the draft is ready: {out}")
+    click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")

@@ -204,7 +204,10 @@ def _restore(
                 for name, tensor in parameters.items():
                     tensor.copy_(file.get_tensor(f"now.{name}"))
                     best[name].copy_(file.get_tensor(f"best.{name}"))
-                    optimizer.state[tensor] = {moment: file.get_tensor(f"{moment}.{name}") for moment in _MOMENTS}
+                    optimizer.state[tensor] = {
+                        moment: file.get_tensor(f"{moment}.{name}").to(tensor.device if moment != "step" else "cpu")
+                        for moment in _MOMENTS
+                    }
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CorruptFile(damaged) from error
     return history

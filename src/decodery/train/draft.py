@@ -1,0 +1,195 @@
+"""Train a small draft model for a target: FastDraft's recipe, scaled to minutes on a CPU.
+
+FastDraft: How to Train Your Draft (2024) shrinks the target's own kind of block, pre-trains it on plain text and aligns
+it with text that the target has written. Here tokens that the target seldom writes lose their row in embedding and
+head, and every matrix begins as a part of the target's, because minutes are too short to learn words from nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import SettingsError
+from ..model import fused
+from ..model.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
+from ..model.load import LoadedModel, choose_dtype
+from ..model.store import Progress, replacing, silent, write_text
+from ..model.transformer import Transformer
+from ..model.weights import Kept
+from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
+from .data import Corpus, Text
+from .lesson import Lesson, distance, judged, lesson, predictions
+from .loop import History, Plan, batches, train
+
+
+def train_draft(
+    target: LoadedModel,
+    corpus: Corpus,
+    out: Path,
+    *,
+    shape: Shape | None = None,
+    epochs: float = 4.0,
+    plan: Plan | None = None,
+    pretraining: Corpus | None = None,
+    batch: int = 4,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """Train a draft for `target` on text it has written and leave it in the folder `out`, ready to be loaded.
+
+    corpus: see `data.write_texts`, of which every twentieth text is held out; pretraining: plain text to begin with,
+    once over. plan: None for one of `epochs` over the corpus. Returns what `judged` says of the finished, quantized
+    draft on the texts held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    """
+    shape = shape or Shape()
+    model = target.model
+    if not isinstance(model, Transformer):
+        raise SettingsError(
+            f"{target.name} does not run in this package's own transformer: a draft cannot be cut from it"
+        )
+    if corpus.facts.get("vocab_size") != model.vocab_size:
+        raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
+    learned, held = corpus.split()
+    if not held:
+        raise SettingsError(f"{corpus.folder} holds {len(corpus)} texts, too few to hold some out: write at least 20")
+    kept = keep_tokens((corpus[number] for number in learned), shape.tokens, model, model.config.eos_ids)
+    draft = cut_draft(model, shape, kept)
+    course = _Course(draft, kept, [corpus[number] for number in held[:64]], batch, seed, progress)
+    facts: dict[str, object] = {"shape": asdict(shape), "target": target.name, "dtype": target.dtype}
+    if pretraining is not None:
+        numbers, _ = pretraining.split()
+        once = Plan(max(1, len(numbers) // batch), lr=2e-3)
+        course.run("pre-training", pretraining, numbers, once, out / "training" / "text", facts)
+        facts["pretraining"] = pretraining.facts
+    plan = plan or Plan(max(1, round(epochs * len(learned) / batch)))
+    history = course.run("aligning", corpus, learned, plan, out / "training" / "alignment", facts)
+    finished = quantized(draft)
+    assert finished.weights.kept is not None
+    scores = judged(finished, lesson(course.held, finished.weights.kept, course.place))
+    write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
+    return scores
+
+
+class _Course:
+    """What the stages of a training share: the draft, how it is taught and what it is judged by."""
+
+    def __init__(
+        self, draft: Transformer, kept: Kept, held: Sequence[Text], batch: int, seed: int, progress: Progress
+    ) -> None:
+        self.draft, self.kept, self.held = draft, kept, held
+        self.batch, self.seed, self.progress = batch, seed, progress
+        self.place = np.full(draft.vocab_size, -1)
+        self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
+        self.validation = lesson(held, kept, self.place)
+        _temper(draft, self.validation)
+        self.parameters = parameters(draft)
+        # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
+        self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
+
+    def run(
+        self, what: str, corpus: Corpus, numbers: Sequence[int], plan: Plan, out: Path, facts: Mapping[str, object]
+    ) -> History:
+        batch = batches(len(numbers), self.batch, self.seed)
+
+        def loss(step: int) -> torch.Tensor:
+            taught = lesson([corpus[numbers[each]] for each in batch(step)], self.kept, self.place)
+            with torch.autocast(self.draft.device.type, dtype=torch.bfloat16, enabled=self.fast):
+                return distance(predictions(self.draft, taught), taught)
+
+        settings = {**facts, "corpus": corpus.facts, "texts": len(numbers), "batch": self.batch, "seed": self.seed}
+        return train(
+            self.parameters,
+            loss,
+            plan,
+            out,
+            validate=lambda: judged(self.draft, self.validation),
+            metric="cross_entropy",
+            settings=settings,
+            progress=self.progress,
+            what=what,
+        )
+
+
+def _temper(draft: Transformer, taught: Lesson) -> None:
+    """Begin no surer than pays: what few layers say in place of many, the head reads with false certainty."""
+    norm = draft.weights.norm.clone()
+    tried = []
+    for halvings in range(8):
+        draft.weights.norm.copy_(norm * 0.5**halvings)
+        tried.append(judged(draft, taught)["cross_entropy"])
+    draft.weights.norm.copy_(norm * 0.5 ** int(np.argmin(tried)))
+
+
+def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -> None:
+    """Keep a quantized draft in the folder `out`, with its target's tokenizer and chat template and a model card."""
+    fused.save(out / WEIGHTS, draft.weights)
+    with replacing(out / TOKENIZER) as temporary:
+        target.tokenizer.backend.save(str(temporary), pretty=False)
+    description = {
+        "config": asdict(draft.config),
+        "precision": "int8",
+        "special": {} if target.chat is None else target.chat.special,
+        "chat_template": None if target.chat is None else target.chat.source,
+        "tokenizer_of": target.name,
+    }
+    write_text(out / "README.md", card)
+    # Last: it is what makes the folder a model.
+    write_text(out / DESCRIPTION, json.dumps(description))
+
+
+def _card(
+    target: LoadedModel,
+    corpus: Corpus,
+    pretraining: Corpus | None,
+    shape: Shape,
+    draft: Transformer,
+    history: History,
+    scores: dict[str, float],
+) -> str:
+    facts = corpus.facts
+    tokens = sum(len(text.tokens) - text.written for text in corpus)
+    config, before = draft.config, history.metrics["0"]
+    rows = [f"| {name} | {_percent(name, before)} | {_percent(name, scores)} |" for name in ("acceptance", "agreement")]
+    temperatures = ", ".join(map(str, facts.get("temperatures", [])))
+    plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
+    return f"""# A draft model for {target.name}
+
+It guesses what {target.name} writes next, for speculative decoding:
+
+    decodery generate "..." -m {target.name} --drafter draft-model:model=THIS_FOLDER
+
+Drafts never change what the target writes; a better draft only makes it faster.
+
+## What it is
+
+{shape.layers} layer(s) of width {config.hidden_size} with {shape.inner} inner units and {config.num_heads} heads that
+see the last {shape.window} tokens. {config.kept_tokens} of {config.vocab_size} tokens have a row in the table that is
+embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.
+
+## How it was made
+
+Cut from {target.name} ({target.dtype}) and trained on {tokens} tokens that it wrote in {len(corpus)} texts at
+temperatures {temperatures} (seed {facts.get("seed")}), to predict what it predicted there (FastDraft: How to Train Your
+Draft, 2024).{plain} Best after {history.best_step} of {history.step} steps.
+
+## What it is worth
+
+On texts held out, in int8, per token:
+
+| | untrained | trained |
+|---|---|---|
+{chr(10).join(rows)}
+
+acceptance: the mean of sum min(p, q) at temperature 1 over the target's likeliest tokens, a lower bound. agreement: how
+often both models find the same token likeliest. Cross-entropy against the target: {scores["cross_entropy"]:.3f} nats.
+"""
+
+
+def _percent(name: str, values: dict[str, float]) -> str:
+    return f"{100 * values[name]:.1f} %"

@@ -1,0 +1,109 @@
+"""What texts teach a draft: the target's own distribution wherever it was asked, else the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..model.batch import Batch, Segment
+from ..model.transformer import Transformer
+from ..model.weights import Kept
+from .data import Text
+
+_UNIT = 128
+"""Numbers of rows are rounded up to this: kernels in bfloat16 are made anew for every shape they have not seen."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What some texts teach. rows: [m], the rows among all of their tokens that have something to predict.
+
+    likely: [m, k] outputs of the draft; share: [m, k] the target's probabilities of them, each row summing to 1;
+    weight: [m] how much of the target's probability that was. Rows that fill up have weight 0.
+    """
+
+    batch: Batch
+    rows: torch.Tensor
+    likely: torch.Tensor
+    share: torch.Tensor
+    weight: torch.Tensor
+    count: int
+
+
+def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
+    """Where the target said what it finds likely, that is learned, elsewhere the text's own next token.
+
+    place: [vocab], the output of a token, -1 for those without.
+    """
+    segments, rows, likely, shares = [], [], [], []
+    first = 0
+    width = max((text.likely.shape[1] for text in texts if text.likely is not None), default=1)
+    for text in texts:
+        n = len(text.tokens) - 1
+        segments.append(Segment(np.arange(n), text.tokens[:-1].astype(np.int64)))
+        begin = max(text.written - 1, 0)
+        ids = np.zeros((n - begin, width), dtype=np.int64)
+        share = np.zeros((n - begin, width), dtype=np.float32)
+        ids[:, 0], share[:, 0] = text.tokens[begin + 1 :], 1.0
+        if text.likely is not None and text.logprobs is not None:
+            asked = np.isfinite(text.logprobs[begin:n, 0])
+            ids[asked] = text.likely[begin:n][asked]
+            share[asked] = np.exp(text.logprobs[begin:n][asked].astype(np.float32))
+        rows.append(np.arange(first + begin, first + n))
+        likely.append(ids)
+        shares.append(share)
+        first += n
+    spare = -first % _UNIT
+    if spare:
+        segments.append(Segment(np.arange(spare), np.zeros(spare, dtype=np.int64)))
+    taught = sum(map(len, rows))
+    # Rows that teach nothing have no weight.
+    idle = -taught % _UNIT
+    rows.append(np.zeros(idle, dtype=np.int64))
+    likely.append(np.zeros((idle, width), dtype=np.int64))
+    shares.append(np.zeros((idle, width), dtype=np.float32))
+    outputs = place[np.concatenate(likely)]
+    device = kept.ids.device
+    known = torch.from_numpy(np.where(outputs >= 0, np.concatenate(shares), 0.0).astype(np.float32)).to(device)
+    weight = known.sum(dim=1)
+    return Lesson(
+        Batch(segments),
+        torch.from_numpy(np.concatenate(rows)).to(device),
+        torch.from_numpy(outputs.clip(min=0)).to(device),
+        known / weight.clamp(min=1e-9)[:, None],
+        weight,
+        taught,
+    )
+
+
+def predictions(draft: Transformer, taught: Lesson) -> torch.Tensor:
+    """Log-probabilities [m, outputs] of the draft where there is something to predict."""
+    hidden, _ = draft.layers(draft.embed(taught.batch), taught.batch)
+    return draft.outputs(hidden[taught.rows]).float().log_softmax(dim=-1)
+
+
+def distance(logq: torch.Tensor, taught: Lesson) -> torch.Tensor:
+    """Cross-entropy of the draft against the target's likely tokens, in nats per token."""
+    each = -(taught.share * logq.gather(1, taught.likely)).sum(dim=1)
+    return (each * taught.weight).sum() / taught.weight.sum().clamp(min=1e-9)
+
+
+def judged(draft: Transformer, taught: Lesson) -> dict[str, float]:
+    """What validation looks at, over the tokens taught.
+
+    cross_entropy: see `distance`. acceptance: the mean of sum min(p, q) over the target's kept likely tokens, at
+    temperature 1: how often rejection sampling accepts a drawn token, at least. agreement: how often the two models'
+    likeliest tokens are the same, which is how often a greedy draft is accepted.
+    """
+    with torch.no_grad():
+        logq = predictions(draft, taught)
+        p = taught.share * taught.weight[:, None]
+        same = (logq.argmax(dim=1) == taught.likely[:, 0]) & (p[:, 0] > 0)
+        return {
+            "cross_entropy": float(distance(logq, taught)),
+            "acceptance": float(torch.minimum(p, logq.exp().gather(1, taught.likely)).sum()) / taught.count,
+            "agreement": float(same.sum()) / taught.count,
+        }
