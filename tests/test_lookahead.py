@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence as Ordered
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +13,14 @@ import torch
 
 from decodery.core.noise import gumbel, mix
 from decodery.core.sequence import Sequence
-from decodery.errors import SettingsError
+from decodery.decode.engine import Engine
+from decodery.decode.lm import LM
+from decodery.decode.request import Request
+from decodery.errors import CorruptFile, SettingsError
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.testing import check_batch, check_state, decode, tiny_transformer
+from decodery.train.thresholds import fit, observe, read_solutions
 from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
@@ -153,9 +158,6 @@ def test_trials_end_at_punctuation_by_their_text() -> None:
             return ""
 
     rule = CNTP(least=3, most=3)
-    from decodery.decode.engine import Engine
-    from decodery.decode.request import Request
-
     engine = Engine(TARGET, detokenizer=Letters)
     seq = engine.submit(Request([1, 2, 3], sampler=NUCLEUS, rule=rule, max_new_tokens=60))
     while not seq.finished:
@@ -236,3 +238,51 @@ def test_a_trace_counts_what_was_asked_for() -> None:
     }
     assert run.trace.summary()["counts"] == run.trace.counts
     assert sum(step.emitted for step in run.trace.steps) == 16
+
+
+# Thresholds.
+
+
+def test_a_fit_finds_the_threshold_its_data_was_drawn_with() -> None:
+    draw = np.random.default_rng(0)
+    entropies = draw.uniform(0, 4, 20_000)
+    # Right with probability sigmoid(-3 (H - 2)): as many of both kinds, and as likely one as the other at H = 2.
+    right = draw.random(20_000) < 1 / (1 + np.exp(3 * (entropies - 2)))
+    found = fit(entropies, right)
+    assert abs((found.weight, found.bias)[0] + 3) < 0.2
+    assert -found.bias / found.weight == pytest.approx(2, abs=0.05)
+    assert abs(found.tau - 2) < 0.15 and found.tokens == 20_000 and found.wrong == int((~right).sum())
+    # Classes are balanced before the fit: ten times as many right ones move nothing.
+    many = np.concatenate([entropies, np.repeat(entropies[right], 9)])
+    assert fit(many, np.concatenate([right, np.ones(9 * int(right.sum()), dtype=bool)])).tau == pytest.approx(
+        2, abs=0.15
+    )
+
+
+def test_what_no_threshold_can_be_learned_from_is_refused() -> None:
+    draw = np.random.default_rng(0)
+    entropies = draw.uniform(0, 4, 500)
+    with pytest.raises(SettingsError, match="not surer where it is right"):
+        fit(entropies, entropies > 2 + draw.normal(size=500))
+    with pytest.raises(SettingsError, match="only 3 tokens"):
+        fit(entropies, np.arange(500) < 3)
+
+
+def test_solutions_are_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "solutions.jsonl"
+    path.write_text('{"prompt": "a", "solution": "b"}\n\n{"prompt": "c", "canonical_solution": "d"}\n')
+    assert read_solutions(path) == [("a", "b"), ("c", "d")]
+    for line in ("[]", '{"prompt": "a"}', '{"prompt": 3, "solution": "b"}', "x"):
+        path.write_text('{"prompt": "a", "solution": "b"}\n' + line)
+        with pytest.raises(CorruptFile, match="line 2 of"):
+            read_solutions(path)
+
+
+def test_entropies_are_those_before_each_token_of_a_solution(smollm2: LM) -> None:
+    prompt, solution = "def double(x):\n", "    return x + x\n" * 12
+    entropies, right = observe(smollm2.model, smollm2.tokenizer, [(prompt, solution)])
+    tokens = smollm2.tokenizer.encode(prompt + solution)
+    first = len(smollm2.tokenizer.encode(prompt))
+    logits = smollm2.model.forward(Batch([Segment.chunk(tokens[:-1], smollm2.model.new_cache())])).logits[first - 1 :]
+    assert entropies == pytest.approx([entropy_of(row.double()) for row in logits], rel=1e-3, abs=1e-4)
+    assert right.tolist() == [int(row.argmax()) == token for row, token in zip(logits, tokens[first:], strict=True)]

@@ -151,3 +151,27 @@ def draft(
         raise
     click.echo(f"the draft is ready: {out}")
     click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")
+
+
+@train.command(short_help="Learn where --rule adadec:tau=TAU should pause.")
+@click.argument("solutions", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("-m", "--model", default="smollm2", show_default=True, help="The model whose threshold is learned.")
+def thresholds(solutions: Path, model: str) -> None:
+    """Learn from SOLUTIONS the entropy above which the model's first choice is more often wrong than right.
+
+    SOLUTIONS holds one object a line: {"prompt": ..., "solution": ...}; "canonical_solution" will do as well. Every
+    solution is read once. Prints the threshold with what it was learned from.
+    """
+    import json
+    from dataclasses import asdict
+
+    from ..model.load import load
+    from ..model.store import terminal_progress
+    from ..train.thresholds import fit, observe, read_solutions
+
+    pairs = read_solutions(solutions)
+    with terminal_progress() as progress:
+        loaded = load(model)
+        found = fit(*observe(loaded.model, loaded.tokenizer, pairs, progress))
+    click.echo(json.dumps(asdict(found), indent=1))
+    click.echo(f"The threshold is ready: --rule adadec:tau={found.tau:.3f}")

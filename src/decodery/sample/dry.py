@@ -54,8 +54,10 @@ class DRY(Warp):
         return self.multiplier == 0.0 or self.window == 0
 
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if self.neutral:
+            return logits
         fined = [self._fines(context.state, logits.shape[-1]) for context in contexts]
-        if self.neutral or not any(len(ids) for ids, _ in fined):
+        if not any(len(ids) for ids, _ in fined):
             return logits
         rows = np.repeat(np.arange(len(fined)), [len(ids) for ids, _ in fined])
         places = rows * logits.shape[-1] + np.concatenate([ids for ids, _ in fined])

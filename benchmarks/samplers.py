@@ -1,0 +1,241 @@
+"""What samplers and rules that look ahead do to SmolLM2's texts, and what they cost in passes and rows.
+
+    python benchmarks/samplers.py [GROUP ...] [--texts 16] [--tokens 128] [--out benchmarks/results]
+
+Texts continue the beginnings of Spec-Bench passages (DECODERY_DATA); the model is the embedded one at its own
+precision. Nothing is timed, so that the machine's load does not matter. Every group writes samplers-GROUP.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import decodery as dc
+from decodery.model.batch import Batch, Segment
+from decodery.sample import Mirostat, Temperature, TopH
+from decodery.sample.entropy import entropy
+
+DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
+BEGINNING = 40
+"""Tokens of a passage that are given."""
+
+
+class Bench:
+    """One loaded model and the prompts."""
+
+    def __init__(self, texts: int, tokens: int) -> None:
+        self.lm = dc.load("smollm2")
+        self.tokens = tokens
+        lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
+        passages = [question["turns"][0] for question in map(json.loads, lines) if len(question["turns"][0]) > 600]
+        step = max(1, len(passages) // texts)
+        begun = [self.lm.tokenizer.encode(passage)[:BEGINNING] for passage in passages[::step][:texts]]
+        self.prompts = [self.lm.tokenizer.decode(tokens) for tokens in begun]
+
+    def run(self, prompts: Sequence[str] | None = None, **settings: Any) -> list[dc.Output]:
+        """All prompts in one batch, without drafts unless a drafter is given, past the end of text."""
+        settings = {"max_new_tokens": self.tokens, "drafter": None, "seed": 1, "ignore_eos": True, **settings}
+        outputs = self.lm.generate(list(prompts or self.prompts), raw=True, **settings)
+        assert isinstance(outputs, list)
+        return outputs
+
+    @torch.no_grad()
+    def logits(self, out: dc.Output) -> torch.Tensor:
+        """[n, vocab] that each of the text's tokens was chosen by, from one reading of it."""
+        tokens, cache = out.sequence.tokens[:-1], self.lm.model.new_cache()
+        first = out.sequence.prompt_length - 1
+        rows = list(range(first, len(tokens)))
+        return self.lm.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=rows)])).logits
+
+    def surprise(self, out: dc.Output) -> float:
+        """Mean surprise of the text's tokens under the model's own distribution, in bits."""
+        logprobs = self.logits(out).log_softmax(dim=-1)
+        return -float(logprobs[torch.arange(len(out.tokens)), out.tokens].mean()) / math.log(2)
+
+
+def repeated(tokens: Sequence[int], n: int) -> float:
+    """Share of n-grams that stood in the text before."""
+    grams = [tuple(tokens[at : at + n]) for at in range(len(tokens) - n + 1)]
+    return 1 - len(set(grams)) / len(grams)
+
+
+def character(bench: Bench, outputs: list[dc.Output]) -> dict[str, float]:
+    """How repetitive and how surprising texts are, and what they cost."""
+    counts = [out.trace.counts for out in outputs]
+    tokens = sum(len(out.tokens) for out in outputs)
+    return {
+        "repeated 4-grams": round(statistics.mean(repeated(out.tokens, 4) for out in outputs), 4),
+        "distinct 2-grams": round(1 - statistics.mean(repeated(out.tokens, 2) for out in outputs), 4),
+        "bits per token": round(statistics.mean(bench.surprise(out) for out in outputs), 3),
+        "passes per token": round(sum(len(out.trace.steps) for out in outputs) / tokens, 3),
+        "extra passes per token": round(sum(each.get("extra_passes", 0) for each in counts) / tokens, 3),
+        "extra rows per token": round(sum(each.get("extra_rows", 0) for each in counts) / tokens, 3),
+    }
+
+
+def mirostat(bench: Bench) -> dict[str, Any]:
+    """Observed surprise against the target; spread of the texts' means against top-p and against plain sampling."""
+    found: dict[str, Any] = {}
+    for version in (1, 2):
+        for tau in (1.5, 2.0, 3.0, 4.0):
+            outputs = bench.run(sampler=[Mirostat(tau, 0.1, version)])  # type: ignore[arg-type]
+            states = [out.sequence.sampler_state[0] for out in outputs]
+            means = [state.surprise / state.tokens for state in states]
+            predicted = [tau + (2 * tau - state.mu) / (0.1 * state.tokens) for state in states]
+            found[f"version {version}, tau {tau:g}"] = {
+                "bits per token": round(statistics.mean(means), 3),
+                "deviation between texts": round(statistics.stdev(means), 3),
+                "greatest departure from the identity": max(
+                    abs(mean - each) for mean, each in zip(means, predicted, strict=True)
+                ),
+            }
+    for name, settings in {"top-p 0.9": {"top_p": 0.9}, "plain": {}}.items():
+        surprises = [bench.surprise(out) for out in bench.run(temperature=1.0, **settings)]
+        found[name] = {
+            "bits per token": round(statistics.mean(surprises), 3),
+            "deviation between texts": round(statistics.stdev(surprises), 3),
+        }
+    return found
+
+
+def top_h(bench: Bench) -> dict[str, Any]:
+    """The share of the entropy that is left at every position, and how surprising texts become with the temperature."""
+    found: dict[str, Any] = {}
+    for bound in ("renormalised", "partial"):
+        warp = TopH(bound=bound)  # type: ignore[arg-type]
+        for temperature in (1.0, 1.5, 2.0):
+            outputs = bench.run(sampler=[Temperature(temperature), warp])
+            shares: list[float] = []
+            for out in outputs:
+                tempered = bench.logits(out) / temperature
+                whole = entropy(tempered.double().log_softmax(dim=-1)).flatten()
+                left = entropy(warp.warp(tempered, []).double().log_softmax(dim=-1)).flatten()
+                shares += (left / whole).tolist()
+            found[f"top-h {bound}, temperature {temperature:g}"] = {
+                "positions": len(shares),
+                "positions above alpha": int(np.sum(np.array(shares) > warp.alpha * (1 + 1e-6))),
+                "greatest share of the entropy": round(max(shares), 6),
+                "bits per token": round(statistics.mean(map(bench.surprise, outputs)), 3),
+            }
+    for name, settings in {"min-p 0.1": {"min_p": 0.1}, "top-p 0.9": {"top_p": 0.9}}.items():
+        for temperature in (1.0, 1.5, 2.0):
+            surprises = map(bench.surprise, bench.run(temperature=temperature, **settings))
+            found[f"{name}, temperature {temperature:g}"] = {"bits per token": round(statistics.mean(surprises), 3)}
+    return found
+
+
+def repetition(bench: Bench) -> dict[str, Any]:
+    """Greedy texts, and what keeps them from repeating themselves."""
+    methods: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "momentum": {"sampler": ["momentum"]},
+        "momentum:resistance=0/0/0/0/inf,k=50": {"sampler": ["momentum:resistance=0/0/0/0/inf,k=50"]},
+        "dry 0.8": {"dry": 0.8},
+        "repetition penalty 1.2": {"repetition_penalty": 1.2},
+        "no-repeat-ngram 4": {"no_repeat_ngram": 4},
+        "temperature 0.8": {"temperature": 0.8},
+        "temperature 0.8, xtc 0.5": {"temperature": 0.8, "xtc": 0.5},
+    }
+    return {name: character(bench, bench.run(**settings)) for name, settings in methods.items()}
+
+
+def sums(count: int) -> list[tuple[str, str]]:
+    """Questions with two-digit numbers behind four that are answered, and their answers."""
+    draw = np.random.default_rng(0)
+    pairs = draw.integers(10, 100, (count + 4, 2)).tolist()
+    shots = "".join(f"{a} + {b} = {a + b}\n" for a, b in pairs[:4])
+    return [(f"{shots}{a} + {b} =", str(a + b)) for a, b in pairs[4:]]
+
+
+def lookahead(bench: Bench) -> dict[str, Any]:
+    """Rules that look ahead beside the plain ones: prose, and sums that are right or wrong."""
+    sampled = {"temperature": 0.8, "top_p": 0.95}
+    methods: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "adadec": {"rule": "adadec"},
+        "adadec, tau 0.5": {"rule": "adadec:tau=0.5"},
+        "sampled": sampled,
+        "cntp": {"rule": "cntp", **sampled},
+    }
+    questions = sums(100)
+    found: dict[str, Any] = {}
+    for name, settings in methods.items():
+        outputs = bench.run([question for question, _ in questions], max_new_tokens=6, stop="\n", **settings)
+        right = [out.text.strip() == answer for out, (_, answer) in zip(outputs, questions, strict=True)]
+        rows = sum(step.rows for out in outputs for step in out.trace.decoding) / sum(
+            len(out.tokens) for out in outputs
+        )
+        found[name] = {
+            "sums right of 100": sum(right),
+            "rows per token of a sum": round(rows, 2),
+            "prose": character(bench, bench.run(**settings)),
+        }
+    return found
+
+
+def speculation(bench: Bench) -> dict[str, Any]:
+    """Texts with the default drafter that are those without, and tokens per pass."""
+    methods: dict[str, dict[str, Any]] = {
+        "top-h": {"temperature": 1.0, "top_h": 0.4},
+        "xtc": {"temperature": 0.7, "xtc": 0.5},
+        "mirostat": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 2.0},
+        "dry": {"dry": 0.8},
+        "momentum": {"sampler": ["momentum"]},
+        "adadec": {"rule": "adadec"},
+        "cntp": {"rule": "cntp", "temperature": 0.8, "top_p": 0.95},
+    }
+    found: dict[str, Any] = {}
+    for name, settings in methods.items():
+        same, passes, tokens = 0, 0, 0
+        prompts = bench.prompts[::2]
+        for prompt in prompts:
+            (plain,) = bench.run([prompt], max_new_tokens=64, **settings)
+            (drafted,) = bench.run([prompt], max_new_tokens=64, drafter="token-recycling:nodes=16", **settings)
+            same += plain.tokens == drafted.tokens
+            passes += drafted.trace.passes
+            tokens += drafted.trace.tokens
+        found[name] = {"texts": len(prompts), "same": same, "tokens per pass": round(tokens / passes, 3)}
+    return found
+
+
+GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "mirostat": mirostat,
+    "top-h": top_h,
+    "repetition": repetition,
+    "lookahead": lookahead,
+    "speculation": speculation,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--texts", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    bench = Bench(options.texts, options.tokens)
+    for name in options.groups or GROUPS:
+        facts = {
+            "command": f"python benchmarks/samplers.py {name} --texts {options.texts} --tokens {options.tokens}",
+            "model": f"{bench.lm.name}, {bench.lm.dtype}",
+            "texts": options.texts,
+            "tokens": options.tokens,
+        }
+        result = facts | {"results": GROUPS[name](bench)}
+        (options.out / f"samplers-{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(name, json.dumps(result["results"], indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    main()
