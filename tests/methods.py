@@ -43,6 +43,7 @@ from decodery.model.protocol import LanguageModel
 from decodery.sample import DRY, XTC, Mirostat, Sampler, Temperature
 from decodery.search.base import Search
 from decodery.search.beam import Beam
+from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.source.base import Source
 from decodery.source.controlled_decoding import ControlledDecoding
@@ -53,6 +54,7 @@ from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
 from decodery.source.value import LinearValue
 from decodery.verify.adadec import AdaDec
+from decodery.search.exact_extract import ExactExtract
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
 from decodery.verify.coupled import Coupled
@@ -177,7 +179,9 @@ SAMPLERS: dict[str, Sampler] = {
 
 SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
+    "contrastive-search": ContrastiveSearch(k=5),
     "diverse-beam": DiverseBeam(width=6, groups=3),
+    "exact-extract": ExactExtract(),
 }
 
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {

@@ -137,6 +137,10 @@ class Transformer:
         logits = self.weights.head(hidden)
         return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] states after the last layer, tapped -> as the vocabulary projection sees them."""
+        return self._norm(hidden, self.weights.norm.to(hidden.dtype))
+
     def _block(self, index: int, hidden: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
         config, layer = self.config, self.weights.layers[index]
         branch = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)

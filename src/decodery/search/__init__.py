@@ -1,6 +1,8 @@
 """Inference-time searches: several texts are followed for one answer."""
 
 from .beam import Beam
+from .contrastive_search import ContrastiveSearch
 from .diverse_beam import DiverseBeam
+from .exact_extract import ExactExtract
 
-__all__ = ["Beam", "DiverseBeam"]
+__all__ = ["Beam", "ContrastiveSearch", "DiverseBeam", "ExactExtract"]

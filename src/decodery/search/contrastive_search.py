@@ -1,0 +1,117 @@
+"""Contrastive search: of the likeliest tokens the one whose hidden state repeats the text least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import normalize
+
+from ..core.sequence import Sequence
+from ..core.topk import topk
+from ..errors import SettingsError, UnsupportedModel
+from ..model.batch import Segment
+from ..model.store import Progress, silent
+from ..registry import register
+from ..sample.base import require_number
+from .base import Branches, Search, choose
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "contrastive-search",
+    paper="A Contrastive Framework for Neural Text Generation (2022)",
+    guarantee="alpha 0 is greedy decoding",
+    needs=("hidden states",),
+)
+@dataclass(frozen=True)
+class ContrastiveSearch(Search):
+    """Takes, of the `k` likeliest tokens, the one with the best (1 - alpha) * p - alpha * (likeness to the text).
+
+    k: candidates, read as siblings in one pass per token; the winner's keys and values stay. alpha: weight of the
+    degeneration penalty, the largest cosine between a candidate's last hidden state (behind the final norm) and that of
+    any token before it, the prompt's included. Masks and penalties shape p. The choice needs a pass over its
+    candidates, so there is nothing that drafts could be verified with. Memory: one hidden state per token.
+    """
+
+    k: int = 4
+    alpha: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 1:
+            raise SettingsError(f"contrastive search needs k >= 1, not {self.k!r}")
+        require_number("alpha", self.alpha, least=0.0, most=1.0)
+
+    @torch.no_grad()
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        branches = Branches(engine, request, "contrastive search")
+        seq = branches.root
+        states = _States(engine, len(seq.tokens) + seq.max_new_tokens)
+        logits = _read(branches, states)
+        while not seq.finished:
+            law = seq.sampler.law(logits[None], [seq.context()])
+            candidates = topk(law, self.k)[0][0]
+            p = law.double().softmax(dim=-1)[0, torch.from_numpy(candidates).to(law.device)]
+            rows = len(candidates)
+            positions = np.full(rows, seq.cache.next_position)
+            siblings = Segment(positions, tokens=candidates, mask=np.eye(rows, dtype=bool), cache=seq.cache)
+            scores = branches.forward([siblings], taps=states.taps)
+            own = states.of(scores.hidden[states.taps[0]])
+            likeness = (own @ states.seen.T).amax(dim=-1)
+            score = (1 - self.alpha) * p - self.alpha * likeness.double()
+            # Excluded tokens are candidates where a mask leaves fewer than k.
+            winner = int(score.masked_fill(p == 0, -torch.inf).argmax())
+            seq.cache.keep([winner])
+            states.add(own[winner : winner + 1])
+            choose(seq, int(candidates[winner]), logits)
+            logits = scores.logits[winner]
+            progress("contrastive search", seq.position, seq.max_new_tokens)
+        return branches.finish([seq])
+
+
+class _States:
+    """Unit hidden states of all tokens so far. seen: [n, hidden]; taps: the layer they come from."""
+
+    def __init__(self, engine: Engine, most: int) -> None:
+        norm = getattr(engine.model, "final_norm", None)
+        if norm is None:
+            raise UnsupportedModel(
+                f"contrastive search compares hidden states behind the final norm, which {type(engine.model).__name__} "
+                "does not give: use a model this package runs itself"
+            )
+        self._norm = norm
+        self._all = torch.empty(0)
+        self._count, self._most = 0, most
+        self.taps = (engine.model.config.num_layers,)
+
+    @property
+    def seen(self) -> torch.Tensor:
+        return self._all[: self._count]
+
+    def of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Unit vectors [n, hidden] of tapped states."""
+        return normalize(self._norm(hidden), dim=-1)
+
+    def add(self, unit: torch.Tensor) -> None:
+        if self._count == 0:
+            self._all = unit.new_empty(self._most, unit.shape[1])
+        self._all[self._count : self._count + len(unit)] = unit
+        self._count += len(unit)
+
+
+def _read(branches: Branches, states: _States) -> torch.Tensor:
+    """Read the prompt, all of it: what an earlier text left has no hidden states. Returns the logits behind it."""
+    seq = branches.root
+    seq.cache.truncate(0)
+    while seq.cache.next_position < len(seq.tokens):
+        chunk = seq.tokens[seq.cache.next_position :][: branches.chunk]
+        segment = Segment.chunk(chunk, seq.cache, logit_rows=[len(chunk) - 1])
+        scores = branches.forward([segment], taps=states.taps, prefill=True)
+        seq.cache.keep(range(len(chunk)))
+        states.add(states.of(scores.hidden[states.taps[0]]))
+    return scores.logits[0]
