@@ -44,7 +44,9 @@ from decodery.sample import DRY, XTC, Mirostat, Sampler, Temperature
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.contrastive_search import ContrastiveSearch
+from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
+from decodery.search.exact_extract import ExactExtract
 from decodery.source.base import Source
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa
@@ -54,7 +56,6 @@ from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
 from decodery.source.value import LinearValue
 from decodery.verify.adadec import AdaDec
-from decodery.search.exact_extract import ExactExtract
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
 from decodery.verify.coupled import Coupled
@@ -180,6 +181,7 @@ SAMPLERS: dict[str, Sampler] = {
 SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
     "contrastive-search": ContrastiveSearch(k=5),
+    "coupling": Coupling(message="a", ending="eos"),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "exact-extract": ExactExtract(),
 }

@@ -27,6 +27,8 @@ WARP = 3
 """Warps that draw."""
 GUESS = 4
 """Drafters that guess blindly."""
+COUPLE = 5
+"""Choosing among the tokens that a hidden message leaves open."""
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15

@@ -146,6 +146,35 @@ class LM:
         request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
+    def hide(
+        self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any
+    ) -> Output:
+        """A text that carries `message`, which `reveal` reads from it; see `decodery.search.Coupling`.
+
+        search: its settings, as in "coupling:key=secret,top_k=50". Raises SettingsError where the message does not fit.
+        """
+        method = replace(resolve("search", search), message=message)
+        (output,) = self.search(prompt, method, raw=raw, **settings)
+        return output
+
+    def reveal(
+        self,
+        prompt: Prompt,
+        text: str | Ordered[int],
+        length: int,
+        *,
+        search: Any = "coupling",
+        raw: bool = False,
+        **settings: Any,
+    ) -> Any:
+        """The message of `length` bytes in a text that `hide` wrote, as a `decodery.search.Reading`.
+
+        text: the text, or its token ids. Prompt, search and settings: as they were given to `hide`.
+        """
+        tokens = self.tokenizer.encode(text, special=False) if isinstance(text, str) else list(text)
+        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
+        return resolve("search", search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
+
     def drafts(
         self,
         prompt: Prompt,

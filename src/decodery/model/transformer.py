@@ -48,6 +48,11 @@ class Transformer:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    @property
+    def exact_rows(self) -> bool:
+        """Whether a row's result is the same, bit for bit, whatever other rows share the pass."""
+        return self._stack is not None
+
     def new_cache(self) -> KVCache:
         config = self.config
         dtype = self.dtype if self._stack is None else KEPT

@@ -2,7 +2,8 @@
 
 from .beam import Beam
 from .contrastive_search import ContrastiveSearch
+from .coupling import Coupling, Reading
 from .diverse_beam import DiverseBeam
 from .exact_extract import ExactExtract
 
-__all__ = ["Beam", "ContrastiveSearch", "DiverseBeam", "ExactExtract"]
+__all__ = ["Beam", "ContrastiveSearch", "Coupling", "DiverseBeam", "ExactExtract", "Reading"]

@@ -13,6 +13,7 @@ from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..errors import SettingsError, UnsupportedModel
 from ..model.batch import Segment
+from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
@@ -51,7 +52,7 @@ class ContrastiveSearch(Search):
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
         branches = Branches(engine, request, "contrastive search")
         seq = branches.root
-        states = _States(engine, len(seq.tokens) + seq.max_new_tokens)
+        states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
         logits = _read(branches, states)
         while not seq.finished:
             law = seq.sampler.law(logits[None], [seq.context()])
@@ -77,17 +78,17 @@ class ContrastiveSearch(Search):
 class _States:
     """Unit hidden states of all tokens so far. seen: [n, hidden]; taps: the layer they come from."""
 
-    def __init__(self, engine: Engine, most: int) -> None:
-        norm = getattr(engine.model, "final_norm", None)
+    def __init__(self, model: LanguageModel, most: int) -> None:
+        norm = getattr(model, "final_norm", None)
         if norm is None:
             raise UnsupportedModel(
-                f"contrastive search compares hidden states behind the final norm, which {type(engine.model).__name__} "
+                f"contrastive search compares hidden states behind the final norm, which {type(model).__name__} "
                 "does not give: use a model this package runs itself"
             )
         self._norm = norm
         self._all = torch.empty(0)
         self._count, self._most = 0, most
-        self.taps = (engine.model.config.num_layers,)
+        self.taps = (model.config.num_layers,)
 
     @property
     def seen(self) -> torch.Tensor:

@@ -38,9 +38,10 @@ class ExactExtract(Search):
     candidates as they are spelt in the passage and, from the beginning of every word, as an answer that begins there
     would be spelt. beginnings: further texts as token ids, of which the beginnings are candidates. end: ids of which
     any may end an answer, the request's end tokens where empty; no span holds one. normalised: divide log-probabilities
-    by the number of tokens, end included. rows: rows of a pass. Spans that begin alike share their rows (a trie), and what
-    is already less likely than the best whole answer is not followed: the published way scores all spans. Spans are as
-    long as max_new_tokens allows. Ties: the span that begins first, then the shorter. Score: its log-probability.
+    by the number of tokens, end included. rows: rows of a pass. Spans that begin alike share their rows (a trie), and
+    what is already less likely than the best whole answer is not followed: the published way scores all spans. Spans
+    are as long as max_new_tokens allows. Ties: the span that begins first, then the shorter. Score: its
+    log-probability.
     """
 
     passage: str | tuple[int, ...] = ()

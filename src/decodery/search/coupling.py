@@ -1,0 +1,226 @@
+"""Minimum entropy coupling: a message decides which of the likely tokens are written, and can be read back."""
+
+from __future__ import annotations
+
+import hashlib
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+
+from ..core.noise import COUPLE, draw
+from ..core.sequence import Sequence
+from ..core.topk import topk
+from ..errors import PromptError, SettingsError
+from ..model.batch import Segment
+from ..model.store import Progress, silent
+from ..model.threads import one_thread
+from ..model.tokenizer import Tokenizer
+from ..registry import register
+from ..sample.base import require_number
+from .base import Branches, Search, choose
+from .belief import Belief, join, split
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+_READ_ROWS = 64
+"""Rows of a pass that reads, each with the logits of the whole vocabulary."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A message read from a text. certainty: the probability that all of it is right."""
+
+    message: bytes
+    certainty: float
+
+
+@register(
+    "coupling",
+    paper="Minimum Entropy Coupling with Bottleneck (2024)",
+    guarantee="averaged over all messages, tokens follow the model's law within the likeliest top_k",
+)
+@dataclass(frozen=True)
+class Coupling(Search):
+    """Writes a text whose choice of tokens carries a message; who has the same model and prompt reads it back.
+
+    message: bytes, or a text (UTF-8). Per token, the block of the message that is least settled is coupled with the
+    distribution of the next token so that their joint entropy is small; both sides keep the same posterior over every
+    block. key: a shared secret from which a pad is made that makes any message look uniform, to be used for one
+    message only; a message that is not uniform shifts the law of the text. temperature, top_k: shape the distribution.
+    bits: size of a block. merge: let tokens that would tell the same carry a second block. rate: share of a block's
+    bits that may act, by the bottleneck map: compressed "once", only that much of the message is sent and it is read
+    with errors; per "step", no token tells more and it takes more of them. ending: "complete" stops where the message
+    is settled, "eos" writes on to the end. End tokens are not written before the message is settled. tokenizer:
+    with it, as `LM.search` sets it, only tokens are written that a reader of the text finds again. Both sides must
+    share the model, its precision, the prompt, masks and all settings here.
+    """
+
+    message: str | bytes = b""
+    key: str = ""
+    temperature: float = 1.0
+    top_k: int = 50
+    bits: Literal[1, 2, 4, 8] = 8
+    merge: bool = True
+    rate: float = 1.0
+    compress: Literal["once", "step"] = "once"
+    ending: Literal["complete", "eos"] = "complete"
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        require_number("temperature", self.temperature, above=0.0)
+        require_number("rate", self.rate, above=0.0, most=1.0)
+        if not isinstance(self.top_k, int) or self.top_k < 2:
+            raise SettingsError(f"coupling needs a choice of tokens: set top_k to 2 or more, not {self.top_k!r}")
+        choices = ((self.bits, (1, 2, 4, 8)), (self.compress, ("once", "step")), (self.ending, ("complete", "eos")))
+        for value, allowed in choices:
+            if value not in allowed:
+                raise SettingsError(f"coupling knows {', '.join(map(str, allowed))}, not {value!r}")
+
+    def bind(self, tokenizer: Tokenizer) -> Coupling:
+        return replace(self, tokenizer=tokenizer)
+
+    @torch.no_grad()
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        message = self.message.encode() if isinstance(self.message, str) else self.message
+        if not message:
+            raise SettingsError("coupling needs a message to write: set message")
+        branches = Branches(engine, request, "coupling")
+        seq = branches.root
+        belief = self._belief(len(message))
+        values = belief.labels[split(self._pad(message), self.bits)]
+        while not seq.finished:
+            logits = branches.score([seq])[0]
+            tokens, p = self._law(seq, logits, belief.settled)
+            turn = _Sender(seq, values)
+            choose(seq, int(tokens[belief.follow(p, turn.pick)]), logits)
+            if belief.settled and self.ending == "complete" and not seq.finished:
+                seq.finish_reason = "stop"
+                if seq.text is not None:
+                    seq.text.finish()
+            progress("coupling", belief.count - belief.open, belief.count)
+        if not belief.settled:
+            raise SettingsError(
+                f"{seq.position} tokens settled {belief.count - belief.open} of the message's {belief.count} blocks: "
+                "allow more tokens, send a shorter message, or raise temperature or top_k"
+            )
+        return branches.finish([seq])
+
+    @torch.no_grad()
+    def read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> Reading:
+        """The message of `length` bytes that the generated `tokens` carry. request: as when they were written.
+
+        Raises SettingsError where these settings could not have written the tokens.
+        """
+        if length < 1:
+            raise SettingsError(f"a message has at least one byte, not {length}")
+        branches = Branches(engine, replace(request, max_new_tokens=len(tokens) + 1), "coupling")
+        seq = branches.root
+        belief, rows = self._belief(length), _Rows(branches, tokens)
+        for token in tokens:
+            if belief.settled or seq.finished:
+                break
+            logits = rows.after(seq)
+            candidates, p = self._law(seq, logits, settled=False)
+            places = np.flatnonzero(candidates == token)
+            if len(places) == 0:
+                raise SettingsError(
+                    f"token {seq.position} of the text could not have been written like this: use the model, "
+                    "precision, prompt and settings it was written with, and the text unchanged"
+                )
+            belief.follow(p, _Receiver(int(places[0])).pick)
+            choose(seq, token, logits)
+        blocks, certainty = belief.guess()
+        return Reading(self._pad(join(blocks, self.bits)), certainty)
+
+    def _belief(self, length: int) -> Belief:
+        return Belief(8 * length // self.bits, self.bits, self.rate, self.compress, self.merge)
+
+    def _pad(self, message: bytes) -> bytes:
+        """The message made uniform by the key's pad, or made plain again."""
+        if not self.key:
+            return message
+        pad = hashlib.shake_256(b"decodery coupling\0" + self.key.encode()).digest(len(message))
+        return bytes(a ^ b for a, b in zip(message, pad, strict=True))
+
+    @one_thread()
+    def _law(self, seq: Sequence, logits: torch.Tensor, settled: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [k] that may come next, likeliest first, and their probabilities [k] float64."""
+        law = seq.sampler.law(logits[None], [seq.context()])
+        if not settled and seq.eos_ids:
+            law = law.clone()
+            law[:, sorted(seq.eos_ids)] = -torch.inf
+        count = self.top_k
+        while True:
+            (ids,), (values,) = topk(law, count)
+            usable = np.isfinite(values)
+            if self.tokenizer is not None:
+                usable &= _survive(self.tokenizer, seq.generated, ids.tolist()) | np.isin(ids, list(seq.eos_ids))
+            if usable.any():
+                break
+            if count >= seq.vocab_size:
+                raise PromptError("no token can follow that a reader of the text would find again: give token ids")
+            # Where nothing likely survives being read, less likely tokens are asked.
+            count *= 2
+        ids, values = ids[usable][: self.top_k], values[usable][: self.top_k].astype(np.float64)
+        weights = np.exp((values - values[0]) / self.temperature)
+        return ids, weights / weights.sum()
+
+
+class _Sender:
+    """Draws the tokens of one position. values: the message's blocks, as labels."""
+
+    def __init__(self, seq: Sequence, values: np.ndarray) -> None:
+        self.seq, self.values, self.drawn = seq, values, 0
+
+    def pick(self, group: np.ndarray, joint: np.ndarray, block: int | None) -> int:
+        """A token of the group as likely as it is beside the block's true value."""
+        heights = np.cumsum(joint[:, 0] if block is None else joint[:, self.values[block]])
+        at = draw(self.seq.seed, self.seq.position, self.drawn, COUPLE) * heights[-1]
+        self.drawn += 1
+        return int(np.searchsorted(heights, at, side="right"))
+
+
+@dataclass(frozen=True)
+class _Receiver:
+    """Knows the token: its number among the candidates."""
+
+    written: int
+
+    def pick(self, group: np.ndarray, joint: np.ndarray, block: int | None) -> int:
+        return int(np.flatnonzero(group == self.written)[0])
+
+
+class _Rows:
+    """Logits after every token of a text that is known: in long passes where that changes no bit, else as written."""
+
+    def __init__(self, branches: Branches, tokens: list[int]) -> None:
+        # Nothing follows the last one.
+        self.branches, self.tokens = branches, tokens[:-1]
+        self.exact = bool(getattr(branches.model, "exact_rows", False))
+        self.first, self.logits = 0, torch.empty(0)
+
+    def after(self, seq: Sequence) -> torch.Tensor:
+        """[vocab] after the last token of `seq`."""
+        if seq.position == 0 or not self.exact:
+            return self.branches.score([seq])[0]
+        number = seq.position - 1
+        if number >= self.first + len(self.logits):
+            chunk = self.tokens[number : number + _READ_ROWS]
+            self.first, self.logits = number, self.branches.forward([Segment.chunk(chunk, seq.cache)]).logits
+            seq.cache.keep(range(len(chunk)))
+        return self.logits[number - self.first]
+
+
+def _survive(tokenizer: Tokenizer, generated: list[int], candidates: list[int]) -> np.ndarray:
+    """[n] bool: which candidates a text is cut into again, with all that stands before them."""
+    stream = tokenizer.stream()
+    begun = stream.push(generated)
+    ends = (copy(stream) for _ in candidates)
+    texts = [begun + end.push([token]) + end.finish() for token, end in zip(candidates, ends, strict=True)]
+    again = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
+    return np.array([cut.ids == [*generated, token] for cut, token in zip(again, candidates, strict=True)])
