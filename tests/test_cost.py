@@ -64,7 +64,8 @@ def test_measured_once_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     curve = cost_curve(model)
     assert curve.rows == cost.ROWS
     assert all(after >= before > 0 for before, after in itertools.pairwise(curve.times))
-    monkeypatch.setattr(cost, "time_passes", None)
+    monkeypatch.setattr(cost, "ROWS", None)
+    monkeypatch.setattr(cost, "_DISTURBED", 0.0)
     assert cost_curve(tiny_transformer(seed=9)) == curve, "weights do not change the cost"
     (path,) = (home / "cost").iterdir()
     kept = json.loads(path.read_text())
@@ -85,6 +86,19 @@ def test_info_tells_what_int8_brings(home: Path) -> None:
     other, _ = sorted((home / "cost").iterdir())
     other.write_text("{}")
     assert "half" in collect()["int8"][0], "a damaged file is left alone"
+
+
+def test_a_curve_of_a_busy_machine_is_measured_anew(home: Path) -> None:
+    model = tiny_transformer()
+    cost.remember(model, CostCurve((1, 64), (50.0, 90.0)))
+    cost._known.clear()
+    curve = cost_curve(model)
+    assert curve.rows == cost.ROWS and curve.seconds(64) < 50
+    cost._known.clear()
+    dear = CostCurve((1, 8, 64), (1e-9, 1e-9, 90.0))
+    cost.remember(model, dear)
+    cost._known.clear()
+    assert cost_curve(model) == dear, "slower passes may be a disturbance of now"
 
 
 def test_another_shape_or_precision_is_measured_anew(home: Path) -> None:

@@ -28,6 +28,8 @@ CONTEXT = 128
 FAR_ROWS, FAR_CONTEXT = (1, 16), 1024
 """Rows that are timed behind a long text too, to tell what its tokens cost."""
 _SECONDS = 2.0
+_PROBED = (1, 8)
+_DISTURBED = 0.7
 _REPEATS = 3
 _KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels", "decodery")
 
@@ -86,13 +88,18 @@ class CostCurve:
 
 
 def cost_curve(model: LanguageModel) -> CostCurve:
-    """The curve of this model on this machine; the first call measures for about two seconds and keeps the result."""
+    """The curve of this model on this machine; the first call measures for about two seconds and keeps the result.
+
+    A kept curve is compared with a few passes first: where these are much faster, it was measured on a busy machine.
+    """
     if model in _known:
         return _known[model]
     path = _path(model)
     with suppress(OSError, ValueError, TypeError, KeyError):
-        _known[model] = _read(json.loads(path.read_text(encoding="utf-8")))
-        return _known[model]
+        kept = _read(json.loads(path.read_text(encoding="utf-8")))
+        if not _too_dear(kept, time_passes({"": model}, _PROBED, enough=lambda done: done >= _REPEATS)[""]):
+            _known[model] = kept
+            return kept
     near = time_passes({"": model}, ROWS, enough=_enough())
     curve = CostCurve.of(near[""], time_far({"": model}, _REPEATS)[""])
     # Where nothing can be written the curve is measured again next time.
@@ -186,6 +193,11 @@ def weight_bytes(model: LanguageModel) -> int:
         return 0
     seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
     return sum(seen.values())
+
+
+def _too_dear(curve: CostCurve, timings: Mapping[int, Sequence[float]]) -> bool:
+    """Whether passes are much faster than the curve says, which nothing but a disturbance of it can explain."""
+    return any(min(times) < _DISTURBED * curve.seconds(rows) for rows, times in timings.items())
 
 
 def time_far(models: Mapping[str, LanguageModel], repeats: int) -> dict[str, dict[int, list[float]]]:
