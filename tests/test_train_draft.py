@@ -193,10 +193,15 @@ def test_a_mask_may_leave_the_draft_nothing_to_say(target: LoadedModel, trained:
     assert law.exp().sum() == pytest.approx(1.0)
 
 
-def test_what_does_not_fit_is_refused(target: LoadedModel, corpus: Corpus, trained: tuple[Path, dict]) -> None:
+def test_what_does_not_fit_is_refused(
+    target: LoadedModel, corpus: Corpus, trained: tuple[Path, dict], tmp_path: Path
+) -> None:
     out = trained[0]
     with pytest.raises(SettingsError, match="cannot be larger"):
         train_draft(target, corpus, out, shape=Shape(layers=3, inner=48, tokens=80))
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(SettingsError, match="is no draft"):
+        train_draft(target, corpus, tmp_path, shape=SHAPE)
     with pytest.raises(SettingsError, match="in int8 alone"):
         load(out, dtype="float32")
     draft = load(out).model

@@ -110,13 +110,15 @@ def draft(
     from ..model.store import terminal_progress
     from ..train.cut import Shape
     from ..train.data import built_in_prompts, cut_files, read_prompts, write_texts
-    from ..train.draft import train_draft
+    from ..train.draft import check_folder, train_draft
 
     if texts < 20:
         raise SettingsError(f"{texts} texts are too few to learn from and to hold some out: write at least 20")
+    check_folder(out)
     shape = Shape(layers, inner, tokens)
     lines = read_prompts(prompts) if prompts else []
     loaded = load(model)
+    shape.check(loaded.model.config)
     if lines:
         # They are used again, with other seeds, until there are enough texts.
         encoded = [LM(loaded).encode(line) for line in lines[:texts]]

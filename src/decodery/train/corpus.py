@@ -58,7 +58,7 @@ class Corpus:
             self._shards.append(path)
         self._sizes = [_count(path) for path in self._shards]
         self._starts = np.cumsum([0, *self._sizes])
-        self._read = lru_cache(maxsize=4)(_read)
+        self._read = lru_cache(maxsize=32)(_read)
 
     def __len__(self) -> int:
         return int(self._starts[-1])

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ..errors import SettingsError
+from ..model.config import ModelConfig
 from ..model.int4 import Int4Linear
 from ..model.int8 import Int8Linear
 from ..model.transformer import Transformer
@@ -35,6 +36,14 @@ class Shape:
         if self.layers < 1 or self.inner < 1 or self.tokens < 1 or self.window < 2:
             raise SettingsError("a draft needs at least one layer, one inner unit, one token, and a window of 2")
 
+    def check(self, target: ModelConfig) -> None:
+        """Raise SettingsError where a draft of this shape cannot be cut from such a target."""
+        if self.layers > target.num_layers or self.inner > target.intermediate_size:
+            raise SettingsError(
+                f"the draft cannot be larger than its target, which has {target.num_layers} layers with "
+                f"{target.intermediate_size} inner units"
+            )
+
 
 def keep_tokens(texts: Iterable[Text], size: int, target: Transformer, always: Sequence[int] = ()) -> Kept:
     """The `size` tokens that are written most often, `always` among them; the target's embeddings say what is similar.
@@ -58,11 +67,7 @@ def keep_tokens(texts: Iterable[Text], size: int, target: Transformer, always: S
 def cut_draft(target: Transformer, shape: Shape, kept: Kept) -> Transformer:
     """The draft before training, float32: the target's first layers, their strongest inner units, its `kept` rows."""
     old = target.config
-    if shape.layers > old.num_layers or shape.inner > old.intermediate_size:
-        raise SettingsError(
-            f"the draft cannot be larger than its target, which has {old.num_layers} layers with "
-            f"{old.intermediate_size} inner units"
-        )
+    shape.check(old)
     config = replace(
         old,
         rope=old.layer_rope(0),

@@ -27,6 +27,8 @@ from .data import Corpus, Text
 from .lesson import Lesson, distance, judged, lesson, predictions
 from .loop import History, Plan, batches, train
 
+_CARD = "README.md"
+
 
 def train_draft(
     target: LoadedModel,
@@ -48,6 +50,7 @@ def train_draft(
     draft on the texts held out. Interrupted, it goes on from its last checkpoint in `out` when called again.
     """
     shape = shape or Shape()
+    check_folder(out)
     model = target.model
     if not isinstance(model, Transformer):
         raise SettingsError(
@@ -74,6 +77,12 @@ def train_draft(
     scores = judged(finished, lesson(course.held, finished.weights.kept, course.place))
     write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
     return scores
+
+
+def check_folder(out: Path) -> None:
+    """Raise SettingsError where a draft would overwrite something else."""
+    if (out / _CARD).exists() and not (out / DESCRIPTION).exists():
+        raise SettingsError(f"{out} has a {_CARD} and is no draft: name a new folder")
 
 
 class _Course:
@@ -138,9 +147,9 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
         "chat_template": None if target.chat is None else target.chat.source,
         "tokenizer_of": target.name,
     }
-    write_text(out / "README.md", card)
-    # Last: it is what makes the folder a model.
     write_text(out / DESCRIPTION, json.dumps(description))
+    # Last: without the description beside it, it would be taken for somebody else's.
+    write_text(out / _CARD, card)
 
 
 def _card(
