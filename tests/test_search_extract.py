@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
@@ -149,3 +150,19 @@ def test_what_it_cannot_do_is_refused(settings, request_settings, message: str) 
         run(TableModel(6), ExactExtract(**{"passage": (1, 2)} | settings), [1], **request_settings)
     with pytest.raises(SettingsError, match="rows >= 1"):
         ExactExtract(rows=0)
+
+
+def test_a_text_is_spelt_as_in_the_passage_and_as_an_answer() -> None:
+    class Words:
+        """One token per word; a word behind a space is another token than at the beginning."""
+
+        def encode(self, text: str, *, special: bool) -> list[int]:
+            pieces = re.findall(r"\s?\S+", text)
+            return [sum(map(ord, piece.strip())) % 100 + 100 * piece.startswith(" ") for piece in pieces]
+
+    text = " ".join(f"{chr(97 + n % 26)}{n}" for n in range(300))
+    bound, whole = ExactExtract(text).bind(Words()), Words().encode(text, special=False)
+    assert list(bound.passage) == whole and len(bound.beginnings) == 300
+    for n, begun in enumerate(bound.beginnings):
+        assert list(begun) == [whole[n] % 100, *whole[n + 1 : n + 256]]
+    assert ExactExtract((1, 2)).bind(Words()) == ExactExtract((1, 2))

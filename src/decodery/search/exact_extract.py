@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from ..model.tokenizer import Tokenizer
 
 
+_WORDS = 256
+"""The longest answer that is looked for as an answer would spell it; longer ones count as the passage spells them."""
+
+
 @register(
     "exact-extract",
     paper="How Optimal is Greedy Decoding for Extractive Question Answering? (2022)",
@@ -58,10 +62,14 @@ class ExactExtract(Search):
         if not isinstance(self.passage, str):
             return self
         text = self.passage
-        words = [tuple(tokenizer.encode(text[word.start() :], special=False)) for word in re.finditer(r"\S+", text)]
-        return replace(
-            self, passage=tuple(tokenizer.encode(text, special=False)), beginnings=(*self.beginnings, *words)
+        words = list(re.finditer(r"\S+", text))
+        lasts = [*words[_WORDS - 1 :], *words[-1:] * _WORDS]
+        begun = (
+            tuple(tokenizer.encode(text[first.start() : last.end()], special=False))
+            for first, last in zip(words, lasts, strict=False)
         )
+        whole = tuple(tokenizer.encode(text, special=False))
+        return replace(self, passage=whole, beginnings=(*self.beginnings, *begun))
 
     @torch.no_grad()
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
