@@ -44,6 +44,7 @@ from decodery.sample import DRY, XTC, Mirostat, Sampler, Temperature
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.contrastive_search import ContrastiveSearch
+from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.exact_extract import ExactExtract
@@ -52,9 +53,11 @@ from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
 from decodery.source.guidance import Guidance
+from decodery.source.partial_attention import PartialAttention, PartialWeights
 from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
 from decodery.source.value import LinearValue
+from decodery.testing.models import tiny_transformer
 from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
@@ -182,9 +185,22 @@ SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
     "contrastive-search": ContrastiveSearch(k=5),
     "coupling": Coupling(message="a", ending="eos"),
+    "controlled-blocks": ControlledBlocks(
+        LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1), samples=3, block=4
+    ),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "exact-extract": ExactExtract(),
 }
+
+
+@cache
+def _partial_weights() -> PartialWeights:
+    """Weights that fit the tiny model and do something."""
+    weights = PartialWeights.initial(tiny_transformer(0))
+    for layer in weights.layers:
+        layer["output"].copy_(layer["bend"] / 3)
+    return weights
+
 
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
@@ -194,6 +210,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     ),
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(_even_tokens, other, k=3, length=3, weight=2.0),
+    "partial-attention": lambda other: PartialAttention(_partial_weights()),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""

@@ -143,7 +143,7 @@ class LM:
         `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
         """
         method = resolve("search", search).bind(self.tokenizer)
-        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
+        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None, "raw": raw} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     def hide(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -133,9 +134,9 @@ class KVCache:
         self.next_position = min(self.next_position, n)
         self.scratch = 0
 
-    def fork(self) -> KVCache:
+    def fork(self) -> Self:
         """A cache with the same content; the two share memory until one of them writes."""
-        twin = object.__new__(KVCache)
+        twin = object.__new__(type(self))
         twin.storage = self.storage
         twin.storage.owners += 1
         twin.lengths = self.lengths.copy()

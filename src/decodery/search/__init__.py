@@ -2,8 +2,9 @@
 
 from .beam import Beam
 from .contrastive_search import ContrastiveSearch
+from .controlled_blocks import ControlledBlocks
 from .coupling import Coupling, Reading
 from .diverse_beam import DiverseBeam
 from .exact_extract import ExactExtract
 
-__all__ = ["Beam", "ContrastiveSearch", "Coupling", "DiverseBeam", "ExactExtract", "Reading"]
+__all__ = ["Beam", "ContrastiveSearch", "ControlledBlocks", "Coupling", "DiverseBeam", "ExactExtract", "Reading"]

@@ -50,15 +50,16 @@ class Branches:
     """The branches of one prompt: forked, scored together in one pass, and counted in one trace.
 
     root: the prompt, of which nothing is read yet; branches are forks of it. name: the search, for errors.
-    Raises SettingsError where the request asks for drafts or for chance, which the search would have to ignore.
+    draws: whether the search draws tokens by the request's sampler. Raises SettingsError where the request asks for
+    drafts, or for chance that the search would have to ignore.
     """
 
-    def __init__(self, engine: Engine, request: Request, name: str) -> None:
+    def __init__(self, engine: Engine, request: Request, name: str, *, draws: bool = False) -> None:
         if request.drafter is not None:
             raise SettingsError(
                 f"{name} scores its candidates together and takes no drafts: leave the drafter out, or give None"
             )
-        if not request.sampler.greedy:
+        if not draws and not request.sampler.greedy:
             raise SettingsError(
                 f"{name} chooses tokens by itself, so the sampler may hold masks and penalties only: use temperature 0"
             )

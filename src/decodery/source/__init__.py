@@ -4,6 +4,7 @@ from .controlled_decoding import ControlledDecoding
 from .dola import DoLa
 from .entropy_adaptive import EntropyAdaptive
 from .guidance import Guidance
+from .partial_attention import PartialAttention, PartialWeights
 from .transfer_q import TransferQ
 from .uscd import USCD
 from .value import LinearValue, TextReward
@@ -15,6 +16,8 @@ __all__ = [
     "EntropyAdaptive",
     "Guidance",
     "LinearValue",
+    "PartialAttention",
+    "PartialWeights",
     "TextReward",
     "TransferQ",
 ]

@@ -68,7 +68,8 @@ class Reader:
         """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`."""
         assert segment.tokens is not None
         start = max(len(text), self.first)
-        unread = self.tokens(text, start)[self.cache.next_position :]
+        behind = self.cache.next_position < start + self.shift
+        unread = self.tokens(text, start)[self.cache.next_position :] if behind else []
         while len(unread) > _CHUNK:
             self._feed(unread[:_CHUNK])
             unread = unread[_CHUNK:]
@@ -76,13 +77,13 @@ class Reader:
         if self.member.prefix is not None:
             own = np.where(segment.positions[rows.fed] == self.first, self.member.prefix[-1], own)
         self.lag, self.fed, n = len(unread), rows.fed, len(unread) + len(rows.fed)
-        behind = self.cache.next_position + np.arange(self.lag)
+        late = self.cache.next_position + np.arange(self.lag)
         mask = None
         if segment.mask is not None:
             mask = np.tri(n, dtype=bool)
             mask[self.lag :, self.lag :] = segment.mask[np.ix_(rows.fed, rows.fed)]
         return Segment(
-            np.concatenate((behind, segment.positions[rows.fed] + self.shift)),
+            np.concatenate((late, segment.positions[rows.fed] + self.shift)),
             np.concatenate((np.asarray(unread, dtype=np.int64), own)),
             mask=mask,
             cache=self.cache,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -43,8 +44,14 @@ class ControlledDecoding(Source):
             raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
-        value = LinearValue.load(self.value) if isinstance(self.value, str) else self.value
+        value = _load(self.value) if isinstance(self.value, str) else self.value
         return _Controlled((Member("model", model),), len(prompt), value=value, strength=self.strength, k=self.k)
+
+
+@lru_cache(maxsize=4)
+def _load(path: str) -> LinearValue:
+    """Loaded once, so that requests that name the same file are scored together."""
+    return LinearValue.load(path)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,77 @@
+"""Blockwise controlled decoding: of a few sampled blocks the one that a prefix scorer values most becomes text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..errors import SettingsError
+from ..model.batch import Segment
+from ..model.store import Progress, silent
+from ..registry import register
+from ..source.value import LinearValue, Value
+from ..verify.base import Laws
+from .base import Branches, Search, choose
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "controlled-blocks",
+    paper="Controlled Decoding from Language Models (2023)",
+    guarantee="best of n where a block is as long as the text",
+    needs=("a prefix scorer",),
+)
+@dataclass(frozen=True)
+class ControlledBlocks(Search):
+    """Draws several blocks of tokens at a time, and goes on from the one whose text is worth most.
+
+    value: a `Value`, or the file of a `LinearValue` that was trained for the model. samples: blocks drawn at a time, by
+    the request's own sampler at seeds that count up from its seed. block: tokens; a text that ends in it stops there.
+    Cost: one pass of `samples` rows per token; memory: a cache per block.
+    """
+
+    value: Value | str
+    samples: int = 4
+    block: int = 8
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.block < 1:
+            raise SettingsError("controlled-blocks needs samples and block of at least 1")
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        value = LinearValue.load(self.value) if isinstance(self.value, str) else self.value
+        branches = Branches(engine, request, "controlled-blocks", draws=True)
+        text, logits = branches.root, branches.score([branches.root])[0]
+        while not text.finished:
+            drawn = [text.fork() for _ in range(self.samples)]
+            rows, hidden = [logits] * self.samples, {}
+            for number, each in enumerate(drawn):
+                each.seed = request.seed + number
+            for _ in range(self.block):
+                if not (active := [number for number, each in enumerate(drawn) if not each.finished]):
+                    break
+                for number in active:
+                    laws = Laws(TokenTree.root(drawn[number].pending), rows[number][None], drawn[number])
+                    choose(drawn[number], laws.picks([0])[0], rows[number])
+                # The last token of a block is read as well: its state tells what the block is worth.
+                segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]
+                scores = branches.forward(segments, taps=value.taps)
+                for place, number in enumerate(active):
+                    drawn[number].cache.keep([0])
+                    rows[number] = scores.of(place)[0]
+                    hidden[number] = {tap: scores.hidden_of(place, tap)[0] for tap in value.taps}
+            states = {tap: torch.stack([hidden[number][tap] for number in range(self.samples)]) for tap in value.taps}
+            worth = value([each.tokens for each in drawn], states)
+            branches.root.trace.steps[-1].counts["values"] = self.samples
+            best = int(worth.argmax())
+            text, logits = drawn[best], rows[best]
+            text.score = float(worth[best])
+            progress("controlled-blocks", text.position, text.max_new_tokens)
+        return branches.finish([text])

@@ -1,0 +1,214 @@
+"""Partial attention: a second attention in every layer that looks at the prompt alone, however long the text grows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import linear, silu
+
+from ..errors import CorruptFile, UnsupportedModel
+from ..model.attention import attend, rotate
+from ..model.cache import KVCache
+from ..model.config import ModelConfig
+from ..model.graphs import StaticStep
+from ..model.protocol import LanguageModel
+from ..model.store import replacing
+from ..model.transformer import Transformer
+from ..model.weights import Dense, Layer
+from ..registry import register
+from .base import Source
+
+if TYPE_CHECKING:
+    from ..model.transformer import _Pass
+
+_SHAPES = ("bend", "mix", "query", "key", "value", "output")
+
+
+@dataclass(frozen=True, eq=False)
+class PartialWeights:
+    """The second attention of every layer. layers[i]: tensors by name, each [out, in] in the model's dtype.
+
+    bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
+    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim].
+    """
+
+    layers: tuple[dict[str, torch.Tensor], ...]
+
+    @classmethod
+    def initial(cls, model: Transformer, seed: int = 0) -> PartialWeights:
+        """Queries, keys and values copied from the model's attention, and an output of zero: nothing changes yet."""
+        config, generator, layers = model.config, torch.Generator().manual_seed(seed), []
+        sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        for layer in model.weights.layers:
+            if not isinstance(layer.qkv, Dense):
+                raise UnsupportedModel(
+                    "partial attention needs the model in floating point: load it with dtype='float32'"
+                )
+            query, key, value = (part.detach().clone() for part in layer.qkv.weight.split(sizes))
+            hidden = config.hidden_size
+            noise = [torch.randn(hidden, hidden, generator=generator) * hidden**-0.5 for _ in range(2)]
+            bend, mix = (each.to(query) for each in noise)
+            output = torch.zeros(hidden, sizes[0]).to(query)
+            layers.append(dict(zip(_SHAPES, (bend, mix, query, key, value, output), strict=True)))
+        return cls(tuple(layers))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of them by name, the same objects: to save, or to train."""
+        return {f"{index}.{name}": each for index, layer in enumerate(self.layers) for name, each in layer.items()}
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        with replacing(path) as temporary:
+            save_file({name: each.detach().contiguous() for name, each in self.tensors().items()}, temporary)
+
+    @classmethod
+    def load(cls, path: str | Path, config: ModelConfig) -> PartialWeights:
+        """Read what `save` wrote. Raises CorruptFile for anything else and for another model's weights."""
+        try:
+            kept = load_file(path)
+            layers = tuple({name: kept[f"{i}.{name}"] for name in _SHAPES} for i in range(config.num_layers))
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise CorruptFile(
+                f"{path} holds no partial attention for this model: train one and save it there"
+            ) from error
+        _check(layers, config, str(path))
+        return cls(layers)
+
+
+def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, what: str) -> None:
+    hidden, dim = config.hidden_size, config.head_dim
+    rows = (hidden, hidden, config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim)
+    shapes = [(n, hidden) for n in rows] + [(hidden, config.num_heads * dim)]
+    if any([tuple(layer[name].shape) for name in _SHAPES] != shapes for layer in layers):
+        raise CorruptFile(f"{what} was made for a model of another shape: train it for this one")
+
+
+@register(
+    "partial-attention",
+    paper="Decoder-Only or Encoder-Decoder? Interpreting Language Model as a Regularized Encoder-Decoder (2023)",
+    guarantee="the model's law until it is trained",
+    needs=("trained weights",),
+)
+@dataclass(frozen=True)
+class PartialAttention(Source):
+    """Adds to every layer an attention whose keys and values are the prompt's alone, fixed once the prompt is read.
+
+    weights: `PartialWeights`, or the file of trained ones. Every row attends to the prompt up to its own position, at
+    the positions it has anyway, so that the prompt may be read in chunks and nothing changes before training. Cost: one
+    more attention per layer, and keys and values of the prompt.
+    """
+
+    weights: PartialWeights | str
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+        if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
+            raise UnsupportedModel("partial attention needs the model in floating point: load it with dtype='float32'")
+        weights = _load(self.weights, model.config) if isinstance(self.weights, str) else self.weights
+        if len(weights.layers) != model.config.num_layers:
+            raise CorruptFile("this partial attention was made for a model of another depth: train it for this one")
+        return PartialTransformer(model, weights, len(prompt))
+
+
+@lru_cache(maxsize=2)
+def _load(path: str, config: ModelConfig) -> PartialWeights:
+    return PartialWeights.load(path, config)
+
+
+class PartialCache(KVCache):
+    """The model's own cache, and beside it the second attention's: rows of the first `source_length` positions only."""
+
+    source_length: int
+    source: KVCache
+    _rows: np.ndarray
+
+    @classmethod
+    def beside(cls, config: ModelConfig, source_length: int, dtype: torch.dtype, device: torch.device) -> PartialCache:
+        """Nothing read yet."""
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
+        cache = cls(*shape, dtype=dtype, device=device)
+        cache.source_length = source_length
+        cache.source = KVCache(*shape, dtype=dtype, device=device)
+        cache._rows = np.zeros(0, dtype=np.int64)
+        return cache
+
+    @property
+    def slot_bytes(self) -> int:
+        return super().slot_bytes + self.source.slot_bytes
+
+    def reserve(self, positions: np.ndarray) -> None:
+        super().reserve(positions)
+        self._rows = np.flatnonzero(positions < self.source_length)
+        self.source.reserve(positions[self._rows])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        super().keep(rows)
+        self.source.keep([int(place) for place in np.flatnonzero(np.isin(self._rows, list(rows)))])
+
+    def truncate(self, n: int) -> None:
+        super().truncate(n)
+        self.source.truncate(n)
+
+    def fork(self) -> Self:
+        twin = super().fork()
+        twin.source_length, twin.source, twin._rows = self.source_length, self.source.fork(), self._rows
+        return twin
+
+
+class PartialTransformer(Transformer):
+    """A `Transformer` with a second attention to the first `source_length` positions of each text.
+
+    Two over the same model with the same weights are equal: how long a text's source is, its cache knows.
+    """
+
+    def __init__(self, base: Transformer, partial: PartialWeights, source_length: int) -> None:
+        super().__init__(base.config, base.weights)
+        # Passes of fixed shape know one attention per layer.
+        self.static = None
+        self._tables = base._tables
+        self.base, self.partial, self.source_length = base, partial, source_length
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartialTransformer) and (self.base, self.partial) == (other.base, other.partial)
+
+    def __hash__(self) -> int:
+        return hash((self.base, self.partial))
+
+    def new_cache(self) -> KVCache:
+        return PartialCache.beside(self.config, self.source_length, self.dtype, self.device)
+
+    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
+        own = super()._attention(index, layer, normed, step)
+        assert not isinstance(step, StaticStep)
+        weights, config = self.partial.layers[index], self.config
+        cos, sin = step.angles(index)
+        queries = rotate(linear(normed, weights["query"]).view(-1, config.num_heads, config.head_dim), cos, sin)
+        parts = []
+        for segment, first, last in step.spans:
+            length = segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
+            rows = np.flatnonzero(segment.positions < length)
+            slots = segment.positions[rows]
+            at = torch.from_numpy(rows + first).to(self.device)
+            bent = silu(linear(normed[at], weights["bend"]))
+            source = bent + linear(bent, weights["mix"])
+            shape = (-1, config.num_kv_heads, config.head_dim)
+            keys = rotate(linear(source, weights["key"]).view(shape), cos[at], sin[at])
+            values = linear(source, weights["value"]).view(shape)
+            if isinstance(segment.cache, PartialCache):
+                kept = segment.cache.source
+                kept.write(index, keys, values)
+                seen_keys, seen_values = kept.view(index)
+                slots = np.concatenate((kept.positions[index, : kept.length], slots))
+            else:
+                seen_keys, seen_values = keys.transpose(0, 1), values.transpose(0, 1)
+            seen = slots[None, :] <= segment.positions[:, None]
+            mask = None if seen.all() else torch.from_numpy(seen).to(self.device)
+            parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
+        return own + linear(torch.cat(parts), weights["output"])

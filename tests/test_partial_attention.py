@@ -1,0 +1,113 @@
+"""Partial attention: nothing changes before training, passes of any shape agree, and only the prompt is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.model.batch import Batch, Segment
+from decodery.registry import resolve
+from decodery.source.partial_attention import PartialAttention, PartialCache, PartialWeights
+from decodery.testing import Garbage, decode, tiny_transformer
+from decodery.testing.models import to_int8
+from decodery.train.loop import Plan
+from decodery.train.partial import train_partial
+
+MODEL = tiny_transformer(0)
+PROMPT = [5, 9, 2, 44, 17, 30]
+
+
+def random_weights(seed: int = 0) -> PartialWeights:
+    weights = PartialWeights.initial(MODEL)
+    generator = torch.Generator().manual_seed(seed)
+    for layer in weights.layers:
+        layer["output"].copy_(torch.randn(layer["output"].shape, generator=generator) * 0.3)
+    return weights
+
+
+def all_logits(model, tokens: list[int], sizes: list[int]) -> torch.Tensor:
+    cache, rows, read = model.new_cache(), [], 0
+    for size in sizes:
+        rows.append(model.forward(Batch([Segment.chunk(tokens[read : read + size], cache)])).logits)
+        cache.keep(range(size))
+        read += size
+    return torch.cat(rows)
+
+
+def test_nothing_changes_before_training() -> None:
+    tokens = [*PROMPT, 1, 2, 3]
+    fresh = PartialAttention(PartialWeights.initial(MODEL)).over(MODEL, PROMPT)
+    trained = PartialAttention(random_weights()).over(MODEL, PROMPT)
+    plain = all_logits(MODEL, tokens, [9])
+    assert torch.equal(all_logits(fresh, tokens, [9]), plain)
+    assert (all_logits(trained, tokens, [9]) - plain).abs().max() > 0.1
+
+
+def test_chunks_single_tokens_and_one_pass_agree() -> None:
+    scorer, tokens = PartialAttention(random_weights()).over(MODEL, PROMPT), [*PROMPT, 8, 7, 6, 50, 3]
+    whole = all_logits(scorer, tokens, [11])
+    for sizes in ([6, 1, 1, 1, 1, 1], [2, 3, 4, 2], [1] * 11):
+        assert (all_logits(scorer, tokens, sizes) - whole).abs().max() < 1e-10
+    segment = Segment(np.arange(11), np.array(tokens))
+    assert (scorer.forward(Batch([segment])).logits - whole).abs().max() < 1e-10
+
+
+def test_only_the_prompt_is_looked_at() -> None:
+    """What a layer adds to a later row does not depend on the rows between, but for what they do to its own state."""
+    one = tiny_transformer(0, num_layers=1)
+    weights = PartialWeights(random_weights().layers[:1])
+    scorer = PartialAttention(weights).over(one, PROMPT)
+    added = []
+    for between in ([8, 7], [33, 60]):
+        cache = scorer.new_cache()
+        assert isinstance(cache, PartialCache)
+        for chunk in (PROMPT, between, [3]):
+            scorer.forward(Batch([Segment.chunk(chunk, cache)]))
+            cache.keep(range(len(chunk)))
+        assert cache.source.length == len(PROMPT) and cache.length == len(PROMPT) + 3
+        added.append(cache.source.data[:, :, :, : len(PROMPT)])
+    assert torch.equal(*added)
+
+
+def test_the_prompts_keys_survive_drafts_and_forks() -> None:
+    source = PartialAttention(random_weights())
+    (plain,) = decode(MODEL, [PROMPT], source=source, max_new_tokens=20)
+    (drafted,) = decode(MODEL, [PROMPT], source=source, drafter=Garbage(), max_new_tokens=20)
+    assert plain.generated == drafted.generated != decode(MODEL, [PROMPT], max_new_tokens=20)[0].generated
+    n = len(PROMPT)
+    for cache in (drafted.cache, drafted.cache.fork()):
+        assert isinstance(cache, PartialCache) and cache.source.length == n
+        difference = cache.source.data[..., :n, :] - plain.cache.source.data[..., :n, :]
+        assert difference.abs().max() < 1e-12
+
+
+def test_weights_are_kept_and_checked(tmp_path: Path) -> None:
+    weights, path = random_weights(), tmp_path / "partial.safetensors"
+    weights.save(path)
+    (by_name,) = decode(MODEL, [PROMPT], source=resolve("source", f"partial-attention:weights={path}"))
+    assert by_name.generated == decode(MODEL, [PROMPT], source=PartialAttention(weights))[0].generated
+    with pytest.raises(CorruptFile, match="another shape"):
+        PartialAttention(str(path)).over(tiny_transformer(hidden_size=64), PROMPT)
+    with pytest.raises(CorruptFile, match="no partial attention"):
+        PartialAttention(str(tmp_path / "nothing")).over(MODEL, PROMPT)
+    with pytest.raises(UnsupportedModel, match="dtype='float32'"):
+        PartialAttention(weights).over(to_int8(MODEL), PROMPT)
+
+
+def test_training_moves_the_second_attention_alone(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pairs = [(ids[:6].tolist(), ids[:3].tolist()) for ids in random.integers(0, 8, (40, 6))]
+    model, weights = (
+        tiny_transformer(0, dtype=torch.float32),
+        PartialWeights.initial(tiny_transformer(0, dtype=torch.float32)),
+    )
+    before = model.weights.layers[0].qkv.weight.clone()
+    history = train_partial(model, weights, pairs[:32], pairs[32:], Plan(steps=25, lr=0.01), tmp_path)
+    assert history.best is not None and history.best < 0.8 * history.metrics["0"]["loss"]
+    assert torch.equal(model.weights.layers[0].qkv.weight, before) and weights.layers[0]["output"].abs().max() > 0
+    with pytest.raises(SettingsError, match="pairs"):
+        train_partial(model, weights, [], [], Plan(steps=1), tmp_path / "other")
