@@ -224,10 +224,10 @@ def uscd(bench: Bench) -> dict[str, Any]:
         texts, right = [], 0
         for name, what, *tests in TASKS:
             examples = "\n".join(f"    >>> {name}({given})\n    {expected}" for given, expected in tests)
-            prompt = f'def {name}(s):\n    """{what}\n{examples}\n    """\n'
+            prompt = f'def {name}(s):\n    """{what}\n{examples}\n    """\n    return'
             (text,) = bench.run([bench.lm.tokenizer.encode(prompt)], make(without_examples(prompt)))
             texts.append(text)
-            body = re.split(r"\n(?=\S)", bench.lm.tokenizer.decode(text.generated))[0]
+            body = bench.lm.tokenizer.decode(text.generated).partition("\n")[0]
             right += passes_tests(prompt + body, name, tests)
         found[kind] = {"passed": right, "of": len(TASKS), **cost(texts)}
         print(kind, found[kind], flush=True)
@@ -266,59 +266,82 @@ def long_words(text: str) -> float:
     return min(1.0, max(0.0, (sum(map(len, words)) / len(words) - 3) / 7)) if words else 0.0
 
 
-def reward(bench: Bench) -> dict[str, Any]:
-    """Long words wanted: reward and KL per token from the model, by strength; a value head, rollouts, and best of n."""
-    model, tokenizer = bench.lm.model, bench.lm.tokenizer
-    judge = TextReward(tokenizer.decode, long_words)
-    asked = [bench.lm.encode(each) for each in bench.questions(18)]
-    train, held = asked[:12], asked[12:]
-    sampler, eos = Sampler.from_settings(temperature=1.0, top_k=10), tuple(tokenizer.eos_ids)
-    found: dict[str, Any] = {"prompts": {"training": len(train), "held out": len(held)}}
+class Judging:
+    """Long words wanted: prompts to learn from, prompts held out, and what texts are worth."""
 
-    def judged(texts: list[Sequence], source: Source | None) -> dict[str, Any]:
-        rewards = [judge([], [text.generated])[0] for text in texts]
-        result = {"reward": round(sum(rewards) / len(rewards), 4), **cost(texts)}
+    def __init__(self, bench: Bench, held: int) -> None:
+        self.bench, self.model, self.tokenizer = bench, bench.lm.model, bench.lm.tokenizer
+        self.reward = TextReward(bench.lm.tokenizer.decode, long_words)
+        asked = [bench.lm.encode(each) for each in bench.questions(12 + held)]
+        self.train, self.held = asked[:12], asked[12:]
+        self.sampler = Sampler.from_settings(temperature=1.0, top_k=10)
+
+    def drawn(self, source: Source | None, seeds: int) -> list[Sequence]:
+        """Texts of the held-out prompts."""
+        runs = (self.bench.run(self.held, source, sampler=self.sampler, seed=seed) for seed in range(seeds))
+        return [text for run in runs for text in run]
+
+    def worth(self, texts: list[Sequence]) -> list[float]:
+        return [self.reward([], [text.generated])[0] for text in texts]
+
+    def judged(self, texts: list[Sequence], source: Source | None = None) -> dict[str, Any]:
+        """Mean reward and cost, and with a source the KL per token from the model among its ten likeliest tokens."""
+        rewards = self.worth(texts)
+        result: dict[str, Any] = {"reward": round(sum(rewards) / len(rewards), 4)}
         if source is not None:
             kls = []
             for text in texts:
-                law = logprobs(source.over(model, text.tokens[: text.prompt_length]), text)
-                mine = logprobs(model, text)
-                own = mine.masked_fill(~law.isfinite(), -torch.inf)
-                own = own.masked_fill(mine < mine.topk(10).values[:, -1:], -torch.inf).log_softmax(-1)
-                terms = torch.where(law > -torch.inf, law.exp() * (law - own), 0.0)
-                kls.append(terms.sum(-1))
+                law = logprobs(source.over(self.model, text.tokens[: text.prompt_length]), text)
+                own = logprobs(self.model, text)
+                own = own.masked_fill(own < own.topk(10).values[:, -1:], -torch.inf).log_softmax(-1)
+                kls.append(torch.where(law.exp() > 0, law.exp() * (law - own), 0.0).sum(-1))
             result["kl per token"] = round(float(torch.cat(kls).mean()), 4)
-        return result
+        return result | cost(texts)
 
-    drawn = [bench.run(held, None, sampler=sampler, seed=seed) for seed in range(8)]
-    found["model, top 10"] = judged([text for texts in drawn[:2] for text in texts], None)
+
+def controlled(bench: Bench) -> dict[str, Any]:
+    """Long words wanted: reward and KL per token of controlled decoding by token and by block, and of best of n."""
+    judging = Judging(bench, 6)
+    found: dict[str, Any] = {"prompts to learn from": len(judging.train), "prompts held out": len(judging.held)}
+    drawn = judging.drawn(None, 8)
+    plain = [drawn[start :: len(judging.held)] for start in range(len(judging.held))]
+    found["model, top 10"] = judging.judged([text for texts in plain for text in texts[:2]])
     for n in (2, 4, 8):
-        rewards = [max(judge([], [texts[number].generated])[0] for texts in drawn[:n]) for number in range(len(held))]
+        best = [max(judging.worth(texts[:n])) for texts in plain]
         kl = (math.log(n) - (n - 1) / n) / bench.tokens
-        found[f"best of {n}"] = {"reward": round(sum(rewards) / len(held), 4), "kl per token": round(kl, 4)}
-    for method in ("fudge", "q"):
-        head = train_value(model, train, judge, method=method, samples=8, length=24, eos_ids=eos, ridge=1e-2)
-        for strength in (5.0, 20.0, 60.0):
+        found[f"best of {n}"] = {"reward": round(sum(best) / len(best), 4), "kl per token": round(kl, 4)}
+    eos = tuple(judging.tokenizer.eos_ids)
+    for method, strengths in (("q", (5.0, 20.0)), ("fudge", (5.0, 20.0, 60.0))):
+        settings = {"samples": 8, "length": 24, "eos_ids": eos, "ridge": 1e-2}
+        head = train_value(judging.model, judging.train, judging.reward, method=method, **settings)
+        for strength in strengths:
             source = ControlledDecoding(head, strength)
-            texts = [text for seed in range(2) for text in bench.run(held, source, sampler=sampler, seed=seed)]
-            found[f"controlled-decoding, {method}, {strength:g}"] = judged(texts, source)
-            print(method, strength, found[f"controlled-decoding, {method}, {strength:g}"], flush=True)
-    for samples in (2, 4):
+            row = found[f"by token, {method}, {strength:g}"] = judging.judged(judging.drawn(source, 2), source)
+            print(method, strength, row, flush=True)
+    for samples in (2, 4, 8):
         texts = []
-        for prompt in held:
-            request = Request(prompt, bench.tokens, sampler, eos_ids=eos)
-            texts += ControlledBlocks(head, samples=samples, block=8).run(Engine(model), request)
-        found[f"controlled-blocks, q, {samples} of 8 tokens"] = judged(texts, None) | {
-            "rows per token": round(sum(text.trace.rows for text in texts) / sum(len(t.generated) for t in texts), 3)
-        }
+        for prompt in judging.held:
+            request = Request(prompt, bench.tokens, judging.sampler, eos_ids=eos)
+            texts += ControlledBlocks(head, samples=samples, block=8).run(Engine(judging.model), request)
+        rows = sum(text.trace.rows for text in texts) / sum(len(text.generated) for text in texts)
+        found[f"by block of 8, fudge, best of {samples}"] = judging.judged(texts) | {"rows": round(rows, 3)}
+        print(samples, found[f"by block of 8, fudge, best of {samples}"], flush=True)
+    return found
+
+
+def transfer_q(bench: Bench) -> dict[str, Any]:
+    """Long words wanted: reward of Transfer Q* with the model's own rollouts, and with those of one told to."""
+    judging = Judging(bench, 4)
+    found: dict[str, Any] = {"model, top 10": judging.judged(judging.drawn(None, 2))}
     told = "Explain the sophisticated characteristics of international telecommunication infrastructure."
     for weight in (10.0, 40.0):
-        plain = TransferQ(judge, k=10, weight=weight, length=6)
-        steered = TransferQ(judge, prompt=tuple(bench.lm.encode(told)), k=10, weight=weight, length=6)
-        for name, source in {"own rollouts": plain, "aligned by a prompt": steered}.items():
-            texts = bench.run(held, source, sampler=sampler)
-            row = judged(texts, None)
-            found[f"transfer-q, {name}, {weight:g}"] = row
+        common = {"k": 10, "weight": weight, "length": 6, "end": tuple(judging.tokenizer.eos_ids)}
+        sources = {
+            "own rollouts": TransferQ(judging.reward, **common),
+            "another prompt's": TransferQ(judging.reward, prompt=tuple(bench.lm.encode(told)), **common),
+        }
+        for name, source in sources.items():
+            found[f"{name}, weight {weight:g}"] = row = judging.judged(judging.drawn(source, 1))
             print(name, weight, row, flush=True)
     return found
 
@@ -400,7 +423,8 @@ GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "guidance": guidance,
     "uscd": uscd,
     "dola": dola,
-    "reward": reward,
+    "controlled-decoding": controlled,
+    "transfer-q": transfer_q,
     "partial-attention": partial_attention,
 }
 

@@ -218,6 +218,22 @@ def budgets_memory() -> str:
     return "\n".join([head, *rows]) if rows else "Not measured yet."
 
 
+def sources() -> str:
+    """A table per measured group of logit sources: counts per output token, prompts included."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("sources-*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        found = result["figures"]
+        runs = {**found.get("thresholds", {}), **{name: run for name, run in found.items() if name != "thresholds"}}
+        rows = {name: run for name, run in runs.items() if isinstance(run, dict)}
+        facts = ", ".join(f"{name}: {value}" for name, value in runs.items() if not isinstance(value, dict))
+        columns = list(dict.fromkeys(name for run in rows.values() for name in run))
+        cells = [[name, *(str(run.get(column, "")) for column in columns)] for name, run in rows.items()]
+        about = result["about"].strip() + (f" ({facts})" if facts else "")
+        parts.append(f"**{path.stem.removeprefix('sources-')}.** {about}\n\n{_table(['', *columns], cells)}")
+    return "\n\n".join(parts) or "Not measured yet."
+
+
 def _budgets(group: str) -> dict[str, Any]:
     path = ROOT / "benchmarks" / "results" / "budgets.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -268,6 +284,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "quality": quality,
     "parts": parts,
+    "sources": sources,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,
     "continuous": continuous,

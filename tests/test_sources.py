@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
 from decodery.registry import resolve
-from decodery.sample import Sampler
+from decodery.sample import Context, Sampler, Stage, Temperature, Warp
 from decodery.source.base import Source
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa, candidates
@@ -31,6 +32,7 @@ from decodery.source.value import LinearValue
 from decodery.testing import Garbage, LawBroken, TableModel, check_identical, decode, tiny_transformer
 from decodery.train.switching import calibrate, large_share
 from decodery.train.value import train_value
+from methods import SOURCES
 from tiny_models import make_model, save
 
 TARGET, OTHER = tiny_transformer(0), tiny_transformer(0, num_layers=1)
@@ -103,7 +105,8 @@ def test_uscd_contrasts_as_the_loops_do() -> None:
         expected = [math.log(s) if s > 0 else -math.inf for s in slow]
         if max(slow) <= 0:
             expected = given[0].tolist()
-        assert contrast(given, poorer, 0.7, 2 / 3)[0].tolist() == pytest.approx(expected)
+        scores = contrast(given, poorer, 0.7, 2 / 3)[0]
+        assert scores.where(scores > -1e4, -math.inf).tolist() == pytest.approx(expected)
         assert collision_mass(given)[0] == pytest.approx(sum(a * a for a in p))
     same = contrast(given, given, 0.7, 0.0)
     assert (softmax(same, -1) - softmax(given, -1)).abs().max() < 1e-12
@@ -193,6 +196,25 @@ def test_a_long_prompt_is_caught_up_in_chunks() -> None:
     assert text(source, prompt, model, 12) == entropy_adaptive_by_hand(small, model, prompt, 12, 2.4, 2, 0)[0]
 
 
+@dataclass(frozen=True)
+class Only(Warp):
+    """A hard constraint: one token alone is allowed."""
+
+    token: int
+    stage = Stage.MASK
+
+    def warp(self, logits: torch.Tensor, contexts: list[Context]) -> torch.Tensor:
+        return logits.masked_fill(torch.arange(logits.shape[-1]) != self.token, -math.inf)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_constraint_has_the_last_word(name: str) -> None:
+    for temperature in (0.0, 1.0):
+        sampler = Sampler([Only(60), Temperature(temperature)])
+        (seq,) = decode(TARGET, PROMPTS[:1], source=SOURCES[name](OTHER), sampler=sampler, max_new_tokens=4)
+        assert seq.generated == [60] * 4
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(VocabularyMismatch, match="65 tokens and the other 64"):
         text(EntropyAdaptive(tiny_transformer(vocab_size=65)))
@@ -246,7 +268,7 @@ def test_dola_agrees_with_transformers(case: str, published: bool, tmp_path: Pat
     for _ in range(20):
         expected, got = dola_by_hand(theirs, tokens, layers, normed=not published), logits_after(scorer, tokens)
         kept = expected.isfinite()
-        assert (kept == got.isfinite()).all() and (expected[kept] - got[kept]).abs().max() < 1e-3
+        assert (kept == (got > -1e4)).all() and (expected[kept] - got[kept]).abs().max() < 1e-3
         tokens.append(int(expected.argmax()))
     assert text(source, prompt, ours, n=20) == tokens[len(prompt) :]
 
@@ -329,7 +351,7 @@ def test_controlled_decoding_reads_the_states_of_the_candidates() -> None:
             chunk = Segment.chunk([*prompt, *path, token], TARGET.new_cache())
             state = TARGET.forward(Batch([chunk]), taps=[2]).hidden[2][-1]
             expected[token] = logp[token] + 2.0 * (state @ value.weight + 0.3)
-        assert torch.allclose(scored[row], expected, atol=1e-9)
+        assert torch.allclose(scored[row].where(scored[row] > -1e4, -math.inf), expected, atol=1e-9)
     assert text(ControlledDecoding(value, 0.0)) == text(None)
 
 

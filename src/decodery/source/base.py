@@ -9,6 +9,10 @@ from typing import ClassVar
 from ..errors import SettingsError
 from ..model.protocol import LanguageModel
 
+EXCLUDED = 1e5
+"""What the logits of tokens that a source leaves out are lowered by: to probability 0, and still in the model's order,
+so that a constraint which forbids all others finds something to choose from."""
+
 
 @dataclass(frozen=True)
 class Source:

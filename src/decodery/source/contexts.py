@@ -281,10 +281,12 @@ def read(
             if rows is None:
                 continue
             reader, counts = part.contexts.readers[number], part.contexts.counts
+            before = reader.cache.next_position
             own = reader.prepare(part.segment, rows, part.contexts.tokens)
             passes.setdefault(reader.member.model, []).append((number, place, own))
-            counts[f"{reader.member.name} passes"] += 1
-            counts[f"{reader.member.name} rows"] += len(own)
+            ahead = reader.cache.next_position - before
+            counts[f"{reader.member.name} passes"] += 1 + ahead // _CHUNK
+            counts[f"{reader.member.name} rows"] += len(own) + ahead
     nothing = torch.empty(0)
     logits: dict[int, list[torch.Tensor]] = {number: [nothing] * len(parts) for number in asked}
     hidden: dict[int, list[torch.Tensor]] = {tap: [] for tap in taps}

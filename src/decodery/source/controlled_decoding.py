@@ -14,7 +14,7 @@ from ..model.batch import Batch, Scores
 from ..model.protocol import LanguageModel
 from ..registry import register
 from ..sample.base import require_number
-from .base import Source
+from .base import EXCLUDED, Source
 from .contexts import Composite, Member, Part, Rows, begin, read, scores_of
 from .value import LinearValue, Value
 
@@ -64,15 +64,14 @@ class _Controlled(Composite):
         parts = begin(batch, layers)
         logits, hidden = read(parts, {0: [part.everything() for part in parts]}, taps)
         asked = [number for number, part in enumerate(parts) if part.output.any()]
-        likeliest = {}
+        laws, likeliest = {}, {}
         for number in asked:
-            given = logits[0][number][torch.from_numpy(parts[number].output)]
-            likeliest[number] = given.log_softmax(dim=-1).topk(min(self.k, self.vocab_size), dim=-1)
+            laws[number] = logits[0][number][torch.from_numpy(parts[number].output)].log_softmax(dim=-1)
+            likeliest[number] = laws[number].topk(min(self.k, self.vocab_size), dim=-1)
         values = self._values([(parts[number], likeliest[number].indices) for number in asked])
         for number, worth in zip(asked, values, strict=True):
             logp, tokens = likeliest[number]
-            scored = torch.full((len(tokens), self.vocab_size), -torch.inf, dtype=logp.dtype, device=logp.device)
-            scored.scatter_(1, tokens, logp + self.strength * worth.to(logp))
+            scored = (laws[number] - EXCLUDED).scatter_(1, tokens, logp + self.strength * worth.to(logp))
             logits[0][number] = logits[0][number].clone()
             logits[0][number][torch.from_numpy(parts[number].output)] = scored
         return scores_of(batch, logits[0], hidden)

@@ -19,7 +19,7 @@ from ..model.transformer import Transformer
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.entropy import row_sums
-from .base import Source
+from .base import EXCLUDED, Source
 
 _EARLY_ROWS = 512
 """Rows of early logits that are held at a time: of 50,000 tokens they take 100 MB."""
@@ -120,7 +120,7 @@ def contrast(last: torch.Tensor, early: torch.Tensor, plausible: float, *, from_
     distances = torch.stack([_divergence(mature, layer, from_mean) for layer in premature])
     chosen = premature[distances.argmax(dim=0), torch.arange(len(last), device=last.device)]
     kept = mature >= mature.amax(dim=-1, keepdim=True) + math.log(plausible)
-    return torch.where(kept, mature - chosen, -torch.inf)
+    return torch.where(kept, mature - chosen, mature - EXCLUDED)
 
 
 def _divergence(p: torch.Tensor, q: torch.Tensor, from_mean: bool) -> torch.Tensor:

@@ -15,7 +15,7 @@ from ..model.named import named
 from ..model.protocol import LanguageModel
 from ..registry import register
 from ..sample.base import require_number
-from .base import Source, token_ids
+from .base import EXCLUDED, Source, token_ids
 from .contexts import Composite, Member, Part, begin, read, scores_of
 from .value import Reward
 
@@ -86,8 +86,8 @@ class _Transferred(Composite):
                 worth = (
                     self._worth(part, top.indices.tolist()) if self.settings.weight else torch.zeros(top.values.shape)
                 )
-                scored = torch.full_like(given, -torch.inf)
-                scored.scatter_(1, top.indices, top.values + self.settings.weight * worth.to(given))
+                steered = top.values + self.settings.weight * worth.to(given)
+                scored = (given - EXCLUDED).scatter_(1, top.indices, steered)
                 logits[0][number] = logits[0][number].clone()
                 logits[0][number][rows] = scored
         return scores_of(batch, logits[0], hidden)

@@ -14,7 +14,7 @@ from ..model.protocol import LanguageModel
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.entropy import row_sums
-from .base import Source, token_ids
+from .base import EXCLUDED, Source, token_ids
 from .contexts import Composite, Member, Rows, begin, read, scores_of
 
 
@@ -32,7 +32,7 @@ class USCD(Source):
     or token ids. confident: with a collision mass sum p^2 above this the model's law stands. The published bound is
     one on the standard deviation of p over the vocabulary, 0.005 for 32,000 tokens; sum p^2 = theta^2 (V - 1) + 1 / V
     says the same for any size. plausible: tokens of at least this many times the mean probability 1 / V take part;
-    their score is log(p - weight q), -inf where that is not positive, and the model's law where no score is left.
+    their score is log(p - weight q), none where that is not positive, and the model's law where no score is left.
     deferred: read the weakened prompt only when a step needs it, which feeds fewer rows in more passes; the text is
     the same.
 
@@ -99,8 +99,11 @@ def collision_mass(logits: torch.Tensor) -> np.ndarray:
 def contrast(given: torch.Tensor, poorer: torch.Tensor, weight: float, plausible: float) -> torch.Tensor:
     """Log-scores [n, vocab] of log(p - weight q) among plausible tokens; `given` where no score is positive."""
     p, q = given.softmax(dim=-1), poorer.softmax(dim=-1)
-    scores = (p - weight * q).masked_fill(p < plausible / p.shape[-1], 0.0).clamp_min(0.0)
-    return torch.where((scores > 0).any(dim=-1, keepdim=True), scores.log(), given)
+    scores = (p - weight * q).masked_fill(p < plausible / p.shape[-1], 0.0)
+    kept = scores > 0
+    contrasted = torch.where(kept, scores, 1.0).log()
+    contrasted = torch.where(kept, contrasted, given.log_softmax(dim=-1) - EXCLUDED)
+    return torch.where(kept.any(dim=-1, keepdim=True), contrasted, given)
 
 
 def without_examples(prompt: str) -> str:

@@ -210,13 +210,13 @@ def check_state(
 def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     """Largest difference between a sequence's caches and ones that read their tokens in one chunk.
 
-    model: what it was decoded with; the members of a source bring their own.
+    model: what it was decoded with; what a source made of it stands in the sequence.
     """
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:
         raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the pending one belong there")
     if not isinstance(seq.cache, Contexts):
-        return _distance(model, seq.cache, seq.tokens[:n])
+        return _distance(model if seq.source is None else seq.model, seq.cache, seq.tokens[:n])
     if seq.cache.tokens != seq.tokens[:n]:
         raise LawBroken(f"after {n} tokens the contexts hold {seq.cache.tokens} instead of {seq.tokens[:n]}")
     return max(_distance(model, cache, tokens) for model, cache, tokens in seq.cache.readings())
