@@ -209,7 +209,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
         LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1), strength=2.0, k=5
     ),
     "dola": lambda other: DoLa(layers=(0, 1)),
-    "transfer-q": lambda other: TransferQ(_even_tokens, other, k=3, length=3, weight=2.0),
+    "transfer-q": lambda other: TransferQ(_even_tokens, other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
 }
