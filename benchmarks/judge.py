@@ -1,6 +1,6 @@
 """Judge Decoding on small sums: tokens per pass and answers, by threshold, beside a rule that only asks for rank.
 
-    python benchmarks/judge.py [--draft 27] [--train 80] [--test 60] [--folder DIR] [--out benchmarks/results]
+    python benchmarks/judge.py [--draft smollm2-draft] [--train 80] [--test 40] [--folder DIR] [--out DIR]
 
 The embedded model answers questions such as "Tom has 3 pens and buys 5 more. How many pens has he? Explain briefly."
 The judge is trained on what it makes of its own alternatives, as `decodery train judge` does; the draft is a model's
@@ -81,9 +81,9 @@ def corrupted(target: LoadedModel, head: Head, prompts: list[list[int]], texts: 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--draft", default="27")
+    parser.add_argument("--draft", default="smollm2-draft")
     parser.add_argument("--train", type=int, default=80)
-    parser.add_argument("--test", type=int, default=60)
+    parser.add_argument("--test", type=int, default=40)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
@@ -116,11 +116,13 @@ def main() -> None:
             [out.sequence.tokens[: out.sequence.prompt_length] for out in outputs],
             [out.tokens for out in outputs],
         ),
-        "rows": {name: run(lm, drafter, rule, held, plain) for name, rule in rules.items()},
+        "rows": {},
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "judge.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    print(json.dumps(result, indent=1))
+    for name, rule in rules.items():
+        result["rows"][name] = run(lm, drafter, rule, held, plain)
+        print(name, result["rows"][name], flush=True)
+        (options.out / "judge.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How often each rule accepts one of k drafted siblings, against the most that any rule could.
 
-    python benchmarks/rules.py [--draft 27] [--every 24] [--places 2] [--out benchmarks/results]
+    python benchmarks/rules.py [--draft smollm2-draft] [--every 24] [--places 2] [--out benchmarks/results]
 
 Random pairs of laws are small enough to enumerate every draw; the bound is a linear program. For pairs of the embedded
 model and a draft (a model's name, or how many of its own first layers) independent draws have closed forms; what has
@@ -103,7 +103,7 @@ SMALL = COLUMNS | {
     "bound, independent": partial(program, replacement=True),
     "recursive-rejection, without replacement": recursive_enumerated,
     "bound, without replacement": partial(program, replacement=False),
-    "coupled": partial(coupled, draws=2000),
+    "coupled": partial(coupled, draws=500),
 }
 LARGE = COLUMNS | {
     "bound, independent": bound,
@@ -154,21 +154,26 @@ def model_logits(draft: str, every: int, places: int) -> Iterator[Pair]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--draft", default="27")
+    parser.add_argument("--draft", default="smollm2-draft")
     parser.add_argument("--every", type=int, default=24)
     parser.add_argument("--places", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
+    path = options.out / "rules.json"
+    options.out.mkdir(parents=True, exist_ok=True)
     result: dict = {"kind": "acceptance of rules", "command": "python benchmarks/rules.py"}
-    result["random"] = {"pairs": 100, "vocabulary": 5, **figures(random_pairs(100, 5), SMALL)}
+
+    def keep(title: str, found: dict) -> None:
+        result[title] = found
+        path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        print(json.dumps(found, indent=1), flush=True)
+
+    keep("random", {"pairs": 100, "vocabulary": 5, **figures(random_pairs(100, 5), SMALL)})
     scored = list(model_logits(options.draft, options.every, options.places))
     for temperature in (1.0, 0.6):
         pairs = [(t.div(temperature).softmax(0), d.div(temperature).softmax(0)) for t, d in scored]
         found = {"pairs": len(pairs), "draft": options.draft, **figures(pairs, LARGE)}
-        result[f"smollm2 at temperature {temperature}"] = found
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "rules.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-    print(json.dumps(result, indent=1))
+        keep(f"smollm2 at temperature {temperature}", found)
 
 
 if __name__ == "__main__":

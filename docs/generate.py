@@ -158,6 +158,20 @@ def parts() -> str:
     )
 
 
+def rules() -> str:
+    """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
+    result = _load("rules")
+    tables = []
+    for title, found in result.items():
+        if not isinstance(found, dict):
+            continue
+        columns = [key for key in found if key.startswith("k=")]
+        rows = [[name, *(f"{found[k][name]:.3f}" for k in columns)] for name in found[columns[0]]]
+        pairs = f"{found['pairs']} pairs" + (f", draft {found['draft']}" if "draft" in found else "")
+        tables.append(_table([f"{title} ({pairs})", *columns], rows))
+    return f"`{result['command']}`\n\n" + "\n\n".join(tables)
+
+
 def continuous() -> str:
     """What the density-ratio rule accepts, and how far the law is moved."""
     result = _load("continuous")
@@ -287,6 +301,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "sources": sources,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,
+    "rules": rules,
     "continuous": continuous,
     "trained": trained,
 }
