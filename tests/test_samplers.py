@@ -305,7 +305,7 @@ def zipf_source(exponent: float, size: int) -> torch.Tensor:
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("tau", [3.0, 4.0])
 def test_mirostat_reaches_its_target_on_a_zipf_source(version: int, tau: float) -> None:
-    logits, eta, steps = zipf_source(1.1, 1000), 0.1, 1500
+    logits, eta, steps = zipf_source(1.1, 1000), 0.1, 1000
     warp = Mirostat(tau, eta, version)  # type: ignore[arg-type]
     sampler = Sampler([warp])
     context = sampler.context([0], 1, sampler.init([0]), 5)
@@ -412,7 +412,7 @@ def test_a_rule_that_forgets_the_path_is_caught() -> None:
                 drafter=DRAFTERS["draft-model"](target),
                 rule=_Oblivious(),
                 sampler=STATEFUL[name],
-                seeds=range(8),
+                seeds=range(4),
             )
 
 

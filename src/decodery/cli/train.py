@@ -172,7 +172,7 @@ def thresholds(solutions: Path, model: str) -> None:
     from ..train.thresholds import fit, observe, read_solutions
 
     pairs = read_solutions(solutions)
-    with terminal_progress() as progress:
+    with terminal_progress(counts=True) as progress:
         loaded = load(model)
         found = fit(*observe(loaded.model, loaded.tokenizer, pairs, progress))
     click.echo(json.dumps(asdict(found), indent=1))

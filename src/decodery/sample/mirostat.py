@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from ..errors import SettingsError
 from ..registry import register
 from .base import Context, Stage, Warp, require_number
-from .masks import largest
+from .masks import keep, largest
 
 _ZIPF = 100
 """How many of the likeliest tokens the exponent is estimated from, each against the next."""
@@ -69,6 +70,8 @@ class Mirostat(Warp):
             )
         exponents = zipf_exponents(largest(logits, _ZIPF + 1)[0])
         sizes = [rank_bound(s, each.state.mu, logits.shape[-1]) for s, each in zip(exponents, contexts, strict=True)]
+        if logits.device.type == "cpu":
+            return keep(logits, (_best(*each) for each in zip(logits.numpy(), sizes, strict=True)))
         values, ids = largest(logits, max(sizes))
         beyond = torch.arange(ids.shape[-1]) >= torch.tensor(sizes)[:, None]
         kept = values.masked_fill(beyond.to(logits.device), -torch.inf)
@@ -88,6 +91,13 @@ class Mirostat(Warp):
                 stacklevel=2,
             )
         return Feedback(mu, state.tokens + 1, state.surprise + surprise)
+
+
+def _best(row: np.ndarray, k: int) -> np.ndarray:
+    """Ids of the k largest entries, the lowest ids among equals: without sorting them, as k may be most of them."""
+    border = np.partition(row, len(row) - k)[len(row) - k]
+    above = np.flatnonzero(row > border)
+    return np.concatenate([above, np.flatnonzero(row == border)[: k - len(above)]])
 
 
 def zipf_exponents(best: torch.Tensor) -> list[float]:
