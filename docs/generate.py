@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from decodery import registry
-from decodery.bench.report import table
+from decodery.bench.report import markdown, table
 from decodery.bench.result import BENCHMARK, PASSES, Result, read
 from decodery.cli.main import COMMANDS, cli
 from decodery.registry import Method
@@ -276,6 +276,55 @@ def trained() -> str:
     )
 
 
+def constraints() -> str:
+    """What the figures of constraints say."""
+    folder = ROOT / "benchmarks" / "results"
+    found = {
+        name: json.loads((folder / f"constraints-{name}.json").read_text(encoding="utf-8"))["figures"]
+        for name in ("suite", "declared", "identity", "forced")
+    }
+    suite, (works, tried) = found["suite"]["all"], found["declared"]["all"]
+    lines = [
+        f"**JSON Schema Test Suite** (draft 2020-12): of the instances under schemas that are enforced, "
+        f"{suite['valid accepted']} of {suite['valid accepted'] + suite['valid not accepted']} valid ones are accepted "
+        f"and {suite.get('invalid accepted', 0)} of {suite['invalid not accepted']} invalid ones.",
+        f"**JSONSchemaBench**: {works} of {tried} schemas of the sample are enforced.",
+        markdown(
+            ("dataset", "enforced", "of"),
+            [(name.replace("_", " "), str(a), str(b)) for name, (a, b) in found["declared"]["datasets"].items()],
+        ),
+        "**Identity** with constrained plain decoding:",
+        markdown(
+            ("setting", "finished, valid", *(name for name in _first(found["identity"]) if name != "plain")),
+            [_identity(setting, each) for setting, each in found["identity"].items()],
+        ),
+        "**Tokens per pass**:",
+        _tokens_per_pass(found["forced"]),
+    ]
+    return "\n\n".join(lines)
+
+
+def _first(figures: dict[str, Any]) -> dict[str, Any]:
+    return next(iter(figures.values()))
+
+
+def _identity(setting: str, each: dict[str, dict[str, int]]) -> tuple[str, ...]:
+    ended = f"{each['plain']['finished']}, {each['plain']['valid']}"
+    return (setting, ended, *(_same(counts) for drafter, counts in each.items() if drafter != "plain"))
+
+
+def _same(counts: dict[str, int]) -> str:
+    excused = f" + {counts['excused']} near-ties" if counts["excused"] else ""
+    return f"{counts['identical']}{excused} / {counts['checked']}"
+
+
+def _tokens_per_pass(figures: dict[str, float]) -> str:
+    settings = list(dict.fromkeys(name.partition(": ")[0] for name in figures))
+    drafters = list(dict.fromkeys(name.partition(": ")[2] for name in figures))
+    rows = [(drafter, *(f"{figures[f'{each}: {drafter}']:.2f}" for each in settings)) for drafter in drafters]
+    return markdown(("drafter", *settings), rows)
+
+
 def _results(kind: str) -> list[Result]:
     # Measurements of other kinds lie there too; those of the benchmark say what they are.
     paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -304,6 +353,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "rules": rules,
     "continuous": continuous,
     "trained": trained,
+    "constraints": constraints,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ from decodery import registry
 from decodery.bench import job, result, rows
 from decodery.bench.lossless import EPSILON, compare, gap
 from decodery.bench.metrics import histogram
+from decodery.bench.report import table
 from decodery.bench.runner import Bench
+from decodery.bench.structured import is_valid
 from decodery.bench.subject import Own, Run, own_subjects
 from decodery.bench.timeline import record_timeline
 from decodery.bench.units import Case, Conversation
@@ -278,3 +281,65 @@ def test_unknown_methods_are_named_with_their_neighbours() -> None:
         job.check_methods(("none", "prompt-lokup"))
     with pytest.raises(SettingsError, match="length"):
         job.check_methods(("prompt-lookup:length=x",))
+
+
+def _schemas(folder: Path) -> str:
+    schemas = [
+        {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False},
+        {"type": "array", "items": {"enum": ["x"]}, "minItems": 1, "maxItems": 2},
+        {"type": "array", "uniqueItems": True},
+        {"type": "string"},
+    ]
+    rows = [
+        {"dataset": "One" if number < 3 else "Two", "name": f"{number}.json", "schema": schema}
+        for number, schema in enumerate(schemas)
+    ]
+    (folder / "jsonschemabench.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(folder)
+
+
+def test_structured_output_is_covered_judged_and_timed(lm: LM, tmp_path: Path) -> None:
+    settings = dataclasses.replace(
+        SETTINGS, methods=("prompt-lookup",), workloads=("jsonschema",), data=_schemas(tmp_path), max_new_tokens=40
+    )
+    found = measure(lm, tmp_path, settings, out=tmp_path / "out")
+    one = row(found, "none", "One")
+    assert (one["schemas"], one["prompts"]) == (3, 2)
+    assert (
+        one["declared"] == pytest.approx(2 / 3, abs=1e-3) and one["finished"] == one["sound"] == one["compliance"] == 1
+    )
+    assert one["coverage"] == pytest.approx(2 / 3, abs=1e-3)
+    assert (
+        one["compile_seconds"] < one["first_token_seconds"]
+        and 0 < one["mask_share"] < 1
+        and one["seconds_per_token"] > 0
+    )
+    # A string without an end is cut by its length, and then counts as not valid.
+    two = row(found, "none", "Two")
+    assert (two["finished"], two["compliance"], two["sound"]) in {(0, 0, None), (1, 1, 1)}
+    total = row(found, "prompt-lookup")
+    assert total["lossless"]["identical"] == total["lossless"]["checked"] > 0
+    assert [schema["question"] for schema in found["schemas"] if schema["refused"]] == ["One/2.json"]
+    assert "'uniqueItems'" in found["schemas"][2]["refused"]
+    assert "schemas cannot be enforced" in found["notes"][0]
+    assert result.compare(found, result.read(tmp_path / "out"))["differences"] == {}
+    assert "by dataset" not in table(found) and "| One | none | 3 |" in table(found)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "valid"),
+    [
+        *(({"multipleOf": 0.01}, "0.07", True), ({"multipleOf": 0.01}, "0.075", False)),
+        *(
+            ({"type": "string", "format": "date"}, '"2023-02-29"', False),
+            ({"maximum": 0.1}, "0.1000000000000000001", False),
+        ),
+        *(
+            ({}, "{", False),
+            ({"type": "integer"}, "1", True),
+            ({"$ref": "#/$defs/a", "$defs": {"a": False}}, "1", False),
+        ),
+    ],
+)
+def test_answers_are_judged_exactly(schema: dict, text: str, valid: bool) -> None:
+    assert is_valid(json.dumps(schema), text) == valid

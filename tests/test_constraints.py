@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import jsonschema
 import numpy as np
 import pytest
 
+from decodery.budget.base import Budget
 from decodery.constrain import Choice, Grammar, JSONSchema, Language, PythonType, Regex
 from decodery.constrain.pattern import parse
 from decodery.constrain.schema import prepare
-from decodery.draft.base import Drafter
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.forced import Forced
 from decodery.draft.prompt_lookup import PromptLookup
@@ -41,7 +45,9 @@ from decodery.verify.rejection import Rejection
 
 SIZE = 300
 EOS = 290
-MERGED = ['{"', '":', '","', '": "', "name", "na", "nam", "me", "age", "true", "12", "é", "ab", "abc", "  ", "\n", "ba"]
+MERGED = [
+    '{"', '":', '","', '": "', "name", "na", "nam", "me", "age", "true", "12", "é", "ab", "abc", "  ", "\n", "ba", "z",
+]  # fmt: skip
 
 
 def make_vocabulary() -> Vocabulary:
@@ -264,6 +270,16 @@ def test_the_dates_are_those_of_the_calendar() -> None:
                 assert accepts(constraint, f'"{text}"') == real, text
 
 
+def test_references_reach_schemas_under_names_of_their_own() -> None:
+    inner = {"parts": {"a": {"type": "integer"}, "note": "not a schema"}}
+    constraint = JSONSchema({"shared": inner, "items": {"$ref": "#/shared/parts/a"}, "type": "array"}).compile(
+        VOCABULARY
+    )
+    assert accepts(constraint, "[1]") and not accepts(constraint, '["x"]')
+    with pytest.raises(ConstraintError, match="uniqueItems"):
+        JSONSchema({"shared": {"a": {"uniqueItems": True, "type": "array"}}, "$ref": "#/shared/a"}).compile(VOCABULARY)
+
+
 def test_a_listed_key_cannot_be_written_in_disguise() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
     constraint = JSONSchema(schema).compile(VOCABULARY)
@@ -330,6 +346,37 @@ def test_forced_tokens_cost_no_pass_and_nothing_is_lost_at_the_end() -> None:
     assert plain.trace.passes == len(plain.generated) - 1
     assert rest[0].trace.passes <= 4
     assert json.loads(VOCABULARY.bytes_of(plain.generated)) in ("name age true", "name age ab")
+
+
+@dataclass(frozen=True)
+class _Recorder(PromptLookup):
+    """Knows what it was asked, and compares it with what it is shown."""
+
+    def start(self, seq: Sequence) -> list:
+        return [super().start(seq), None]
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        memory, _ = seq.draft_state
+        seq.draft_state = memory
+        tree = super().propose(seq, budget)
+        seq.draft_state = [memory, (list(seq.tokens), tree)]
+        return tree
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        if seq.finished:
+            return
+        tokens, tree = seq.draft_state[1]
+        assert seq.tokens == tokens + seen.emitted and len(seen.emitted) == len(seen.path) + 1
+        assert seen.tree.tokens[0] == tokens[-1] and seen.start == len(tokens) - 1
+        assert len(seen.logits) == len(seen.tree) <= len(tree)
+        assert [seen.tree.tokens[node] for node in seen.path] == seen.emitted[:-1]
+        seen.tree.validate()
+
+
+def test_the_drafter_behind_forced_tokens_learns_from_its_own_tree() -> None:
+    sampler = constrained(LANGUAGES["json-schema"], temperature=1.0)
+    for seq in decode(TARGET, PROMPTS, drafter=Forced(_Recorder()), sampler=sampler, seeds=range(4)):
+        assert seq.trace.tokens_per_pass > 1
 
 
 def test_modes_differ_in_spelling_only() -> None:

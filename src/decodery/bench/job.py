@@ -15,6 +15,7 @@ from .report import page
 from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
 from .settings import Settings
+from .structured import Schema, compile_schemas
 from .subject import HOT, Own, Subject, own_subjects
 from .timeline import record_timeline
 from .units import Conversation, make_units
@@ -36,11 +37,15 @@ class Job:
     settings: Settings
     out: Path | None = None
     earlier: Result | None = None
+    _schemas: list[Schema] = dataclasses.field(default_factory=list, init=False)
 
     def run(self, report: Report, stopped: Callable[[], bool] = lambda: False) -> Result:
         """Measure, write the files, return the result."""
         subjects, unavailable = open_subjects(self.lm, self.settings)
-        units, notes = make_units(self.lm, self.settings)
+        schemas = compile_schemas(self.lm, self.settings)
+        units, notes = make_units(self.lm, self.settings, schemas)
+        if schemas and not all(subject.own for subject in subjects):
+            notes.append("other programs take no constraints: they have no part in jsonschema")
         report("measuring the cost of passes", 0, 1)
         curve = cost_curve(self.lm.model)
         bench = Bench(self.lm, self.settings, subjects, units, report=report, stopped=stopped)
@@ -48,6 +53,8 @@ class Job:
             bench.records = {(each.method, each.prompt): each for each in records_of(self.earlier)}
             bench.seconds = float(self.earlier["seconds"])
         last = monotonic()
+
+        self._schemas = schemas
 
         def save() -> None:
             nonlocal last
@@ -77,6 +84,7 @@ class Job:
             curve=curve,
             unavailable=unavailable,
             notes=notes,
+            schemas=self._schemas,
         )
 
     def _record_timelines(self, bench: Bench, report: Report) -> None:
@@ -86,7 +94,7 @@ class Job:
             found = [
                 (index, unit)
                 for index, unit in enumerate(bench.units)
-                if isinstance(unit, Conversation) and unit.question.workload == workload
+                if isinstance(unit, Conversation) and unit.question.workload == workload and unit.constraint is None
             ]
             count = min(settings.timelines, len(found))
             for place in range(count):

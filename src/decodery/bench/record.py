@@ -33,6 +33,7 @@ class Record:
     emitted: {tokens: passes}, parts: seconds of the four steps, both over all rounds. checked, identical, excused:
     outputs compared with plain decoding's, see `lossless`; difference: the first that is not identical. outputs: token
     ids of every prompt decoded, kept for plain decoding and where another text was written. timeline: see `timeline`.
+    structured: of an answer held to a schema, see `structured.judged`.
     """
 
     method: str
@@ -54,6 +55,7 @@ class Record:
     difference: dict[str, Any] | None = None
     outputs: list[list[int]] | None = None
     timeline: dict[str, Any] | None = None
+    structured: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, subject: Subject, prompt: Prompt, prompts: list[list[int]]) -> Record:

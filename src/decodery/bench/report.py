@@ -8,6 +8,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from . import structured
 from .result import PASSES, Result
 from .rows import ALL
 
@@ -52,7 +53,9 @@ def table(result: Result, *, categories: bool = False) -> str:
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
         sums = [row for row in rows if row["category"] == ALL]
         parts += [f"{title(sums, result)}:", markdown(HEAD, [cells(row) for row in sums])]
-        if categories:
+        if held := [structured.cells(row) for row in rows if "coverage" in row]:
+            parts.append(markdown(structured.HEAD, held))
+        elif categories:
             parts.append(_by_category(rows))
     return "\n\n".join(parts)
 

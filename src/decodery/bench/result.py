@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from .lossless import EPSILON
 from .record import Record
 from .rows import make_rows
 from .settings import Settings
+from .structured import Schema
 
 FORMAT = 1
 _MOST_BYTES = 1 << 28
@@ -38,12 +40,14 @@ def make_result(
     curve: CostCurve,
     unavailable: dict[str, str],
     notes: list[str],
+    schemas: Sequence[Schema] = (),
 ) -> Result:
     """The object of a result file.
 
     machine, model, settings; rows: see `rows.make_rows`; generations: the records; cost_curve: rows and seconds of a
     pass; notes: sentences about what was left out; complete: false where the run was interrupted; epsilon: gap of
-    logits below which a difference from plain decoding is excused as a near-tie; seconds: spent measuring.
+    logits below which a difference from plain decoding is excused as a near-tie; seconds: spent measuring; schemas:
+    those that answers were held to, and why some could not be.
     """
     config = lm.model.config
     return {
@@ -69,7 +73,8 @@ def make_result(
         "cost_curve": {"rows": list(curve.rows), "seconds": [round(value, 6) for value in curve.times]},
         "notes": notes,
         "unavailable": unavailable,
-        "rows": make_rows(records, settings, unavailable),
+        "rows": make_rows(records, settings, unavailable, schemas),
+        **({"schemas": [schema.to_dict() for schema in schemas]} if schemas else {}),
         "generations": [record.to_dict() for record in records],
     }
 

@@ -10,15 +10,19 @@ from typing import Any
 from .metrics import acceptance, macro, merge, speed_up, tokens_per_second
 from .record import Record, timed
 from .settings import PLAIN, Settings
+from .structured import Schema, figures
 from .subject import PARTS
 
 ALL = "all"
 
 
-def make_rows(records: Iterable[Record], settings: Settings, notes: dict[str, str]) -> list[dict[str, Any]]:
+def make_rows(
+    records: Iterable[Record], settings: Settings, notes: dict[str, str], schemas: Sequence[Schema] = ()
+) -> list[dict[str, Any]]:
     """The rows of a result: per workload and split, per method, the sum ("all") first, then every category.
 
-    notes: {method: one line}; a method that was not measured gets a row that holds its note and no figures.
+    notes: {method: one line}; a method that was not measured gets a row that holds its note and no figures. schemas:
+    those that answers were held to, refused ones too; their rows have the figures of `structured.figures` as well.
     """
     sets: dict[tuple[str, str], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -32,7 +36,9 @@ def make_rows(records: Iterable[Record], settings: Settings, notes: dict[str, st
             categories = list(dict.fromkeys(record.prompt.category for record in measured))
             for category in (ALL, *categories):
                 chosen, reference = _of(measured, category), _of(plain, category)
-                rows.append({**head, "category": category, **_figures(chosen, reference, settings.seed), **extra})
+                tried = [schema for schema in schemas if category in (ALL, schema.category)]
+                more = {**figures(chosen, tried), **extra}
+                rows.append({**head, "category": category, **_figures(chosen, reference, settings.seed), **more})
         missing = [method for method in notes if method not in methods]
         rows += [_empty(method, workload, split, settings.temperature, notes[method]) for method in missing]
     return rows

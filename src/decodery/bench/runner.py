@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +13,9 @@ from ..decode.lm import LM
 from .lossless import compare
 from .record import Prompt, Record
 from .settings import PLAIN, Settings
+from .structured import judged
 from .subject import Run, Subject
-from .units import Unit
+from .units import Conversation, Unit
 
 Key = tuple[str, Prompt]
 """Method and prompt."""
@@ -78,8 +80,9 @@ class Bench:
         return [record for record in found if record is not None]
 
     def _subjects(self, unit: Unit) -> list[Subject]:
-        """Those that take part: other programs decode one prompt at a time."""
-        return self.subjects if unit.concurrency == 1 else [each for each in self.subjects if each.own]
+        """Those that take part: other programs decode one prompt at a time, and freely."""
+        free = unit.concurrency == 1 and unit.constraint is None
+        return self.subjects if free else [each for each in self.subjects if each.own]
 
     def _decodings(self, unit: Unit) -> int:
         return unit.turns * len(self._subjects(unit))
@@ -112,6 +115,7 @@ class Bench:
         shift = rotation % len(subjects)
         answers: list[list[list[int]]] = []
         finished: list[tuple[Subject, Prompt, list[list[int]], Run]] = []
+        held: dict[str, Any] = {} if unit.constraint is None else {"constraint": unit.constraint}
         for turn in range(unit.turns):
             prompts, prompt = unit.prompts(turn, answers), unit.key(turn)
             if prompts is None:
@@ -124,6 +128,7 @@ class Bench:
                     max_new_tokens=self.settings.max_new_tokens,
                     seed=self.settings.seed + index,
                     concurrency=unit.concurrency,
+                    **held,
                 )
                 done += 1
                 if plain is None and subject.name == PLAIN:
@@ -134,6 +139,10 @@ class Bench:
                 answers.append(plain.outputs)
         for subject, prompt, prompts, run in finished:
             self._keep(subject, prompt, prompts, run, answers[prompt.turn], self.settings.seed + index)
+            if isinstance(unit, Conversation) and unit.constraint is not None:
+                record = self.records[subject.name, prompt]
+                if record.structured is None:
+                    record.structured = judged(self.lm, unit.question.schema, run.outputs[0], run.mask_seconds)
 
     def _keep(
         self,

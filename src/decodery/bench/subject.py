@@ -13,6 +13,8 @@ from ..core.sequence import Sequence as Decoding
 from ..core.trace import Step
 from ..decode.engine import Engine
 from ..decode.lm import LM, resolve_drafter
+from ..sample.constraint import Constraint
+from .structured import Clock, timed
 
 PARTS = ("propose", "score", "choose", "commit")
 COLD, HOT = "cold", "hot"
@@ -25,6 +27,7 @@ class Run:
     outputs: the new token ids of every prompt, an EOS token included. passes, rows, emitted: target passes, rows fed to
     them, and how many passes emitted how many tokens, after prefill, one sequence's part in a pass counting as a
     pass; 0 and empty where the method cannot tell. seconds: of these passes. parts: seconds of the four steps.
+    mask_seconds: what a constraint took of all passes.
     """
 
     outputs: list[list[int]]
@@ -35,6 +38,7 @@ class Run:
     seconds: float = 0.0
     prefill_seconds: float = 0.0
     parts: dict[str, float] | None = None
+    mask_seconds: float = 0.0
 
 
 class Subject(Protocol):
@@ -77,7 +81,16 @@ class Own:
         self._drafter = resolve_drafter(self.spec)
         self._engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=self.memory)
 
-    def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
+    def decode(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        max_new_tokens: int,
+        seed: int,
+        concurrency: int = 1,
+        constraint: Constraint | None = None,
+    ) -> Run:
+        clock = Clock()
         if self.store != HOT:
             self.new_round()
         waiting = deque(enumerate(prompts))
@@ -93,11 +106,15 @@ class Own:
                     temperature=self.temperature,
                     drafter=self._drafter,
                     seed=seed + number,
+                    constraint=constraint,
                 )
+                if constraint is not None:
+                    request = timed(request, clock)
                 sequences.append(self._engine.submit(request))
                 running += 1
             self._step(self._engine, run, min(concurrency, len(prompts)))
         run.outputs = [seq.generated for seq in sequences]
+        run.mask_seconds = clock.seconds
         return run
 
     def _step(self, engine: Engine, run: Run, full: int) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from . import structured
 from .report import HEAD, cells, speed, title
 from .result import Result
 from .rows import ALL
@@ -45,12 +46,24 @@ def show(result: Result) -> None:
         for row in sums:
             table.add_row(*cells(row), style="red" if _differs(row) else None)
         console.print(table)
-        if len({row["category"] for row in rows}) > 2:
+        if any("coverage" in row for row in rows):
+            console.print(_structured(rows))
+        elif len({row["category"] for row in rows}) > 2:
             console.print(_categories(rows))
     for note in result["notes"]:
         console.print(f"note: {note}", style="yellow", markup=False)
     if not result["complete"]:
         console.print("interrupted: these are the questions that every method has finished", style="yellow")
+
+
+def _structured(rows: list[dict[str, Any]]) -> Table:
+    table = _table("answers held to a JSON schema, by dataset")
+    for name in structured.HEAD:
+        table.add_column(name, justify="left" if name in ("dataset", "method") else "right", overflow="fold")
+    for row in rows:
+        if "coverage" in row:
+            table.add_row(*structured.cells(row))
+    return table
 
 
 def _differs(row: dict[str, Any]) -> bool:

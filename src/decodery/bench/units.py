@@ -9,8 +9,10 @@ from typing import Protocol
 
 from ..decode.lm import LM
 from ..errors import SettingsError
+from ..sample.constraint import Constraint
 from .record import Prompt
 from .settings import QUALITATIVE, THROUGHPUT, Settings
+from .structured import Schema
 from .workloads import TIERS, Question, documents, find, questions, read_rows, refuse_placeholders
 
 _FEW, _PER_CASE = 40, 8
@@ -18,13 +20,19 @@ _ASK = "\n\nContinue this text."
 
 
 class Unit(Protocol):
-    """turns: how many prompts follow each other; concurrency: how many are decoded at once."""
+    """turns: how many prompts follow each other; concurrency: how many are decoded at once.
+
+    constraint: what answers are held to, None where they are free.
+    """
 
     @property
     def turns(self) -> int: ...
 
     @property
     def concurrency(self) -> int: ...
+
+    @property
+    def constraint(self) -> Constraint | None: ...
 
     def key(self, turn: int) -> Prompt: ...
 
@@ -41,6 +49,7 @@ class Conversation:
     lm: LM
     room: int
     concurrency: int = 1
+    constraint: Constraint | None = None
 
     @property
     def turns(self) -> int:
@@ -73,6 +82,7 @@ class Case:
     concurrency: int
     tokens: list[list[int]]
     turns: int = 1
+    constraint: Constraint | None = None
 
     def key(self, turn: int) -> Prompt:
         category = f"{self.length} tokens, {self.concurrency} at once"
@@ -82,8 +92,9 @@ class Case:
         return self.tokens
 
 
-def make_units(lm: LM, settings: Settings) -> tuple[list[Unit], list[str]]:
-    """Everything to measure, and a sentence for whatever had to be left out."""
+def make_units(lm: LM, settings: Settings, schemas: Sequence[Schema] = ()) -> tuple[list[Unit], list[str]]:
+    """Everything to measure, and a sentence for whatever had to be left out. schemas: see `compile_schemas`."""
+    constraints = {schema.question: schema.constraint for schema in schemas}
     room = lm.model.config.max_positions - settings.max_new_tokens
     data = None if settings.data is None else Path(settings.data)
     units: list[Unit] = []
@@ -92,7 +103,13 @@ def make_units(lm: LM, settings: Settings) -> tuple[list[Unit], list[str]]:
         if QUALITATIVE in settings.splits:
             built_in = workload in ("built-in", "copy")
             found = questions(workload, data, settings.prompts or (None if built_in else _FEW))
-            whole: list[Unit] = [Conversation(question, lm, room) for question in found]
+            if refused := sum(question.id in constraints and not constraints[question.id] for question in found):
+                notes.append(f"{workload}: {refused} schemas cannot be enforced in full and are not decoded")
+            whole: list[Unit] = [
+                Conversation(question, lm, room, constraint=constraints.get(question.id) if question.schema else None)
+                for question in found
+                if not question.schema or constraints.get(question.id)
+            ]
             fitting = [unit for unit in whole if unit.prompts(0, []) is not None]
             if len(fitting) < len(whole):
                 notes.append(f"{workload}: {len(whole) - len(fitting)} questions are too long for the model's context")

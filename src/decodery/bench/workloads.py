@@ -19,12 +19,16 @@ TIERS = ("low", "mixed", "high")
 
 @dataclass(frozen=True)
 class Question:
-    """One conversation: what the user says, turn by turn. The model's own answers stand between the turns."""
+    """One conversation: what the user says, turn by turn. The model's own answers stand between the turns.
+
+    schema: the JSON schema, as text, that answers are held to; empty for free ones.
+    """
 
     id: str
     workload: str
     category: str
     turns: tuple[str, ...]
+    schema: str = ""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,18 @@ def _json(rows: list[dict[str, Any]], workload: str) -> list[Question]:
     return found
 
 
+def _schemas(rows: list[dict[str, Any]], workload: str) -> list[Question]:
+    ask = "Write one JSON object that is valid under this JSON schema, and nothing else.\n\n{}"
+    found = []
+    for row in rows:
+        schema = row["schema"] if isinstance(row["schema"], str) else json.dumps(row["schema"])
+        # The answer is held to all of the schema; the model reads as much of it as it may know what to do with.
+        turn = ask.format(schema[:_MOST_SCHEMA])
+        name = f"{row['dataset']}/{row['name']}"
+        found.append(Question(name, workload, str(row["dataset"]), (turn,), schema))
+    return found
+
+
 WORKLOADS: dict[str, Workload] = {
     "built-in": Workload("35 questions of 15 kinds written for this project", _conversations, built_in="builtin"),
     "copy": Workload("texts to repeat, correct, convert and edit, built in", _conversations, built_in="copy"),
@@ -189,6 +205,7 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "code": Workload("HumanEval: functions to complete", _code, ("humaneval*.jsonl", "HumanEval*.jsonl")),
     "math": Workload("GSM8K: school problems in words", _math, ("gsm8k*.jsonl",)),
+    "jsonschema": Workload("JSONSchemaBench: answers held to their schema", _schemas, ("jsonschemabench*.jsonl",)),
     "json": Workload(
         f"JSONSchemaBench: schemas of at most {_MOST_SCHEMA} characters to fill", _json, ("jsonschemabench*.jsonl",)
     ),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..model.protocol import LanguageModel
 
 _INTERRUPTED = 130
+_LONG = 512
 _PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 
 
@@ -78,7 +79,7 @@ _PATH = click.Path(path_type=Path)
     "--workload",
     "workloads",
     type=_Names(),
-    help="built-in, copy, or with --data: spec-bench, speed, code, math, json (built-in).",
+    help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in).",
 )
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
 @_what("--prompts", type=int, metavar="N", help="Questions per workload (all built-in ones, 40 of another set).")
@@ -90,7 +91,7 @@ _PATH = click.Path(path_type=Path)
 )
 @_what("--concurrency", type=_Numbers(), help="Prompts at once in the throughput split (1,2,4,8).")
 @_what("--input-tokens", type=_Numbers(), help="Lengths of its prompts (64,256,512,1024).")
-@_how("--max-new-tokens", type=int, metavar="N", help="Longest answer (96).")
+@_how("--max-new-tokens", type=int, metavar="N", help="Longest answer (96; jsonschema 512).")
 @_how("--temperature", type=float, metavar="T", help="0 is greedy (0).")
 @_how("--seed", type=int, metavar="N", help="Decides texts, the order of questions and the intervals (0).")
 @_how("--rounds", type=int, metavar="N", help="How often everything is measured (3).")
@@ -169,6 +170,9 @@ def _settings(
         return settings, earlier
     if source is not None:
         return dataclasses.replace(Settings.from_dict(require_benchmark(read(source))["settings"]), **given), None
+    if "jsonschema" in given.get("workloads", ()):
+        # What is cut is not valid.
+        given.setdefault("max_new_tokens", _LONG)
     default = Settings()
     return Settings(**{"methods": (*default.methods, *installed()), **given}), None
 

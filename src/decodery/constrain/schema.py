@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,10 +117,22 @@ _MOST_EXACT = 2**53
 
 def prepare(schema: Any) -> Any:
     """The schema in the form the engine gets. Raises ConstraintError naming what it cannot be held to exactly."""
-    return _walk(schema, "#")
+    pointers = re.findall(r'"\$ref": "#/([^/"]+)', json.dumps(schema))
+    return _walk(schema, "#", frozenset(pointers))
 
 
-def _walk(schema: Any, path: str) -> Any:
+def _collection(value: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Schemas under a name that no draft knows, perhaps sorted into groups."""
+    return {
+        key: _walk(each, f"{path}/{key}")
+        if isinstance(each, bool) or each.keys() & _ENFORCED
+        else _collection(each, path)
+        for key, each in value.items()
+        if isinstance(each, Mapping | bool)
+    }
+
+
+def _walk(schema: Any, path: str, referred: frozenset[str] = frozenset()) -> Any:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, Mapping):
@@ -131,9 +144,11 @@ def _walk(schema: Any, path: str) -> Any:
             if not _IDLE[keyword](value, schema):
                 raise unsupported(keyword, path)
         elif keyword in _ANNOTATIONS or keyword not in _ENFORCED:
-            # What no draft defines is a remark to people; the identifiers stay, for references to find.
+            # What no draft defines is a remark to people, or a place for schemas that references point to.
             if keyword in ("$id", "id", "$anchor", "$schema"):
                 done[keyword] = value
+            elif keyword in referred and isinstance(value, Mapping):
+                done[keyword] = _collection(value, place)
         elif keyword in _MAPS:
             if not isinstance(value, Mapping):
                 raise ConstraintError(f"the JSON schema is wrong at {place}: it must be an object")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,10 @@ from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..registry import register, resolve
 from ..sample.constraint import Constraint, constrained
-from .base import Composite, Drafter
+from .base import Composite, Drafter, Observation
+
+_COUNT = 1
+"""Where the state keeps how many tokens of the step's draft were forced; before it stands the other drafter's."""
 
 
 @register("forced", paper="SGLang: Efficient Execution of Structured Language Model Programs (2023)", lossless=True)
@@ -45,12 +49,16 @@ class Forced(Composite):
     def asks(self) -> bool:  # type: ignore[override]
         return self.parts[0].asks
 
+    def start(self, seq: Sequence) -> list[Any]:
+        return [*super().start(seq), 0]
+
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         found = constrained(seq.sampler.warps)
         if found is None:
             return self._ask(seq, budget)
         number, constraint = found
         forced = constraint.forced(seq.sampler_state[number], min(budget.nodes, budget.depth))
+        seq.draft_state[_COUNT] = len(forced)
         left = replace(budget, nodes=budget.nodes - len(forced), depth=budget.depth - len(forced))
         if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
             return self._behind(seq, forced, TokenTree.root(forced[-1]))
@@ -59,6 +67,11 @@ class Forced(Composite):
             if self.origin == "deterministic":
                 tree = _permitted(tree, constraint, seq.sampler_state[number])
         return self._behind(seq, forced, tree) if forced else tree
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        count, seq.draft_state[_COUNT] = seq.draft_state[_COUNT], 0
+        if len(seen.emitted) > count or not count:
+            super().observe(seq, _behind_forced(seen, count) if count else seen)
 
     def _ask(self, seq: Sequence, budget: Budget) -> TokenTree:
         with self.part(seq, 0) as drafter:
@@ -77,6 +90,27 @@ class Forced(Composite):
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
         return TokenTree(tokens, parents, self.origin, logq, laws, draws)
+
+
+def _behind_forced(seen: Observation, count: int) -> Observation:
+    """What the other drafter learns: its own tree, whose root was the last of `count` forced tokens."""
+    tree = seen.tree
+    own = TokenTree(
+        tree.tokens[count:],
+        np.concatenate(([-1], tree.parents[count + 1 :] - count)),
+        tree.origin,
+        None if tree.logq is None else tree.logq[count:],
+        {node - count: law for node, law in tree.distributions.items() if node >= count},
+        {node - count: [child - count for child in drawn] for node, drawn in tree.draws.items()},
+    )
+    return Observation(
+        tree=own,
+        logits=seen.logits[count:],
+        hidden={tap: rows[count:] for tap, rows in seen.hidden.items()},
+        path=[node - count for node in seen.path if node > count],
+        emitted=seen.emitted[count:],
+        start=seen.start + count,
+    )
 
 
 @contextmanager
