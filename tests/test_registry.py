@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodery import registry
+from decodery.draft.combine import First, Fuse
+from decodery.draft.copyspec import CopySpec
+from decodery.draft.suffix_tree import SuffixTree
 from decodery.errors import SettingsError, UnknownMethod
 from decodery.registry import family_of, method_of, methods, register, resolve
 from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
@@ -85,6 +88,16 @@ def test_every_kind_of_field_is_read_from_text() -> None:
     assert resolve("sample", "settings:whole=1,maybe=5,several=,switch=False") == Settings(1, maybe=5)
 
 
+def test_a_setting_that_is_a_method_keeps_its_own_settings_in_parentheses() -> None:
+    register("settings")(Settings)
+    assert resolve("sample", "settings(whole=1, text=a)") == Settings(1, text="a")
+    assert resolve("sample", "settings:text=inner(x=1/2,y=z(u=3)),whole=1") == Settings(1, text="inner(x=1/2,y=z(u=3))")
+    quoted = resolve("sample", 'settings:text="a(b,c/d",whole=1')
+    assert quoted == Settings(1, text="a(b,c/d")
+    fused = resolve("draft", "fuse:drafters=copyspec(gamma=1,length=4)/first(drafters=copyspec/suffix-tree(nodes=3))")
+    assert fused == Fuse((CopySpec(gamma=1, length=4), First((CopySpec(), SuffixTree(nodes=3)))))
+
+
 @given(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.lists(st.integers()))
 def test_what_python_prints_is_read_back(whole: int, real: float, switch: bool, several: list[int]) -> None:
     register("settings")(Settings)
@@ -121,6 +134,10 @@ def test_an_unknown_name_names_the_nearest(spec: str, said: str) -> None:
         ("settings:whole=1,which=z", "which=z is not x or y"),
         ("settings:whole=1,several=1/b", "several=1/b is not a list like a/b/c"),
         ("settings:whole=1,pairs=1", "pairs=1 is not a list like a:b/c:d"),
+        ("settings:text=a(b,whole=1", "the parentheses in 'text=a(b,whole=1' do not match"),
+        ("settings(whole=1)(text=a)", "the parentheses in 'whole=1)(text=a' do not match"),
+        ("settings(whole=1", "the parentheses in 'settings(whole=1' do not match"),
+        ("settings(whole=1)text", "the parentheses in 'settings(whole=1)text' do not match"),
     ],
 )
 def test_a_bad_setting_is_named_in_one_sentence(spec: str, said: str) -> None:

@@ -2,7 +2,8 @@
 
 A method is a frozen dataclass whose fields are its hyper-parameters. The same text,
 `name:key=value,key=value`, works in Python, on the command line, in requests to the server and in the
-benchmark.
+benchmark. Where a setting is itself a method, its own settings stand in parentheses:
+`draft-model:model=NAME,growth=eagle-2(nodes=32,depth=6)`.
 """
 
 from __future__ import annotations
@@ -133,10 +134,12 @@ def family_of(cls: type) -> str | None:
 
 
 def resolve(family: str, spec: Any) -> Any:
-    """The method that `spec` names, as "name" or "name:key=value,key=value"; an instance is returned as is.
+    """The method that `spec` names, as "name", "name:key=value,key=value" or "name(key=value,key=value)"; an instance
+    is returned as is.
 
     Values take the type of the field: int, float, bool, str, None; the members of a tuple are separated by
-    "/", those of a tuple within a tuple by ":". A text with commas stands in double quotes.
+    "/", those of a tuple within a tuple by ":". What stands in parentheses belongs to the method before them; a text
+    with commas or parentheses of its own stands in double quotes.
 
     Raises UnknownMethod for a name that is not registered, SettingsError for a bad setting.
     """
@@ -145,8 +148,7 @@ def resolve(family: str, spec: Any) -> Any:
         if isinstance(spec, type) or (actual is not None and actual != family):
             raise SettingsError(f"{spec!r} is not an instance of a {family} method; pass an instance or a name")
         return spec
-    name, _, settings = spec.partition(":")
-    name = name.strip()
+    name, settings = _parts(spec)
     _discover(family)
     known = _registered.get(family, {})
     if name not in known:
@@ -155,13 +157,40 @@ def resolve(family: str, spec: Any) -> Any:
     return _build(known[name], settings)
 
 
+def split(text: str, separator: str) -> list[str]:
+    """The pieces of `text` between the separators that stand outside all parentheses and double quotes.
+
+    Raises SettingsError where parentheses do not match.
+    """
+    pieces, depth = [""], 0
+    for sign in _SIGN.findall(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth < 0:
+            break
+        if sign == separator and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += sign
+    if depth != 0:
+        raise SettingsError(_UNMATCHED.format(text))
+    return pieces
+
+
+def _parts(spec: str) -> tuple[str, str]:
+    """Name and settings of "name:settings" or "name(settings)"."""
+    found = re.fullmatch(r"([^:(]*)(?:\((.*)\)|:(.*))?", spec.strip(), re.DOTALL)
+    if found is None:
+        raise SettingsError(_UNMATCHED.format(spec))
+    return found[1].strip(), found[2] or found[3] or ""
+
+
 def _build(method: Method, settings: str) -> Any:
     """An instance of `method` from the text "key=value,key=value"."""
     kinds = typing.get_type_hints(method.cls)
     names = [field.name for field in dataclasses.fields(method.cls) if field.init]
     known = f"its settings are {_listing(names)}" if names else "it has no settings"
     values: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in _ITEM.findall(settings))):
+    for item in filter(None, (part.strip() for part in split(settings, ","))):
         key, equals, text = (piece.strip() for piece in item.partition("="))
         key = key.replace("-", "_")
         if not equals:
@@ -205,7 +234,7 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
                 return choice
         raise ValueError(text)
     if origin is tuple and separators:
-        parts = text.split(separators[0]) if text else []
+        parts = split(text, separators[0]) if text else []
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             arguments = (arguments[0],) * len(parts)
         if len(arguments) != len(parts):
@@ -220,8 +249,10 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
     raise ValueError(text)
 
 
-_ITEM = re.compile(r'(?:[^,"]|"[^"]*"|")+')
-"""One key=value of a method's settings: commas end it, unless they stand between double quotes."""
+_SIGN = re.compile(r'"[^"]*"|.', re.DOTALL)
+"""One sign of a method's settings; what stands between double quotes is one."""
+
+_UNMATCHED = "the parentheses in {!r} do not match: write name(key=value), or a text that holds them in double quotes"
 
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 

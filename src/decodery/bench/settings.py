@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import SettingsError
+from ..registry import split
 from .workloads import WORKLOADS
 
 QUALITATIVE, THROUGHPUT = "qualitative", "throughput"
@@ -106,8 +107,8 @@ def _fits(value: Any, example: Any) -> bool:
 def split_methods(text: str) -> tuple[str, ...]:
     """The methods in "none,prompt-lookup:length=5,max_ngram=2,transformers": a piece with "=" goes on with settings."""
     methods: list[str] = []
-    for piece in (piece.strip() for piece in text.split(",")):
-        name = piece.partition(":")[0]
+    for piece in (piece.strip() for piece in split(text, ",")):
+        name = piece.partition(":")[0].partition("(")[0]
         if "=" in name and methods:
             methods[-1] += f",{piece}"
         elif piece:
