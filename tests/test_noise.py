@@ -167,6 +167,41 @@ def test_the_bounded_argmax_finds_a_winner_far_from_the_top() -> None:
     assert sum(token > 0 for token in wins) > 150
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("keep", [1, 7, 3000, 20_000])
+def test_the_bounded_topk_is_that_of_a_full_sort(scale: float, keep: int) -> None:
+    generator = torch.Generator().manual_seed(int(scale * 10) + keep)
+    rows = torch.randn(6, 20_000, generator=generator) * scale
+    rows = rows.masked_fill(torch.rand(rows.shape, generator=generator).argsort(-1) >= keep, -torch.inf)
+    positions = [i // 2 for i in range(6)]
+    whole = rows.double() + noise.gumbel(99, positions, torch.arange(20_000))
+    for k in (1, 5, 64):
+        ids, scores = noise.gumbel_topk(rows, k, 99, positions)
+        values, order = whole.sort(dim=-1, descending=True)
+        there = min(k, keep)
+        assert (ids[:, :there] == order[:, :there].numpy()).all() and (ids[:, there:] == -1).all()
+        assert np.allclose(scores[:, :there], values[:, :there]) and (scores[:, there:] == -np.inf).all()
+    assert (
+        noise.gumbel_topk(rows, 1, 99, positions)[0][:, 0] == noise.gumbel_argmax(rows, 99, positions).numpy()
+    ).all()
+
+
+def test_the_topk_is_drawn_without_replacement() -> None:
+    law = torch.tensor([1.0, 0.0, -0.5, -torch.inf, 0.7])
+    draws = 20_000
+    ids, _ = noise.gumbel_topk(law.expand(draws, -1), 2, 3, range(draws))
+    counts = np.zeros((5, 5))
+    np.add.at(counts, (ids[:, 0], ids[:, 1]), 1)
+    p = law.double().softmax(-1).numpy()
+    expected = p[:, None] * p[None, :] / (1 - p[:, None]) * draws * (1 - np.eye(5))
+    possible = expected > 0
+    assert counts[~possible].sum() == 0
+    assert stats.chisquare(counts[possible], expected[possible]).pvalue > 1e-4
+    independent = np.outer(p, p) * (1 - np.eye(5))
+    wrong = independent[possible] / independent.sum() * draws
+    assert stats.chisquare(counts[possible], wrong).pvalue < 1e-4
+
+
 def test_no_rows_give_no_tokens() -> None:
     assert noise.gumbel_argmax(torch.zeros(0, 10), 1, []).shape == (0,)
 

@@ -29,6 +29,8 @@ GUESS = 4
 """Drafters that guess blindly."""
 COUPLE = 5
 """Choosing among the tokens that a hidden message leaves open."""
+DRAFT = 6
+"""Drafters that draw apart from the token's own noise, so that no two nodes of a tree share any."""
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
@@ -92,6 +94,51 @@ def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], 
         for row, position in zip(rows.numpy(), positions, strict=True)
     ]
     return torch.tensor(chosen, dtype=torch.int64)
+
+
+def gumbel_topk(
+    log_probs: torch.Tensor, k: int, seed: int, positions: Sequence[int], stream: int = TOKEN
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and scores [n, k] (int64, float64) of the k largest log_probs[i, v] + g(v), the largest first.
+
+    In this order they are k draws without replacement from row i's distribution (Gumbel-top-k). Where a row has fewer
+    tokens to draw, ids are -1 and scores -inf. log_probs, positions: as in `gumbel_argmax`; k is cut to V.
+    """
+    n, vocab = log_probs.shape
+    k = min(k, vocab)
+    if log_probs.device.type != "cpu":
+        noise = gumbel(seed, positions, torch.arange(vocab, device=log_probs.device), stream)
+        values, found = (log_probs.double() + noise).topk(k, dim=-1)
+        scores, ids = values.cpu().numpy(), found.cpu().numpy()
+        return np.where(np.isfinite(scores), ids, -1), scores
+    ids, scores = np.full((n, k), -1, dtype=np.int64), np.full((n, k), -np.inf)
+    whole: dict[int, np.ndarray] = {}
+    rows = log_probs if log_probs.dtype == torch.float64 else log_probs.float()
+    for number, (row, position) in enumerate(zip(rows.numpy(), positions, strict=True)):
+        tokens, reached = _bounded_topk(row, k, seed, int(position), stream, whole)
+        ids[number, : len(tokens)], scores[number, : len(tokens)] = tokens, reached
+    return ids, scores
+
+
+def _bounded_topk(
+    row: np.ndarray, k: int, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Up to k tokens and their scores, best first; bounded like `_bounded_argmax`, by the k-th of the tokens near."""
+    tokens = np.flatnonzero(row > -np.inf)
+    if len(tokens) > max(_DIRECT, 4 * k):
+        top, reach = row.max(), _NEAR
+        while len(near := np.flatnonzero(row >= top - reach)) < k:
+            reach *= 2
+        scores = row[near] + _gumbel(_bits(seed, position, near, stream))
+        reached = float(np.partition(scores, len(scores) - k)[len(scores) - k])
+        if position not in whole:
+            whole[position] = _bits(seed, position, np.arange(len(row)), stream)
+        tokens = _at_least(row, reached - float(_gumbel(whole[position].max())))
+        scores = row[tokens] + _gumbel(whole[position][tokens])
+    else:
+        scores = row[tokens] + _gumbel(_bits(seed, position, tokens, stream))
+    best = np.argsort(-scores, kind="stable")[:k]
+    return tokens[best], scores[best]
 
 
 def _bounded_argmax(row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]) -> int:
