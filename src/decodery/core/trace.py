@@ -15,6 +15,8 @@ class Step:
     sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
     sequences of a batch share. prefill: the pass read prompt tokens. counts: what else the step cost or did,
     such as rows fed to a second model, by name; `extra_passes` and `extra_rows` are passes that a rule asked for.
+    choices: for every node with children that the rule came to, top down, which of them it accepted, counted from 0 in
+    draw order, -1 for none, and how many it had.
     """
 
     nodes: int
@@ -28,6 +30,7 @@ class Step:
     commit: float
     sequences: int = 1
     counts: dict[str, int] = field(default_factory=dict)
+    choices: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:

@@ -355,7 +355,17 @@ def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
         commit=commit_,
         sequences=sequences,
         counts=counts,
+        choices=[] if turn.accepted is None else _choices(turn.tree, path),
     )
+
+
+def _choices(tree: TokenTree, path: list[int]) -> list[tuple[int, int]]:
+    """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
+    found = []
+    for node, child in zip([0, *path], [*path, -1], strict=True):
+        if len(children := tree.children(node)):
+            found.append((int((children == child).argmax()) if child > 0 else -1, len(children)))
+    return found
 
 
 def _resume(request: Request, prompt: list[int]) -> KVCache | None:
