@@ -325,6 +325,31 @@ def _tokens_per_pass(figures: dict[str, float]) -> str:
     return markdown(("drafter", *settings), rows)
 
 
+def growth() -> str:
+    """Tokens per pass of every growth policy, a table per drafter, temperature and rule."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("growth-*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        command = (
+            f"python benchmarks/growth.py {result['drafter']} --every {result['every']} --tokens {result['tokens']}"
+        )
+        parts.append(f"Drafter `{result['drafter']}` (`{command}`):")
+        for run, policies in result["runs"].items():
+            temperature, rule = run.split()
+            budgets = list(policies["chain"])
+            rows = "\n".join(f"| {name} | {_cells(found, budgets)} |" for name, found in policies.items())
+            parts.append(
+                f"| temperature {temperature}, {rule} | {' | '.join(f'{nodes} nodes' for nodes in budgets)} |\n"
+                f"|---|{'---|' * len(budgets)}\n{rows}"
+            )
+    return "\n\n".join(parts) or "No results yet: `python benchmarks/growth.py ngram` writes them."
+
+
+def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
+    known = [found.get(nodes) for nodes in budgets]
+    return " | ".join(f"{each['tokens_per_pass']:.2f} ({each['acceptance']:.2f})" if each else "" for each in known)
+
+
 def _results(kind: str) -> list[Result]:
     # Measurements of other kinds lie there too; those of the benchmark say what they are.
     paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -344,6 +369,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "successor": successor,
     "speed": speed,
     "passes": passes,
+    "growth": growth,
     "kernels": kernels,
     "quality": quality,
     "parts": parts,

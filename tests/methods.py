@@ -27,9 +27,18 @@ from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.forced import Forced
 from decodery.draft.graft import Graft
+from decodery.draft.growth.base import Growth
+from decodery.draft.growth.dyspec import DySpec
+from decodery.draft.growth.eagle_2 import EAGLE2
+from decodery.draft.growth.fixed_tree import FixedTree
+from decodery.draft.growth.rsd_c import RSDC
+from decodery.draft.growth.rsd_s import RSDS
+from decodery.draft.growth.sequoia import Sequoia
+from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
+from decodery.draft.ngram import NGram
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
 from decodery.draft.rasd import RASD
@@ -94,6 +103,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
+    "ngram": lambda other: NGram(width=6, scope="request", growth=RSDC((2, 1))),
     "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
     "copyspec": lambda other: CopySpec(gamma=1),
@@ -110,6 +120,17 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
+
+GROWTHS: dict[str, Growth] = {
+    "fixed-tree": FixedTree(branching=(3, 2)),
+    "specinfer": SpecInfer((3, 2, 1)),
+    "sequoia": Sequoia(nodes=9, depth=4),
+    "eagle-2": EAGLE2(nodes=9, width=3, depth=4),
+    "dyspec": DySpec(nodes=9),
+    "rsd-c": RSDC((3, 2)),
+    "rsd-s": RSDS(width=3, depth=3),
+}
+"""Growth policies, which the matrix runs over a draft model."""
 
 ADAPTIVE = {"auto"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text

@@ -11,6 +11,7 @@ from decodery.budget.fixed import Fixed
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.draft.base import Drafter
+from decodery.draft.draft_model import DraftModel
 from decodery.errors import SettingsError, VocabularyMismatch
 from decodery.registry import methods
 from decodery.sample import Sampler
@@ -28,7 +29,18 @@ from decodery.testing import (
 )
 from decodery.testing.rules import Credulous, LongestMatch, NoResidual, Shallow
 from decodery.verify.exact import point_mass_law, sampled_law
-from methods import ADAPTIVE, BUDGETS, CHAINS, CONTINUOUS_RULES, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS, SOURCES
+from methods import (
+    ADAPTIVE,
+    BUDGETS,
+    CHAINS,
+    CONTINUOUS_RULES,
+    DRAFTERS,
+    GROWTHS,
+    LOSSY_RULES,
+    RULES,
+    SAMPLERS,
+    SOURCES,
+)
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
@@ -48,6 +60,7 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 
 def test_the_lists_name_every_registered_method() -> None:
     assert set(DRAFTERS) == {method.name for method in methods("draft")}
+    assert set(GROWTHS) == {method.name for method in methods("draft.growth")}
     assert set(SOURCES) == {method.name for method in methods("source")}
     assert set(RULES) | CONTINUOUS_RULES == {method.name for method in methods("verify") if method.lossless}
     assert set(BUDGETS) == {method.name for method in methods("budget")}
@@ -109,6 +122,20 @@ def test_every_drafter_keeps_to_small_budgets(drafter: str) -> None:
         make, settings = DRAFTERS[drafter], {"seeds": (0,), "max_new_tokens": 12}
         (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=make(OTHER), budget=Fixed(nodes), **settings)
         assert max(step.nodes for step in run.trace.decoding) <= nodes
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_a_growth_policy_changes_shapes_alone(growth: str) -> None:
+    # What a grown tree does to the loop depends on its origin, for which the drafters above stand.
+    drafter = DraftModel(OTHER, growth=GROWTHS[growth])
+    rules = [rule for rule in RULES.values() if drafter.origin in rule.origins]
+    for sampler in (SAMPLERS["greedy-penalties"], SAMPLERS["everything"]):
+        settings = {"drafter": drafter, "sampler": sampler, "max_new_tokens": 12}
+        check_identical(TARGET, PROMPTS[:2], eos_ids=(0,), **settings)
+        for rule in rules[1:] if sampler.greedy else ():
+            check_identical(TARGET, PROMPTS[1:2], rule=rule, seeds=(0,), **settings)
+    check_batch(TARGET, PROMPTS[:2], drafter=drafter, rule=rules[-1], sampler=SAMPLERS["nucleus"], seeds=(0,))
+    check_state(TARGET, PROMPTS[1:2], drafter=drafter, rule=rules[-1], sampler=SAMPLERS["nucleus"], max_new_tokens=12)
 
 
 @pytest.mark.parametrize("rule", LOSSY_RULES)

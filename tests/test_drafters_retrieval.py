@@ -307,9 +307,9 @@ def test_expansion_gives_the_draft_models_own_distributions() -> None:
 class Noise(Expander):
     """Expects anything."""
 
-    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(len(seq.tokens) + len(tree))
-        return torch.randn(len(nodes), seq.vocab_size, generator=generator).log_softmax(dim=-1)
+        return torch.randn(len(nodes), seq.vocab_size, generator=generator)
 
 
 NOWHERE = Datastore.build([[60, 61, 62]], separator=0, vocab_size=64)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from ..budget.base import Outlook
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
-from ..registry import resolve
+from ..registry import method_of, resolve
+from .growth.base import Growth
 
 if TYPE_CHECKING:
     from ..budget.base import Budget
@@ -84,18 +86,103 @@ class Drafter:
 
 @dataclass(frozen=True)
 class Expander(Drafter):
-    """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it."""
+    """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
+
+    growth: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens, each
+    drawn as the target's sampler would draw it and with the target's noise.
+    """
+
+    length: int = field(default=4, kw_only=True)
+    growth: Growth | str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            name = method.name if (method := method_of(self)) else type(self).__name__
+            raise SettingsError(f"{name} needs length >= 1, not {self.length}")
+        if self.growth is not None:
+            object.__setattr__(self, "growth", resolve("draft.growth", self.growth))
+
+    @property
+    def origin(self) -> Origin:  # type: ignore[override]
+        return self.growth.origin if isinstance(self.growth, Growth) else "sampled"
 
     def held_rows(self, nodes: int) -> int:
-        return 3
+        # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
+        return 3 if self.growth is None else 6 * (nodes + 1)
 
-    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
-        """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
+    @property
+    def asks(self) -> bool:  # type: ignore[override]
+        return self.growth is None
 
-        tree: rooted at the pending token. They are those of the request's own sampler (at temperature 0 after its
-        masks and penalties), every row summing to 1.
+    @property
+    def weighs_cost(self) -> bool:  # type: ignore[override]
+        return isinstance(self.growth, Growth) and self.growth.weighs_cost
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
+
+        tree: rooted at the pending token.
         """
         raise NotImplementedError
+
+    def state(self, seq: Sequence) -> torch.Tensor | None:
+        """[hidden] of the drafter's last layer after the last token it has read; None where it has none."""
+        return None
+
+    def reach(self, seq: Sequence) -> int:
+        """How deep a tree below the pending token this drafter can grow."""
+        return seq.remaining
+
+    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], *, shaped: bool = True) -> torch.Tensor:
+        """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
+
+        They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
+        out temperature and truncation: its masks and penalties alone.
+        """
+        # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
+        sampler = seq.sampler
+        contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
+        law = sampler.law(self.logits(seq, tree, nodes), contexts, shaped=shaped).float()
+        # Where a mask leaves nothing that the drafter can say, anything is as good.
+        silent = law.amax(dim=-1, keepdim=True) == -torch.inf
+        return torch.where(silent, 0.0, law).log_softmax(dim=-1)
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        depth = min(budget.depth, self.reach(seq))
+        if min(budget.nodes, depth) < 1:
+            return TokenTree.root(seq.pending)
+        if isinstance(self.growth, Growth):
+            return self.growth.grow(self, seq, replace(budget, depth=depth))
+        return self._chain(seq, budget, min(self.length, budget.nodes, depth))
+
+    def _chain(self, seq: Sequence, budget: Budget, length: int) -> TokenTree:
+        sampler, context = seq.sampler, seq.context()
+        drafted: list[int] = []
+        laws: dict[int, torch.Tensor] = {}
+        tree, logits = TokenTree.root(seq.pending), torch.empty(0)
+
+        def law() -> torch.Tensor:
+            nonlocal logits
+            logits = self.logits(seq, tree, [len(drafted)])
+            return sampler.law(logits, [context])[0]
+
+        while len(drafted) < length:
+            outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
+            if not budget.goes_on(outlook):
+                break
+            row = outlook.law[None]
+            token = int(sampler.pick(row, seq.seed, [context.position])[0])
+            if row[0, token] == -torch.inf:
+                # A mask may leave nothing that a drafter with few tokens can say.
+                break
+            if seq.rule.uses_draft_distributions:
+                laws[len(drafted)] = sampler.probabilities(row)[0]
+            drafted.append(token)
+            tree = TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            if drafted[-1] in seq.eos_ids:
+                break
+            context = sampler.extend(context, drafted[-1], logits[0])
+        return tree
 
 
 def expanding(drafter: Drafter | str, name: str) -> Expander:
@@ -135,7 +222,10 @@ class Composite(Drafter):
     def held_rows(self, nodes: int) -> int:
         # Expanding a node takes its logits, copies of them in order and warped, and log-probabilities.
         grown = 4 * (nodes + 1)
-        return sum(grown if isinstance(part, Expander) else part.held_rows(nodes) for part in self.parts)
+        own = [part.held_rows(nodes) for part in self.parts]
+        return sum(
+            max(grown, rows) if isinstance(part, Expander) else rows for part, rows in zip(self.parts, own, strict=True)
+        )
 
     @contextmanager
     def part(self, seq: Sequence, number: int) -> Iterator[Drafter]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
-from ..budget.base import Budget, Outlook
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError, VocabularyMismatch
 from ..model.batch import Batch, Segment
 from ..model.named import named
@@ -32,20 +30,13 @@ class DraftModel(Expander):
     """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
 
     model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
-    target, as there is one for smollm2. length: tokens drafted per step. Draft tokens use the target's warps and the
-    target's noise, so that under the coupled rule two models that agree draw the same token; where the rule wants
-    them, the draft's distributions go along. Scope: the request; memory: one more cache.
+    target, as there is one for smollm2. length: tokens of a chain. growth: how trees are grown in place of it, such as
+    "eagle-2(nodes=32)". Draft tokens use the target's warps and the target's noise, so that under the coupled rule two
+    models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
+    request; memory: one more cache.
     """
 
     model: LanguageModel | str | None = None
-    length: int = 4
-
-    origin: ClassVar[Origin] = "sampled"
-    asks: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.length < 1:
-            raise SettingsError(f"draft-model needs length >= 1, not {self.length}")
 
     def start(self, seq: Sequence) -> Reading:
         model = self._model(seq.model)
@@ -64,50 +55,28 @@ class DraftModel(Expander):
     def _model(self, target: LanguageModel) -> LanguageModel:
         return named(_shipped(target) if self.model is None else self.model)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def state(self, seq: Sequence) -> torch.Tensor | None:
+        reading: Reading = seq.draft_state
+        return reading.hidden
+
+    def reach(self, seq: Sequence) -> int:
         reading: Reading = seq.draft_state
         # The draft model's own context may be the shorter one; behind its end it has nothing to say.
-        left = reading.model.config.max_positions - len(seq.tokens) + 1
-        length = min(self.length, budget.nodes, budget.depth, left)
-        if length < 1:
-            return TokenTree.root(seq.pending)
-        reading.settle(seq.tokens)
-        sampler, context = seq.sampler, seq.context()
+        return reading.model.config.max_positions - len(seq.tokens) + 1
 
-        def law() -> torch.Tensor:
-            return sampler.law(reading.draft(context.tokens), [context])[0]
-
-        drafted: list[int] = []
-        laws: dict[int, torch.Tensor] = {}
-        while len(drafted) < length:
-            outlook = Outlook(len(drafted), reading.hidden if drafted else None, law)
-            if not budget.goes_on(outlook):
-                break
-            row = outlook.law[None]
-            token = int(sampler.pick(row, seq.seed, [context.position])[0])
-            if row[0, token] == -torch.inf:
-                # A mask may leave nothing that a draft with few tokens can say.
-                break
-            if seq.rule.uses_draft_distributions:
-                laws[len(drafted)] = sampler.probabilities(row)[0]
-            drafted.append(token)
-            if token in seq.eos_ids:
-                break
-            context = sampler.extend(context, token, reading.draft(context.tokens)[0])
-        return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
-
-    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         reading: Reading = seq.draft_state
-        root = reading.text(seq.tokens)
+        if tree.is_chain and list(nodes) == [len(tree) - 1] and len(tree) > 1:
+            # What a chain has fed stays, so that nothing is fed again where the chain goes on or becomes text.
+            return reading.draft(seq.tokens + tree.tokens[1:].tolist())
         below = np.asarray([node for node in nodes if node > 0], dtype=np.int64)
+        if len(below) == len(nodes):
+            reading.hold(seq.tokens)
+            return _branches(reading, tree, below)
+        root = reading.text(seq.tokens)
         logits = torch.cat((root, _branches(reading, tree, below))) if len(below) else root
         place = {node: row for row, node in enumerate(below.tolist(), start=1)}
-        sampler = seq.sampler
-        contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
-        law = sampler.law(logits[[place.get(node, 0) for node in nodes]], contexts).float()
-        # Where a mask leaves nothing that the draft can say, anything is as good.
-        silent = law.amax(dim=-1, keepdim=True) == -torch.inf
-        return torch.where(silent, 0.0, law).log_softmax(dim=-1)
+        return logits[[place.get(node, 0) for node in nodes]]
 
 
 def _branches(reading: Reading, tree: TokenTree, nodes: np.ndarray) -> torch.Tensor:

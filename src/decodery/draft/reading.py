@@ -53,7 +53,8 @@ class Reading:
         return self.draft(tokens)
 
     def draft(self, tokens: list[int]) -> torch.Tensor:
-        """The logits [1, vocab] after `tokens`, which begin with all that has been read; the rest is fed."""
+        """The logits [1, vocab] after `tokens`, which begin with what is settled; what has not been read is fed."""
+        self._agree(tokens)
         last = self.model.config.num_layers
         while self.logits is None or len(self.tokens) < len(tokens):
             chunk = tokens[len(self.tokens) : len(self.tokens) + _CHUNK]
@@ -66,15 +67,30 @@ class Reading:
             self.hidden = scores.hidden[last][-1] if self.tapped else None
         return self.logits
 
+    def hold(self, tokens: list[int]) -> None:
+        """Let the cache hold `tokens`, which are settled, and nothing more; their logits are not needed."""
+        if len(self.tokens) > len(tokens) and self.tokens[: len(tokens)] == tokens:
+            self._cut(len(tokens))
+            self.settled = len(tokens)
+        elif self.tokens != tokens:
+            self.text(tokens)
+
     def settle(self, text: list[int]) -> None:
         """Forget drafts that departed from `text`, which is settled."""
-        shared, end = self.settled, min(len(self.tokens), len(text))
-        while shared < end and self.tokens[shared] == text[shared]:
+        self._agree(text)
+        self.settled = len(self.tokens)
+
+    def _agree(self, tokens: list[int]) -> None:
+        """Forget what has been read beyond the beginning that it shares with `tokens`."""
+        shared, end = self.settled, min(len(self.tokens), len(tokens))
+        while shared < end and self.tokens[shared] == tokens[shared]:
             shared += 1
-        if shared < len(self.tokens):
-            # Logits are there for the last token alone, so that one is read again where it is the text's last.
-            shared = min(shared, len(text) - 1)
-            self.cache.truncate(shared)
-            del self.tokens[shared:]
-            self.logits = None
-        self.settled = shared
+        if shared < len(self.tokens) or self.logits is None:
+            # Logits are there for the last token alone, so that one is read again where it is the last one asked for.
+            self._cut(min(shared, len(tokens) - 1))
+
+    def _cut(self, length: int) -> None:
+        self.cache.truncate(length)
+        del self.tokens[length:]
+        self.logits = self.hidden = None
+        self.settled = min(self.settled, length)

@@ -12,7 +12,6 @@ from ..budget.base import Budget
 from ..core import noise
 from ..core.memory import Scope
 from ..core.sequence import Sequence
-from ..core.topk import logsumexp, topk
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
 from ..registry import register
@@ -49,8 +48,7 @@ class _Draws:
 @register(
     "stand",
     paper="Accelerated Test-Time Scaling with Model-Free Speculative Sampling (2025)",
-    guarantee="seed-identical under the coupled rule; its children are draws without replacement, so rules that take "
-    "children one by one must know how to reject those",
+    guarantee="the law of the output is unchanged; siblings are draws without replacement",
     lossless=True,
 )
 @dataclass(frozen=True)
@@ -91,13 +89,15 @@ class STAND(Drafter):
         memory: _Memory = seq.draft_state
         temperature = _temperature(seq)
         contexts = {0: tuple(seq.tokens[-self.orders[0] :])}
+        places = {0: noise.mix(seq.position)}
         draws = _Draws()
 
         def children(nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
             for node in nodes.tolist():
                 if node:
-                    above = contexts[int(TOKEN_RECYCLING.parents[node])]
-                    contexts[node] = (*above, int(tokens[node]))[-self.orders[0] :]
+                    parent, token = int(TOKEN_RECYCLING.parents[node]), int(tokens[node])
+                    contexts[node] = (*contexts[parent], token)[-self.orders[0] :]
+                    places[node] = noise.mix(places[parent], token)
             ids, weights = memory.store.means.longest([contexts[node] for node in nodes.tolist()], self.orders)
             ids = ids.astype(np.int64)
             with np.errstate(divide="ignore"):
@@ -105,8 +105,7 @@ class STAND(Drafter):
             logq -= np.logaddexp.reduce(logq, axis=1, keepdims=True, where=ids >= 0, initial=-1e300)
             keys = logq
             if temperature:
-                position = seq.position + int(TOKEN_RECYCLING.depths[nodes[0]])
-                keys = logq + noise.gumbel(seq.seed, position, torch.from_numpy(ids)).numpy()
+                keys = logq + _gumbel(seq, [places[node] for node in nodes.tolist()], nodes, ids)
             order = np.argsort(np.where(ids >= 0, -keys, np.inf), axis=1, kind="stable")
             ids, logq = np.take_along_axis(ids, order, axis=1), np.take_along_axis(logq, order, axis=1)
             draws.ids.update(zip(nodes.tolist(), ids, strict=True))
@@ -114,8 +113,10 @@ class STAND(Drafter):
             return ids
 
         limits = Budget(min(self.nodes, budget.nodes), budget.depth)
+        # A place may be worth no more than an earlier sibling's: leaving one out of the middle would bias rules.
+        rates = np.minimum.accumulate(memory.store.rates.rates)
         tree, filled = TOKEN_RECYCLING.fill(
-            seq.pending, children, memory.store.rates.rates, limits, eos_ids=seq.eos_ids, origin=self.origin
+            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.origin
         )
         memory.ranks = TOKEN_RECYCLING.ranks[filled]
         return _with_law(tree, filled, draws, seq) if seq.rule.uses_draft_distributions else tree
@@ -125,28 +126,23 @@ class STAND(Drafter):
         if len(seen.tree) == len(memory.ranks) > 1:
             ranks = memory.ranks[seen.path]
             memory.store.rates.learn(np.append(ranks, self.width) if len(ranks) < len(seen.emitted) else ranks)
-        ids, values = topk(seen.logits, self.width)
-        probabilities = np.exp(values - logsumexp(seen.logits, values[:, 0])[:, None])
-        if ids.shape[1] < self.width:
-            missing = ((0, 0), (0, self.width - ids.shape[1]))
-            ids, probabilities = np.pad(ids, missing, constant_values=-1), np.pad(probabilities, missing)
-        contexts, rows = self._contexts(seq, seen)
-        memory.store.means.learn(contexts, ids[rows], probabilities[rows])
+        memory.store.means.observe(seq.tokens, seen, self.orders)
 
-    def _contexts(self, seq: Sequence, seen: Observation) -> tuple[list[tuple[int, ...]], list[int]]:
-        """Every context that ends at a scored row, and that row."""
-        longest = self.orders[0]
-        endings: list[tuple[int, ...]] = []
-        for token, parent in zip(seen.tree.tokens.tolist(), seen.tree.parents.tolist(), strict=True):
-            before = endings[parent] if parent >= 0 else tuple(seq.tokens[max(0, seen.start - longest) : seen.start])
-            endings.append((*before, token)[-longest:])
-        pairs = [
-            (ending[-order:], row)
-            for row, ending in enumerate(endings)
-            for order in self.orders
-            if order <= len(ending)
+
+def _gumbel(seq: Sequence, places: list[int], nodes: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Noise [m, width] of the successors `ids` of template nodes of one depth.
+
+    The request's own, or where the rule compares with the draft's distributions, noise of each node's own: which places
+    the budget leaves depends on what was drawn at others, and may not depend on what is about to be.
+    """
+    if seq.rule.uses_draft_distributions:
+        rows = [
+            noise.gumbel(seq.seed, place, torch.from_numpy(row), noise.DRAFT)
+            for place, row in zip(places, ids, strict=True)
         ]
-        return [context for context, _ in pairs], [row for _, row in pairs]
+        return torch.stack(rows).numpy()
+    position = seq.position + int(TOKEN_RECYCLING.depths[nodes[0]])
+    return noise.gumbel(seq.seed, position, torch.from_numpy(ids)).numpy()
 
 
 def _temperature(seq: Sequence) -> float:

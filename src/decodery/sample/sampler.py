@@ -202,12 +202,12 @@ class Sampler:
         return Context(context.prompt_length, [*context.tokens, token], state, context.seed)
 
     @one_thread()
-    def law(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+    def law(self, logits: torch.Tensor, contexts: Sequence[Context], *, shaped: bool = True) -> torch.Tensor:
         """The distribution each row is drawn from, as unnormalised logits [n, V] float32; -inf is excluded.
 
         logits: [n, V], the model's own. contexts: the n histories. When greedy, masks and edits only are
-        applied: what follows them could not change the argmax, or would by mistake. May return `logits`
-        itself.
+        applied: what follows them could not change the argmax, or would by mistake. shaped=False: so in any
+        case, for whoever compares tokens and draws none. May return `logits` itself.
 
         Raises NumericalError if a row is not a distribution: its largest entry is NaN or infinite.
         """
@@ -219,7 +219,7 @@ class Sampler:
                 "the model's logits are not a distribution (NaN or infinite); check the weights, or load the "
                 "model with dtype='float32'"
             )
-        for _, warp, _, after in self._stages(logits, contexts):
+        for _, warp, _, after in self._stages(logits, contexts, shaped):
             logits = after
             if warp.stage == Stage.EDIT and not _largest_finite(logits):
                 raise SettingsError(f"{warp!r} takes the logits beyond float32: use a smaller value")
@@ -247,11 +247,11 @@ class Sampler:
         return warp.stateful and warp.hears_logprobs and self._applies(warp)
 
     def _stages(
-        self, logits: torch.Tensor, contexts: Sequence[Context]
+        self, logits: torch.Tensor, contexts: Sequence[Context], shaped: bool = True
     ) -> Iterator[tuple[int, Warp, torch.Tensor, torch.Tensor]]:
         """Every warp that applies: its number, itself, the logits before and after it."""
         for index, warp in enumerate(self.warps):
-            if not self._applies(warp):
+            if not self._applies(warp) or (warp.stage > Stage.EDIT and not shaped):
                 continue
             before = logits
             logits = warp.warp(before, _own_states(contexts, index) if warp.stateful else contexts)

@@ -40,15 +40,20 @@ def grow_layers(
     width: int,
     depth: int,
     stop: Callable[[int, float], bool] = lambda level, chance: False,
+    kept: int | None = None,
+    shaped: bool = True,
 ) -> Layers:
     """Expand the `width` likeliest nodes of every level into `width` children each, `depth` levels, one pass per level.
 
-    stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth.
+    stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth. kept: what
+    `Layers.kept` will be asked for; nodes whose children cannot be among them are not expanded. shaped: see
+    `Expander.expand`.
     """
     tree, scores = TokenTree.root(seq.pending), np.zeros(1)
     frontier, first, levels = np.zeros(1, dtype=np.int64), np.empty(0), 0
+    depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):
-        logprobs = expander.expand(seq, tree, frontier.tolist())
+        logprobs = expander.expand(seq, tree, frontier.tolist(), shaped=shaped)
         if not levels:
             first = logprobs[0].cpu().numpy()
         ids, values = topk(logprobs, width)
@@ -65,4 +70,7 @@ def grow_layers(
         levels += 1
         fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.eos_ids))]
         frontier = fresh[best(scores[fresh], width)]
+        if kept is not None and len(scores) > kept + 1:
+            # No child is likelier than its parent, and of equals the earlier ones are kept.
+            frontier = frontier[scores[frontier] > np.partition(scores, len(scores) - kept - 1)[len(scores) - kept - 1]]
     return Layers(tree, scores, first, levels)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
 from ...budget.base import Budget
 from ...core.tree import Origin, TokenTree
+from ...errors import SettingsError
 
 Children = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Successors [m, width] int of `nodes` [m], best first, -1 for none, given the tokens [n] filled in so far."""
+
+MOST = 1024
+"""Places a shape may have: more than any budget."""
 
 _WEIGHT = 32.0
 
@@ -63,6 +68,31 @@ class Template:
     def __len__(self) -> int:
         """Nodes below the root."""
         return len(self.parents) - 1
+
+    @property
+    def levels(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """For every depth: its nodes [m], their parents [a] (each once), and which of these each node has [m]."""
+        return self._levels
+
+    @lru_cache(maxsize=64)  # noqa: B019  # templates are few and live long
+    def within(self, nodes: int, depth: int) -> Template:
+        """The `nodes` places worth most among those no deeper than `depth`, rank r being worth 1 / ((r + 1)(r + 2))."""
+        if nodes >= len(self) and depth >= int(self.depths.max()):
+            return self
+        worth = np.ones(len(self.parents))
+        for place in range(1, len(worth)):
+            worth[place] = worth[self.parents[place]] / ((self.ranks[place] + 1.0) * (self.ranks[place] + 2.0))
+        worth[self.depths > depth] = 0.0
+        # Stable, and no place is worth more than its parent or an earlier sibling: what is kept is closed.
+        kept = np.argsort(-worth, kind="stable")[: nodes + 1]
+        counts: dict[tuple[int, ...], int] = {}
+        for place in kept[worth[kept] > 0][1:].tolist():
+            path = self._path(place)
+            counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
+        return Template(counts)
+
+    def _path(self, place: int) -> tuple[int, ...]:
+        return (*self._path(int(self.parents[place])), int(self.ranks[place])) if place else ()
 
     def _level(self, depth: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Nodes at a depth, their parents (each once), and which of these each node has."""
@@ -136,6 +166,24 @@ def unbalanced(nodes: int, depth: int, width: int) -> Template:
         for path in taken:
             counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
         level = {path: worth[path] for path in taken}
+    return Template(counts)
+
+
+@lru_cache(maxsize=64)
+def constant(method: str, branching: tuple[int, ...]) -> Template:
+    """The template in which every node at depth d has `branching[d]` children.
+
+    Raises SettingsError, in the name of `method`, for no shape or one of more nodes than any budget has.
+    """
+    if not branching or min(branching) < 1:
+        raise SettingsError(f"{method} needs at least one child per node, as in branching=4/2/1")
+    if sum(prod(branching[: depth + 1]) for depth in range(len(branching))) > MOST:
+        raise SettingsError(f"{method} grows at most {MOST} nodes; give fewer children in branching")
+    counts: dict[tuple[int, ...], int] = {}
+    paths: list[tuple[int, ...]] = [()]
+    for width in branching:
+        counts |= dict.fromkeys(paths, width)
+        paths = [(*path, rank) for path in paths for rank in range(width)]
     return Template(counts)
 
 

@@ -8,6 +8,9 @@ from threading import Lock
 
 import numpy as np
 
+from ...core.topk import logsumexp, topk
+from ..base import Observation
+
 Context = tuple[int, ...]
 
 
@@ -43,6 +46,27 @@ class MeanDistributions:
         for start in range(0, len(contexts), self.contexts):  # so that none leaves that has just come
             end = start + self.contexts
             self._learn(contexts[start:end], ids[start:end], probabilities[start:end])
+
+    def observe(self, text: list[int], seen: Observation, orders: Sequence[int]) -> None:
+        """Average in what the model expected at every scored row, rejected ones too, for contexts of these lengths.
+
+        text: the sequence's tokens, of which `seen.start` come before the scored tree.
+        """
+        ids, values = topk(seen.logits, self.width)
+        probabilities = np.exp(values - logsumexp(seen.logits, values[:, 0])[:, None])
+        if ids.shape[1] < self.width:
+            missing = ((0, 0), (0, self.width - ids.shape[1]))
+            ids, probabilities = np.pad(ids, missing, constant_values=-1), np.pad(probabilities, missing)
+        longest = max(orders)
+        endings: list[Context] = []
+        for token, parent in zip(seen.tree.tokens.tolist(), seen.tree.parents.tolist(), strict=True):
+            before = endings[parent] if parent >= 0 else tuple(text[max(0, seen.start - longest) : seen.start])
+            endings.append((*before, token)[-longest:])
+        pairs = [
+            (ending[-order:], row) for row, ending in enumerate(endings) for order in orders if order <= len(ending)
+        ]
+        rows = [row for _, row in pairs]
+        self.learn([context for context, _ in pairs], ids[rows], probabilities[rows])
 
     def _learn(self, contexts: Sequence[Context], ids: np.ndarray, probabilities: np.ndarray) -> None:
         with self._lock:

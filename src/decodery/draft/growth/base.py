@@ -1,0 +1,31 @@
+"""What a growth policy is: it decides which nodes of a draft tree are expanded, and what becomes of the guesses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from ...core.tree import Origin, TokenTree
+
+if TYPE_CHECKING:
+    from ...budget.base import Budget
+    from ...core.sequence import Sequence
+    from ..base import Expander
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
+
+    origin: how siblings arise, see `TokenTree`. weighs_cost: see `Drafter`.
+
+    What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
+    depend on all that was drawn before, never on the token about to be drawn, and a drawn node stays in the tree.
+    """
+
+    origin: ClassVar[Origin] = "deterministic"
+    weighs_cost: ClassVar[bool] = False
+
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+        """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""
+        raise NotImplementedError

@@ -1,0 +1,75 @@
+"""A tree whose shape is given: children by rank, the same places at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ...budget.base import Budget
+from ...core.sequence import Sequence
+from ...core.tree import TokenTree
+from ...errors import SettingsError
+from ...registry import register
+from ..base import Expander
+from ..shapes.growing import Growing
+from ..shapes.template import MOST, Template, constant
+from .base import Growth
+
+EAGLE = Template(
+    {
+        (): 4,
+        **{(0,): 3, (1,): 2, (2,): 2, (3,): 1},
+        **{(0, 0): 3, (0, 1): 2, (0, 2): 2, (1, 0): 1},
+        **{(0, 0, 0): 3, (0, 0, 0, 0): 2},
+    }
+)
+"""The published tree of EAGLE: 25 nodes, 4 / 8 / 8 / 3 / 2 per depth."""
+
+
+@register(
+    "fixed-tree",
+    paper="EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (2024)",
+    guarantee="the law of the output is unchanged; siblings are deterministic, which every rule verifies",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class FixedTree(Growth):
+    """Fills a tree of a given shape with the drafter's likeliest tokens, a pass per level.
+
+    branching: children of every node by depth, as 4/2/1 for 4 + 8 + 8 nodes. paths: in place of it, the rank paths of
+    all nodes, as 0/1/0:0 for the two likeliest tokens and the likeliest one behind the first. Without either the 25
+    nodes of EAGLE's tree. Where the budget is smaller, the places likeliest to be right are filled, rank r counting
+    as right once in (r + 1)(r + 2) times.
+    """
+
+    branching: tuple[int, ...] | None = None
+    paths: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.branching is not None and self.paths is not None:
+            raise SettingsError("fixed-tree takes either branching or paths, not both")
+        _shape(self.branching, self.paths)
+
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+        shape = _shape(self.branching, self.paths).within(budget.nodes, budget.depth)
+        return Growing(expander, seq, budget, self.origin).fill(shape)
+
+
+@lru_cache(maxsize=64)
+def _shape(branching: tuple[int, ...] | None, paths: tuple[tuple[int, ...], ...] | None) -> Template:
+    if branching is not None:
+        return constant("fixed-tree", branching)
+    if paths is None:
+        return EAGLE
+    given = set(paths)
+    counts: dict[tuple[int, ...], int] = {}
+    for path in given:
+        if not path or min(path) < 0:
+            raise SettingsError("fixed-tree needs rank paths of ranks from 0 on, as in paths=0/1/0:0")
+        if (path[:-1] and path[:-1] not in given) or (path[-1] and (*path[:-1], path[-1] - 1) not in given):
+            named = ":".join(map(str, path))
+            raise SettingsError(f"fixed-tree: the path {named} needs its parent and the ranks before it")
+        counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
+    if not 0 < len(given) <= MOST:
+        raise SettingsError(f"fixed-tree shapes have between 1 and {MOST} nodes")
+    return Template(counts)

@@ -1,0 +1,70 @@
+"""SpecInfer: independent draws per level, equal ones merged into one node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ...budget.base import Budget
+from ...core.sequence import Sequence
+from ...core.tree import Origin, TokenTree
+from ...errors import SettingsError
+from ...registry import register
+from ..base import Expander
+from ..shapes.growing import Growing
+from .base import Growth
+
+
+@register(
+    "specinfer",
+    paper="SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative Inference and "
+    "Verification (2024)",
+    guarantee="the law of the output is unchanged; siblings are independent draws",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class SpecInfer(Growth):
+    """Draws a given number of children per level, independent of each other, and merges equal ones into one node.
+
+    expansion: draws below every node by depth. A token drawn twice is one node, whose second draw the rule still hears
+    of. Within the budget, draws are given out level by level before they are made. Greedy requests take as many of the
+    likeliest tokens. Trees of several draft models: `fuse`.
+    """
+
+    expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
+
+    origin: ClassVar[Origin] = "sampled"
+
+    def __post_init__(self) -> None:
+        if not self.expansion or min(self.expansion) < 1:
+            raise SettingsError("specinfer needs at least one draw per node, as in expansion=1/1/3/1")
+
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+        growing = Growing(expander, seq, budget, self.origin)
+        frontier = np.zeros(1, dtype=np.int64)
+        for draws in self.expansion:
+            frontier = growing.open(frontier)[: growing.room]
+            if not len(frontier):
+                break
+            # Every node of a level gets as many, so the first ones may not take what the last ones need.
+            each = min(draws, growing.room // len(frontier))
+            if growing.by_chance:
+                frontier = _merged(growing, frontier, growing.independent(frontier, each))
+            else:
+                ids = growing.children(frontier, each)[0]
+                row, column = np.nonzero(ids >= 0)
+                frontier = growing.add(frontier[row], ids[row, column])
+        return growing.finish()
+
+
+def _merged(growing: Growing, parents: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Add the distinct tokens of `drawn` [m, draws] below `parents` [m]; returns the new nodes."""
+    first = len(growing.tokens)
+    for parent, tokens in zip(parents.tolist(), drawn, strict=True):
+        distinct = list(dict.fromkeys(tokens.tolist()))
+        nodes = growing.add(np.full(len(distinct), parent), np.array(distinct))
+        place = dict(zip(distinct, nodes.tolist(), strict=True))
+        growing.draws[parent] = [place[token] for token in tokens.tolist()]
+    return np.arange(first, len(growing.tokens))
