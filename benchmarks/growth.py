@@ -1,0 +1,151 @@
+"""Tokens per pass and acceptance of every growth policy at equal node budgets.
+
+    python benchmarks/growth.py DRAFTER [--every 10] [--tokens 48] [--nodes 8,16,32,64] [--out benchmarks/results]
+
+DRAFTER is one that can expand: "draft-model:model=NAME" or "ngram". Prompts come from Spec-Bench (DECODERY_DATA), the
+target is the embedded model at its own precision. Nothing is timed, so that the machine's load does not matter. Writes
+growth-NAME.json after every setting; what is in it already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import decodery as dc
+from decodery.draft.base import Expander, expanding
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.growth.sequoia import acceptance_by_rank
+from decodery.model.batch import Batch, Scores
+
+DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
+BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}
+"""8, 16, 28 and 64 nodes."""
+BEAMS = {8: "width=2,depth=4", 16: "width=4,depth=4", 32: "width=6,depth=5", 64: "width=10,depth=6"}
+CALIBRATION = "rsd-c:branching=12"
+RUNS = [("0", "coupled"), ("0.7", "coupled"), ("0.7", "recursive-rejection")]
+"""Temperature and rule. At temperature 0 both rules take the same drafts."""
+
+
+def policies(nodes: int, acceptance: str) -> dict[str, str | None]:
+    """Texts of the policies at a node budget; None is a chain."""
+    return {
+        "chain": None,
+        "fixed-tree": f"fixed-tree:branching={BRANCHING[nodes]}",
+        "specinfer": f"specinfer:expansion={BRANCHING[nodes]}",
+        "sequoia": f"sequoia:nodes={nodes},acceptance={acceptance}",
+        "eagle-2": f"eagle-2:nodes={nodes}",
+        "dyspec": f"dyspec:nodes={nodes}",
+        "dyspec, by level": f"dyspec:nodes={nodes},threshold={1 / nodes}",
+        "rsd-c": f"rsd-c:branching={BRANCHING[nodes]}",
+        "rsd-s": f"rsd-s:{BEAMS[nodes]}",
+    }
+
+
+class Bench:
+    """The target, the prompts, and what the draft model is fed."""
+
+    def __init__(self, drafter: Expander, every: int, tokens: int) -> None:
+        self.lm = dc.load("smollm2")
+        self.drafter = drafter
+        self.tokens = tokens
+        lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
+        self.prompts = [json.loads(line)["turns"][0] for line in lines][::every]
+
+    def run(self, growth: str | None, nodes: int, temperature: str, rule: str) -> tuple[list[dc.Output], list[int]]:
+        """One text per prompt, beginning with an empty memory, and the draft model's passes and rows."""
+        self.lm.memory.clear()
+        drafter = dataclasses.replace(self.drafter, growth=growth, length=min(nodes, 16))
+        settings = {"max_new_tokens": self.tokens, "temperature": float(temperature), "rule": rule, "seed": 1}
+        with counted(drafter) as fed:
+            outputs = [self.lm.generate(prompt, drafter=drafter, **settings) for prompt in self.prompts]
+        return outputs, fed
+
+
+@contextmanager
+def counted(drafter: Expander) -> Iterator[list[int]]:
+    """Passes and rows of a draft model in the meantime, those that begin to read a prompt left out."""
+    fed = [0, 0]
+    if not isinstance(drafter, DraftModel):
+        yield fed
+        return
+    model = drafter.language_model
+    forward = model.forward
+
+    def counting(batch: Batch, **settings: Any) -> Scores:
+        cache = batch.segments[0].cache
+        if cache is not None and cache.next_position > 0:
+            fed[0] += 1
+            fed[1] += batch.rows
+        return forward(batch, **settings)
+
+    model.forward = counting  # type: ignore[method-assign]
+    try:
+        yield fed
+    finally:
+        model.forward = forward  # type: ignore[method-assign]
+
+
+def figures(outputs: list[dc.Output], fed: list[int]) -> dict[str, float]:
+    """tokens_per_pass: emitted by target pass, bonus included. acceptance: how often one of a visited node's children
+    was accepted. used: share of the drafted nodes that became text. Draft passes and rows are per target pass."""
+    steps = [step for out in outputs for step in out.trace.decoding]
+    choices = [rank >= 0 for step in steps for rank, _ in step.choices]
+    return {
+        "tokens_per_pass": round(sum(step.emitted for step in steps) / len(steps), 3),
+        "acceptance": round(sum(choices) / max(len(choices), 1), 3),
+        "nodes": round(sum(step.nodes for step in steps) / len(steps), 2),
+        "used": round(sum(step.accepted for step in steps) / max(sum(step.nodes for step in steps), 1), 3),
+        "draft_passes": round(fed[0] / len(steps), 2),
+        "draft_rows": round(fed[1] / len(steps), 2),
+        "passes": len(steps),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drafter")
+    parser.add_argument("--every", type=int, default=10, help="take every n-th question")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--nodes", default="8,16,32,64")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    bench = Bench(expanding(options.drafter, "this benchmark"), options.every, options.tokens)
+    path = options.out / f"growth-{re.sub(r'^.*=|[^a-z0-9]+$', '', options.drafter.lower()).replace('/', '-')}.json"
+    result = {
+        "drafter": options.drafter,
+        "every": options.every,
+        "tokens": options.tokens,
+        "acceptance": {},
+        "runs": {},
+    }
+    if path.exists() and (before := json.loads(path.read_text("utf-8"))).keys() == result.keys():
+        same = all(before[key] == result[key] for key in ("drafter", "every", "tokens"))
+        result = before if same else result
+    for temperature, rule in RUNS:
+        name = f"{temperature} {rule}"
+        if name not in result["acceptance"]:
+            outputs, _ = bench.run(CALIBRATION, 12, temperature, rule)
+            rates = acceptance_by_rank((out.trace for out in outputs), width=12)
+            result["acceptance"][name] = [round(rate, 4) for rate in rates if rate >= 0.00005]
+        acceptance = "/".join(map(str, result["acceptance"][name]))
+        for nodes in map(int, options.nodes.split(",")):
+            for policy, growth in policies(nodes, acceptance).items():
+                if rule == "recursive-rejection" and policy in ("fixed-tree", "eagle-2"):
+                    continue  # their siblings are point masses, of which it accepts what the coupled rule does
+                found = result["runs"].setdefault(name, {}).setdefault(policy, {})
+                if str(nodes) not in found:
+                    found[str(nodes)] = figures(*bench.run(growth, nodes, temperature, rule))
+                    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                    print(name, policy, nodes, found[str(nodes)], flush=True)
+
+
+if __name__ == "__main__":
+    main()
