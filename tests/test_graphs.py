@@ -247,8 +247,9 @@ def test_a_displaced_cache_keeps_the_rows_of_its_last_pass() -> None:
 
 
 def test_the_memory_of_all_arenas_stays_within_the_budget() -> None:
-    capacity_256 = tiny(static=False).new_cache().data.nbytes
-    budget = 5 * capacity_256
+    cache = tiny(static=False).new_cache()
+    cache.reserve(np.arange(256))
+    budget = 5 * cache.data.nbytes
     pair = Pair("plain", 1)
     pair.static.static = StaticPasses(budget)
     for _ in range(4):

@@ -56,7 +56,7 @@ def test_every_method_is_described() -> None:
     found = methods()
     assert {"top-p", "coupled", "prompt-lookup"} <= {method.name for method in found}
     for method in found:
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", method.name)
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*(\+\+)?", method.name)
         assert method.summary.endswith(".") and method.guarantee and method.family in registry.FAMILIES
         assert (method.year is None) == (method.paper is None), f"{method.name}: write the paper as 'Title (year)'"
         assert f"decodery.{method.family}." in method.cls.__module__ + "."
@@ -108,7 +108,7 @@ def test_what_python_prints_is_read_back(whole: int, real: float, switch: bool, 
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("top-q", r"no sample method is called 'top-q'; try top-p and top-k"),
+        ("top-q", r"no sample method is called 'top-q'; try top-p, top-k and top-h"),
         ("prompt-lookup", r"no sample method is called 'prompt-lookup'"),
         ("", r"no sample method is called ''"),
     ],

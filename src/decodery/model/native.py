@@ -17,7 +17,6 @@ import torch
 from ..errors import OutOfMemory
 from .batch import Batch, Segment
 from .config import ModelConfig, Rope
-from .portable import KEPT
 
 if TYPE_CHECKING:
     from .int4 import Int4Linear
@@ -320,7 +319,7 @@ class Int8Stack:
         cache = segment.cache
         if cache is None:
             # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
-            data = torch.empty(1, 2, self.config.num_kv_heads, n, self.config.head_dim, dtype=KEPT)
+            data = torch.empty(1, 2, self.config.num_kv_heads, n, self.config.head_dim)
             lengths = np.zeros(self.config.num_layers, dtype=np.int64)
             slots = np.zeros((1, n), dtype=np.int32)
             layer_stride, slots_stride = 0, 0

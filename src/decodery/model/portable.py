@@ -16,9 +16,6 @@ from .batch import Batch, Segment
 from .config import ModelConfig, Rope
 from .weights import Layer, Weights
 
-KEPT = torch.bfloat16
-"""Precision of keys and values beside integer weights, which round far more; reading them bounds long contexts."""
-
 LANES = 16
 VALUE_BLOCK = 64  # values whose weighted sum is finished before the next ones are added
 ROWS_AT_ONCE = 32  # bounds attention's memory
@@ -79,7 +76,7 @@ class PortableStack:
         for segment, first in zip(batch.segments, batch.offsets, strict=False):
             rows = slice(first, first + len(segment))
             if segment.cache is None:
-                seen_keys, seen_values = (each[rows].transpose(0, 1).to(KEPT) for each in (keys, values))
+                seen_keys, seen_values = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
             else:
                 segment.cache.write(index, keys[rows], values[rows])
                 seen_keys, seen_values = segment.cache.view(index)

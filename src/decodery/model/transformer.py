@@ -17,7 +17,7 @@ from .config import ModelConfig, Rope
 from .graphs import StaticPasses, StaticStep
 from .int8 import Int8Linear
 from .native import Int8Stack
-from .portable import KEPT, PortableStack
+from .portable import PortableStack
 from .rope import rope_table
 from .threads import one_thread
 from .weights import Layer, Weights
@@ -55,8 +55,7 @@ class Transformer:
 
     def new_cache(self) -> KVCache:
         config = self.config
-        dtype = self.dtype if self._stack is None else KEPT
-        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype, device=self.device)
+        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
