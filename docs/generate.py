@@ -248,17 +248,6 @@ def sources() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
-def budgets_serving() -> str:
-    """Mean latency by load and policy, relative to the best fixed length."""
-    found = _budgets("serving")
-    if not found:
-        return "Not measured yet."
-    policies = list(next(iter(found.values())))
-    head = "| load | " + " | ".join(policies) + " |\n|---" + "|---:" * len(policies) + "|"
-    rows = [f"| {load} | " + " | ".join(f"{row[name]:.2f}" for name in policies) + " |" for load, row in found.items()]
-    return "\n".join([head, *rows])
-
-
 def _budgets(group: str) -> dict[str, Any]:
     path = ROOT / "benchmarks" / "results" / "budgets.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -388,7 +377,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,
     "rules": rules,
-    "budgets-serving": budgets_serving,
     "continuous": continuous,
     "trained": trained,
     "constraints": constraints,
