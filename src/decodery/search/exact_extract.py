@@ -183,7 +183,7 @@ class _Trie:
         tokens = self.source[places]
         for token in np.unique(tokens).tolist():
             same = tokens == token
-            child = _Node(token, node, here.depth + 1, here.loss + losses[token], places[same] + 1, limits[same])
+            child = _Node(token, node, here.depth + 1, here.loss + float(losses[token]), places[same] + 1, limits[same])
             if self._may_win(child):
                 heapq.heappush(self.open, (child.loss, len(self.nodes)))
                 self.children[node, token] = len(self.nodes)
