@@ -2,9 +2,10 @@
 
     python benchmarks/growth.py DRAFTER [--every 10] [--tokens 48] [--nodes 8,16,32,64] [--out benchmarks/results]
 
-DRAFTER is one that can expand: "draft-model:model=NAME" or "ngram". Prompts come from Spec-Bench (DECODERY_DATA), the
-target is the embedded model at its own precision. Nothing is timed, so that the machine's load does not matter. Writes
-growth-NAME.json after every setting; what is in it already is not run again.
+DRAFTER is one that can expand: "draft-model" (the one that comes with the package), "draft-model:model=NAME", "ngram".
+Prompts come from Spec-Bench (DECODERY_DATA), the target is the embedded model at its own precision. Nothing is timed,
+so that the load of the machine does not matter. Writes growth-NAME.json after every setting; what is in it already is
+not run again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import decodery as dc
 from decodery.draft.base import Expander, expanding
-from decodery.draft.draft_model import DraftModel
 from decodery.draft.growth.sequoia import acceptance_by_rank
 from decodery.model.batch import Batch, Scores
+from decodery.model.protocol import LanguageModel
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}
@@ -64,19 +65,19 @@ class Bench:
         self.lm.memory.clear()
         drafter = dataclasses.replace(self.drafter, growth=growth, length=min(nodes, 16))
         settings = {"max_new_tokens": self.tokens, "temperature": float(temperature), "rule": rule, "seed": 1}
-        with counted(drafter) as fed:
+        with counted(drafter.readers(self.lm.model)) as fed:
             outputs = [self.lm.generate(prompt, drafter=drafter, **settings) for prompt in self.prompts]
         return outputs, fed
 
 
 @contextmanager
-def counted(drafter: Expander) -> Iterator[list[int]]:
+def counted(models: Iterable[LanguageModel]) -> Iterator[list[int]]:
     """Passes and rows of a draft model in the meantime, those that begin to read a prompt left out."""
     fed = [0, 0]
-    if not isinstance(drafter, DraftModel):
+    model = next(iter(models), None)
+    if model is None:
         yield fed
         return
-    model = drafter.language_model
     forward = model.forward
 
     def counting(batch: Batch, **settings: Any) -> Scores:

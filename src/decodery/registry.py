@@ -3,7 +3,7 @@
 A method is a frozen dataclass whose fields are its hyper-parameters. The same text,
 `name:key=value,key=value`, works in Python, on the command line, in requests to the server and in the
 benchmark. Where a setting is itself a method, its own settings stand in parentheses:
-`draft-model:model=NAME,growth=eagle-2(nodes=32,depth=6)`.
+`draft-model:growth=eagle-2(nodes=32,depth=6)`.
 """
 
 from __future__ import annotations
