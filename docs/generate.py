@@ -105,6 +105,13 @@ def speed() -> str:
     return "\n\n".join(tables) or "No results yet: `make bench` writes them."
 
 
+def headline() -> str:
+    """The methods and the peers over the built-in workload, for a reader in a hurry."""
+    result = read(ROOT / "benchmarks" / "results" / "peers.json")
+    rows = [row for row in result["rows"] if row["workload"] == "built-in"]
+    return f"{_where(result)}.\n\n{table({**result, 'rows': rows})}"
+
+
 def passes() -> str:
     """The table of every result file of pass costs."""
     tables = [f"{_where(result)}.\n\n{table(result)}" for result in _results(PASSES)]
@@ -368,6 +375,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "successor": successor,
     "speed": speed,
+    "headline": headline,
     "passes": passes,
     "growth": growth,
     "kernels": kernels,
