@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-
 from ..decode.lm import LM
-from ..decode.request import Request
 from ..errors import ConstraintError, SettingsError
-from ..sample.base import Context
-from ..sample.constraint import Constrained, Constraint
-from ..sample.sampler import Sampler
+from ..sample.constraint import Constraint
 from .settings import Settings
 from .workloads import questions
 
@@ -93,69 +87,6 @@ def is_valid(schema: str, text: str) -> bool:
     return validator(
         parsed, format_checker=validator.FORMAT_CHECKER, registry=jsonschema_specifications.REGISTRY
     ).is_valid(instance)
-
-
-class Clock:
-    """Seconds spent inside `with clock`, nested ones counted once."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._depth = 0
-        self._begin = 0.0
-
-    def __enter__(self) -> None:
-        if self._depth == 0:
-            self._begin = perf_counter()
-        self._depth += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self.seconds += perf_counter() - self._begin
-
-
-class _Timed(Constraint):
-    """A constraint under a clock."""
-
-    def __init__(self, constraint: Constraint, clock: Clock) -> None:
-        self._constraint, self._clock = constraint, clock
-
-    def init(self, prompt: Sequence[int]) -> Any:
-        with self._clock:
-            return self._constraint.init(prompt)
-
-    def allowed(self, state: Any) -> np.ndarray:
-        with self._clock:
-            return self._constraint.allowed(state)
-
-    def advance(self, state: Any, token: int) -> Any:
-        with self._clock:
-            return self._constraint.advance(state, token)
-
-    def is_complete(self, state: Any) -> bool:
-        return self._constraint.is_complete(state)
-
-    def permits(self, state: Any, token: int) -> bool:
-        with self._clock:
-            return self._constraint.permits(state, token)
-
-
-@dataclass(frozen=True)
-class _TimedWarp(Constrained):
-    clock: Clock
-
-    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
-        with self.clock:
-            return super().warp(logits, contexts)
-
-
-def timed(request: Request, clock: Clock) -> Request:
-    """The same request with its constraint under a clock: working masks out, and applying them."""
-    warps = [
-        _TimedWarp(_Timed(warp.constraint, clock), clock) if isinstance(warp, Constrained) else warp
-        for warp in request.sampler.warps
-    ]
-    return replace(request, sampler=Sampler(warps))
 
 
 def judged(lm: LM, schema: str, output: Sequence[int], mask_seconds: float) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..core.trace import Step
 from ..decode.engine import Engine
 from ..decode.lm import LM, resolve_drafter
 from ..sample.constraint import Constraint
-from .structured import Clock, timed
+from ..sample.timed import Clock, timed
 
 PARTS = ("propose", "score", "choose", "commit")
 COLD, HOT = "cold", "hot"
@@ -109,7 +109,7 @@ class Own:
                     constraint=constraint,
                 )
                 if constraint is not None:
-                    request = timed(request, clock)
+                    request.sampler = timed(request.sampler, clock)
                 sequences.append(self._engine.submit(request))
                 running += 1
             self._step(self._engine, run, min(concurrency, len(prompts)))
