@@ -50,7 +50,7 @@ def held(seq: Sequence, nodes: int) -> int:
     reads along; logits of all rows of a pass; draft distributions, where the rule wants them; and what choosing takes.
     """
     slots = _slots(seq, nodes)
-    total = seq.cache.slot_bytes * (slots + nodes)
+    total = seq.cache.slot_bytes * (seq.cache.prefix + slots + nodes)
     rows = _logit_bytes(seq) * (nodes + 1)
     if seq.drafter is not None and nodes:
         total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots

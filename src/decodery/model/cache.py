@@ -27,6 +27,7 @@ class KVCache:
     position order; a pass writes its rows as scratch behind them and `keep` decides which of these become content.
     Memory is taken when the first rows are written, for `capacity` slots or more; from then on capacity doubles, so
     growing costs no copy per token. Forks share storage until one of them writes.
+    prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
     counts: what passes cost or did beyond their rows, by name, since the engine last moved it into the trace.
     """
 
@@ -44,6 +45,7 @@ class KVCache:
         self.lengths = np.zeros(layers, dtype=np.int64)
         self.positions = np.zeros((layers, 0), dtype=np.int32)
         self.next_position = 0
+        self.prefix = 0
         self.scratch = 0
         self.counts: Counter[str] = Counter()
         self._first = capacity
@@ -65,7 +67,7 @@ class KVCache:
     @property
     def evicted(self) -> bool:
         """Whether some layer no longer holds every position from 0 on."""
-        return bool((self.lengths != self.next_position).any())
+        return bool((self.lengths != self.prefix + self.next_position).any())
 
     @property
     def slot_bytes(self) -> int:
@@ -74,10 +76,25 @@ class KVCache:
         return layers * both * kv_heads * head_dim * self.data.itemsize
 
     def provide(self, slots: int) -> None:
-        """Have room for exactly `slots` slots, or for the content if that is more: no more memory, and no less."""
-        self._first = slots
-        if self.capacity not in (0, slots):
-            self._replace(max(slots, self.length))
+        """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
+        self._first = slots + self.prefix
+        if self.capacity not in (0, self._first):
+            self._replace(max(self._first, self.length))
+
+    def prepend(self, data: torch.Tensor) -> None:
+        """Put keys and values [layers, 2, kv_heads, n, head_dim] that belong to no token before an empty cache's text.
+
+        Keys are as attention uses them. The text still begins at position 0, and cutting it leaves them in place.
+        """
+        if self.length or self.prefix:
+            raise ValueError("only a cache that holds nothing can be given a prefix")
+        n = data.shape[3]
+        self._replace(n)
+        self.data.copy_(data)
+        self.positions[:] = np.arange(-n, 0)
+        self.lengths += n
+        self.prefix = n
+        self._first += n
 
     def reserve(self, positions: np.ndarray) -> None:
         """Make room, owned by this cache alone, for scratch rows at `positions` [n]. Called once by each pass."""
@@ -142,6 +159,7 @@ class KVCache:
         twin.lengths = self.lengths.copy()
         twin.positions = self.positions.copy()
         twin.next_position = self.next_position
+        twin.prefix = self.prefix
         twin.scratch = 0
         twin.counts = Counter()
         twin._first = self._first

@@ -224,15 +224,16 @@ def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
 
 def _distance(model: LanguageModel, cache: KVCache, tokens: Ordered[int]) -> float:
     """Largest difference between `cache` and a fresh one that read `tokens`."""
-    n = len(tokens)
-    if (cache.lengths != n).any() or (cache.positions[:, :n] != np.arange(n)).any() or cache.next_position != n:
+    n, stop = len(tokens), cache.prefix + len(tokens)
+    places = np.arange(-cache.prefix, n)
+    if (cache.lengths != stop).any() or (cache.positions[:, :stop] != places).any() or cache.next_position != n:
         raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
     if n == 0:
         return 0.0
     fresh = model.new_cache()
     model.forward(Batch([Segment.chunk(tokens, fresh, logit_rows=[])]))
     fresh.keep(range(n))
-    return float((cache.data[:, :, :, :n] - fresh.data[:, :, :, :n]).abs().max())
+    return float((cache.data[:, :, :, :stop] - fresh.data[:, :, :, :stop]).abs().max())
 
 
 def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:

@@ -1,0 +1,117 @@
+"""A learned past: keys and values before a text in every layer, and the model whose texts begin behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CorruptFile
+from .batch import Batch, Scores
+from .cache import KVCache
+from .config import ModelConfig
+from .protocol import LanguageModel
+from .store import replacing
+
+
+@dataclass(frozen=True, eq=False)
+class KVPrefix:
+    """What a text's cache begins with. data: [layers, 2 (keys, values), kv_heads, n, head_dim], any float dtype.
+
+    Keys are stored as attention uses them, after rotation. They stand at positions -n to -1, and the text begins at 0
+    as it does without a prefix; rotary embeddings see differences only, so a text that begins at n, behind keys turned
+    n positions further, is the same.
+    """
+
+    data: torch.Tensor
+
+    @classmethod
+    def zeros(cls, config: ModelConfig, n: int, dtype: torch.dtype = torch.float32) -> KVPrefix:
+        """A prefix nothing was learned for. It still draws attention: every row spends some of it on zeros."""
+        return cls(torch.zeros(config.num_layers, 2, config.num_kv_heads, n, config.head_dim, dtype=dtype))
+
+    def fits(self, config: ModelConfig) -> bool:
+        """Whether it has the shape of a model's keys and values."""
+        wanted = (config.num_layers, 2, config.num_kv_heads, config.head_dim)
+        return self.data.ndim == 5 and (*self.data.shape[:3], self.data.shape[4]) == wanted and self.data.shape[3] > 0
+
+
+@dataclass(frozen=True, eq=False)
+class Prefixes:
+    """Prefixes by the name of what they steer to, learned together. facts: how they were made, as plain JSON."""
+
+    by_name: Mapping[str, KVPrefix]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        from safetensors.torch import save_file
+
+        tensors = {name: prefix.data.detach().contiguous() for name, prefix in self.by_name.items()}
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"facts": json.dumps(self.facts)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Prefixes:
+        """Read what `save` wrote. Raises CorruptFile for anything else."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+                found = {name: KVPrefix(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+        except (OSError, KeyError, ValueError, SafetensorError) as error:
+            raise CorruptFile(f"{path} holds no learned prefixes: train some with `decodery train sven`") from error
+        if not found or not all(each.data.is_floating_point() and each.data.ndim == 5 for each in found.values()):
+            raise CorruptFile(f"{path} holds something else than learned prefixes")
+        return cls(found, facts)
+
+
+class Prefixed:
+    """A model whose texts begin behind a prefix; only the caches it makes are its own.
+
+    It equals the model itself and all others over it, so that texts with and without a prefix share passes.
+    """
+
+    def __init__(self, model: LanguageModel, prefix: KVPrefix) -> None:
+        self.model = model
+        self.prefix = prefix
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(self.model, "dtype", torch.float32)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    @property
+    def exact_rows(self) -> bool:
+        """See `Transformer.exact_rows`."""
+        return bool(getattr(self.model, "exact_rows", False))
+
+    def new_cache(self) -> KVCache:
+        cache = self.model.new_cache()
+        cache.prepend(self.prefix.data)
+        return cache
+
+    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
+        return self.model.forward(batch, taps=taps, layers=layers)
+
+    def __eq__(self, other: object) -> bool:
+        return (other.model if isinstance(other, Prefixed) else other) is self.model
+
+    def __hash__(self) -> int:
+        return hash(self.model)
