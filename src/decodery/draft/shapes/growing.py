@@ -84,7 +84,8 @@ class Growing:
         columns = []
         for number in range(draws):
             if number:
-                first, stream = [noise.mix(self._places[node], number) for node in nodes.tolist()], noise.DRAFT
+                # Below zero, where no token is: the noise of a child is hashed from the same place and its token.
+                first, stream = [noise.mix(self._places[node], -number) for node in nodes.tolist()], noise.DRAFT
             columns.append(noise.gumbel_argmax(laws, self.seq.seed, first, stream).cpu().numpy())
         return np.stack(columns, axis=1)
 
