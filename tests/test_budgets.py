@@ -243,7 +243,7 @@ def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
     policy, drafted = Goodput(), []
     (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
     seq.drafter = DraftModel(OTHER)
-    seq.budget_state = policy.start(seq)
+    seq.budget, seq.budget_state = policy, policy.start(seq)
     limit = Budget(64, 64, pass_seconds=lambda: 1.0 + 0.1 * np.arange(100))
     for step in range(300):
         length = policy.bound(seq, limit, [seq]).nodes

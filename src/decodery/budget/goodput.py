@@ -69,10 +69,14 @@ class _Shared:
 
 @dataclass(slots=True)
 class _State:
-    """What one request has seen, and what it shares with the others. begun: whether it has drafted before."""
+    """What one request has seen, and what it shares with the others.
+
+    begun: whether it has drafted before. planned: its length in the step that is being put together, if worked out.
+    """
 
     shared: _Shared
     begun: bool = False
+    planned: int | None = None
     record: Record = field(default_factory=Record)
 
     @property
@@ -94,7 +98,7 @@ class Goodput(Policy):
     Weighs the chance of acceptance, from the tests of the last steps, against the measured time of a pass by its number
     of rows and the measured time of drafting. each: "request" gives every request of a batch a length of its own,
     "batch" all the same one. longest: drafted tokens per request at most. forget: what one step leaves of the weight of
-    earlier tests. probe: after so many decisions not to draft, one token is drafted to see whether that is still right.
+    earlier tests. probe: after so many steps in which nobody drafted, one token is, to see whether that is still right.
     Made for chains. Scope: rates of acceptance last as long as the loaded model, by drafter; memory: a few numbers.
     """
 
@@ -115,22 +119,29 @@ class Goodput(Policy):
 
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
         state: _State = seq.budget_state
-        # Others of this policy draft as it would have them; the rest add the rows they are known to have.
-        peers = [other for other in batch if isinstance(other.budget_state, _State) and other.position > 0]
-        rest = [other for other in batch if not (isinstance(other.budget_state, _State) and other.position > 0)]
+        if state.planned is None:
+            self._plan(state.shared.seconds or 0.0, limit, batch)
+        length, state.planned = state.planned or 0, None
+        state.shared.idle = 0 if length else state.shared.idle + 1
+        if state.shared.idle >= self.probe * len(batch):
+            length, state.shared.idle = 1, 0
+        return replace(limit, nodes=min(length, limit.nodes), depth=min(max(length, 1), limit.depth))
+
+    def _plan(self, draft_seconds: float, limit: Budget, batch: Ordered[Sequence]) -> None:
+        """Work out the lengths of all requests that this policy decides for; the rest add the rows they have."""
+        ours = [other.budget == self and other.position > 0 for other in batch]
+        states: list[_State] = [other.budget_state for other, own in zip(batch, ours, strict=True) if own]
+        rest = [other for other, own in zip(batch, ours, strict=True) if not own]
         lengths = best_lengths(
-            np.array([peer.budget_state.acceptance for peer in peers]),
+            np.array([each.acceptance for each in states]),
             limit,
             longest=self.longest,
-            draft_seconds=state.shared.seconds or 0.0,
+            draft_seconds=draft_seconds,
             rows=sum(len(other.tokens) - other.cache.next_position for other in rest),
             uniform=self.each == "batch",
         )
-        length = next(int(k) for k, peer in zip(lengths, peers, strict=True) if peer is seq)
-        state.shared.idle = 0 if length else state.shared.idle + 1
-        if state.shared.idle >= self.probe:
-            length, state.shared.idle = 1, 0
-        return replace(limit, nodes=min(length, limit.nodes), depth=min(max(length, 1), limit.depth))
+        for each, length in zip(states, lengths.tolist(), strict=True):
+            each.planned = length
 
     def observe(self, seq: Sequence, seen: Observation, seconds: float) -> None:
         state: _State = seq.budget_state
