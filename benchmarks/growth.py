@@ -1,11 +1,13 @@
 """Tokens per pass and acceptance of every growth policy at equal node budgets.
 
     python benchmarks/growth.py DRAFTER [--every 10] [--tokens 48] [--nodes 8,16,32,64] [--out benchmarks/results]
+    python benchmarks/growth.py DRAFTER --acceptance [--every 10] [--tokens 48]
 
 DRAFTER is one that can expand: "draft-model" (the one that comes with the package), "draft-model:model=NAME", "ngram".
 Prompts come from Spec-Bench (DECODERY_DATA), the target is the embedded model at its own precision. Nothing is timed,
 so that the load of the machine does not matter. Writes growth-NAME.json after every setting; what is in it already is
-not run again.
+not run again. --acceptance measures and prints how often the child of each rank was the accepted one, and nothing else:
+the defaults of sequoia are those of draft-model at temperature 0 with --every 8.
 """
 
 from __future__ import annotations
@@ -29,19 +31,27 @@ from decodery.model.protocol import LanguageModel
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 BRANCHING = {8: "2/1/1/1", 16: "4/1/1/1", 32: "4/2/1/1", 64: "4/3/1/1/1/1"}
 """8, 16, 28 and 64 nodes."""
+CHAINS = {8: "k=2,length=4", 16: "k=4,length=4", 32: "k=8,length=4", 64: "k=8,length=8"}
 BEAMS = {8: "width=2,depth=4", 16: "width=4,depth=4", 32: "width=6,depth=5", 64: "width=10,depth=6"}
 CALIBRATION = "rsd-c:branching=12"
-RUNS = [("0", "coupled"), ("0.7", "coupled"), ("0.7", "recursive-rejection")]
-"""Temperature and rule. At temperature 0 both rules take the same drafts."""
+RUNS = [("0", "coupled"), ("0.7", "coupled"), ("0.7", "recursive-rejection"), ("0.7", "k-seq")]
+"""Temperature and rule. At temperature 0 all rules take the same drafts."""
+LEFT_OUT = {
+    # Their siblings are point masses, of which the rule accepts what the coupled rule does.
+    "recursive-rejection": {"fixed-tree", "eagle-2"},
+    # It wants independent draws.
+    "k-seq": {"fixed-tree", "eagle-2", "sequoia", "dyspec", "dyspec, by level", "rsd-c", "rsd-s"},
+}
 
 
-def policies(nodes: int, acceptance: str) -> dict[str, str | None]:
+def policies(nodes: int, rates: str) -> dict[str, str | None]:
     """Texts of the policies at a node budget; None is a chain."""
     return {
         "chain": None,
         "fixed-tree": f"fixed-tree:branching={BRANCHING[nodes]}",
         "specinfer": f"specinfer:expansion={BRANCHING[nodes]}",
-        "sequoia": f"sequoia:nodes={nodes},acceptance={acceptance}",
+        "k-chains": f"k-chains:{CHAINS[nodes]}",
+        "sequoia": f"sequoia:nodes={nodes},acceptance={rates}",
         "eagle-2": f"eagle-2:nodes={nodes}",
         "dyspec": f"dyspec:nodes={nodes}",
         "dyspec, by level": f"dyspec:nodes={nodes},threshold={1 / nodes}",
@@ -94,6 +104,13 @@ def counted(models: Iterable[LanguageModel]) -> Iterator[list[int]]:
         model.forward = forward  # type: ignore[method-assign]
 
 
+def acceptance(bench: Bench, temperature: str, rule: str) -> list[float]:
+    """How often the first, second, ... child of a node was the accepted one, of trees that are wide enough."""
+    outputs, _ = bench.run(CALIBRATION, 12, temperature, rule)
+    rates = acceptance_by_rank((out.trace for out in outputs), width=12)
+    return [round(rate, 4) for rate in rates if rate >= 0.00005]
+
+
 def figures(outputs: list[dc.Output], fed: list[int]) -> dict[str, float]:
     """tokens_per_pass: emitted by target pass, bonus included. acceptance: how often one of a visited node's children
     was accepted. used: share of the drafted nodes that became text. Draft passes and rows are per target pass."""
@@ -113,12 +130,17 @@ def figures(outputs: list[dc.Output], fed: list[int]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("drafter")
+    parser.add_argument("--acceptance", action="store_true", help="measure acceptance by rank alone, and print it")
     parser.add_argument("--every", type=int, default=10, help="take every n-th question")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--nodes", default="8,16,32,64")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     bench = Bench(expanding(options.drafter, "this benchmark"), options.every, options.tokens)
+    if options.acceptance:
+        for temperature, rule in RUNS[:2]:
+            print(temperature, rule, acceptance(bench, temperature, rule), flush=True)
+        return
     path = options.out / f"growth-{re.sub(r'^.*=|[^a-z0-9]+$', '', options.drafter.lower()).replace('/', '-')}.json"
     result = {
         "drafter": options.drafter,
@@ -132,15 +154,13 @@ def main() -> None:
         result = before if same else result
     for temperature, rule in RUNS:
         name = f"{temperature} {rule}"
-        if name not in result["acceptance"]:
-            outputs, _ = bench.run(CALIBRATION, 12, temperature, rule)
-            rates = acceptance_by_rank((out.trace for out in outputs), width=12)
-            result["acceptance"][name] = [round(rate, 4) for rate in rates if rate >= 0.00005]
-        acceptance = "/".join(map(str, result["acceptance"][name]))
+        if name not in result["acceptance"] and "sequoia" not in LEFT_OUT.get(rule, ()):
+            result["acceptance"][name] = acceptance(bench, temperature, rule)
+        rates = "/".join(map(str, result["acceptance"].get(name, ())))
         for nodes in map(int, options.nodes.split(",")):
-            for policy, growth in policies(nodes, acceptance).items():
-                if rule == "recursive-rejection" and policy in ("fixed-tree", "eagle-2"):
-                    continue  # their siblings are point masses, of which it accepts what the coupled rule does
+            for policy, growth in policies(nodes, rates).items():
+                if policy in LEFT_OUT.get(rule, ()):
+                    continue
                 found = result["runs"].setdefault(name, {}).setdefault(policy, {})
                 if str(nodes) not in found:
                     found[str(nodes)] = figures(*bench.run(growth, nodes, temperature, rule))

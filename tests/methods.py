@@ -31,6 +31,7 @@ from decodery.draft.growth.base import Growth
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import FixedTree
+from decodery.draft.growth.k_chains import KChains
 from decodery.draft.growth.rsd_c import RSDC
 from decodery.draft.growth.rsd_s import RSDS
 from decodery.draft.growth.sequoia import Sequoia
@@ -124,6 +125,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(branching=(3, 2)),
     "specinfer": SpecInfer((3, 2, 1)),
+    "k-chains": KChains(k=3, length=3),
     "sequoia": Sequoia(nodes=9, depth=4),
     "eagle-2": EAGLE2(nodes=9, width=3, depth=4),
     "dyspec": DySpec(nodes=9),

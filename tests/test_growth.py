@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
@@ -24,6 +24,7 @@ from decodery.draft.growth.base import Growth
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import EAGLE, FixedTree
+from decodery.draft.growth.k_chains import KChains
 from decodery.draft.growth.rsd_c import RSDC
 from decodery.draft.growth.rsd_s import RSDS, perturbed
 from decodery.draft.growth.sequoia import Optimum, Sequoia, acceptance_by_rank, best_tree, fastest_tree
@@ -38,7 +39,9 @@ from decodery.sample import Sampler
 from decodery.testing import TableModel, check_distribution, decode, tiny_transformer
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
-from decodery.verify.recursive_rejection import RecursiveRejection, recursive_law, without_replacement
+from decodery.verify.exact import Tests, recursive_law
+from decodery.verify.k_seq import KSeq, k_seq_law
+from decodery.verify.recursive_rejection import RecursiveRejection, without_replacement
 
 TABLE = TableModel(3, seed=7)
 GREEDY, WARM = Sampler.from_settings(), Sampler.from_settings(temperature=0.8)
@@ -46,6 +49,7 @@ SAMPLERS = {"greedy": GREEDY, "warm": WARM}
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(),
     "specinfer": SpecInfer((3, 2, 2)),
+    "k-chains": KChains(3, 4),
     "sequoia": Sequoia(),
     "eagle-2": EAGLE2(width=4),
     "dyspec": DySpec(),
@@ -172,7 +176,7 @@ def test_what_a_node_draws_is_the_requests_noise_or_its_own() -> None:
 
 def test_under_the_coupled_rule_a_draft_model_that_is_the_target_is_right_to_the_end() -> None:
     model = tiny_transformer()
-    for growth in (RSDC((2, 1, 1)), RSDS(2, 3), Sequoia(nodes=6), DySpec(nodes=8), SpecInfer((2, 1, 1))):
+    for growth in (RSDC((2, 1, 1)), RSDS(2, 3), Sequoia(nodes=6), DySpec(nodes=8), SpecInfer((2, 1, 1)), KChains(2, 3)):
         for sampler in SAMPLERS.values():
             drafter = DraftModel(model, growth=growth)
             (run,) = decode(model, [[1, 2, 3]], drafter=drafter, sampler=sampler, max_new_tokens=13)
@@ -195,19 +199,31 @@ class Everywhere(Expander):
 class Script:
     """Stands in for the noise: every node's children come in an order that is looked up, one combination after another.
 
-    Nodes that share their noise share the order too, which is right where they share the law.
+    Of single draws only the first of an order counts. Nodes that share their noise share the order too, which is right
+    where they share the law.
     """
 
     def __init__(self) -> None:
         self.choices: list[int] = []
         self.mass = 1.0
         self._orders: dict[int, tuple[int, ...]] = {}
+        self._last = 5  # of the orders of three tokens
 
     def topk(
         self, laws: torch.Tensor, k: int, seed: int, positions: list[int], stream: int
     ) -> tuple[np.ndarray, np.ndarray]:
         ids = np.array([self._order(law, position) for law, position in zip(laws, positions, strict=True)])[:, :k]
         return ids, np.zeros(ids.shape)
+
+    def argmax(self, laws: torch.Tensor, seed: int, positions: list[int], stream: int) -> torch.Tensor:
+        self._last = 2
+        for law, position in zip(laws.double().exp(), positions, strict=True):
+            if position not in self._orders:
+                if len(self._orders) == len(self.choices):
+                    self.choices.append(0)
+                self._orders[position] = (self.choices[len(self._orders)],)
+                self.mass *= float(law[self._orders[position][0]])
+        return torch.tensor([self._orders[position][0] for position in positions])
 
     def _order(self, law: torch.Tensor, position: int) -> tuple[int, ...]:
         orders = list(permutations(range(len(law))))
@@ -225,7 +241,7 @@ class Script:
 
     def next(self) -> bool:
         """Go to the next combination."""
-        while self.choices and self.choices[-1] == 5:  # the last of the orders of three tokens
+        while self.choices and self.choices[-1] == self._last:
             self.choices.pop()
         if self.choices:
             self.choices[-1] += 1
@@ -233,8 +249,17 @@ class Script:
         return bool(self.choices)
 
 
-def emitted_pairs(tree: TokenTree, target: TableModel, text: list[int]) -> np.ndarray:
-    """[vocab, vocab] law of the first two tokens that recursive rejection emits with this tree."""
+def recursive(tree: TokenTree, p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
+    without = tree.origin == "without-replacement"
+    return recursive_law(p, without_replacement(tokens, q) if without else ((token, q) for token in tokens))
+
+
+def k_seq(tree: TokenTree, p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:
+    return k_seq_law(p, tokens, q)
+
+
+def emitted_pairs(tree: TokenTree, target: TableModel, text: list[int], rule: Callable[..., Tests]) -> np.ndarray:
+    """[vocab, vocab] law of the first two tokens that a rule emits with this tree."""
     first, pairs = np.zeros(3), np.zeros((3, 3))
 
     def law(path: tuple[int, ...]) -> torch.Tensor:
@@ -243,7 +268,7 @@ def emitted_pairs(tree: TokenTree, target: TableModel, text: list[int]) -> np.nd
     def walk(node: int, path: tuple[int, ...], mass: float) -> None:
         children = tree.drawn(node)
         drawn = tree.tokens[children].tolist()
-        tests = recursive_law(law(path), without_replacement(drawn, tree.distributions[node]) if children else [])
+        tests = rule(tree, law(path), drawn, tree.distributions[node]) if children else recursive_law(law(path), [])
         for child, (accept, rest) in zip([*children, -1], tests, strict=True):
             if child < 0:
                 emit(path, rest, mass)
@@ -263,7 +288,14 @@ def emitted_pairs(tree: TokenTree, target: TableModel, text: list[int]) -> np.nd
     return pairs + first[:, None] * np.stack([law((token,)).numpy() for token in range(3)])
 
 
-def law_error(growth: Growth, expander: Expander, monkeypatch: pytest.MonkeyPatch, *, turned: bool = False) -> float:
+def law_error(
+    growth: Growth,
+    expander: Expander,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    turned: bool = False,
+    rule: Callable[..., Tests] = recursive,
+) -> float:
     """How far the law of the first two tokens, over all that can be drawn, is from the target's."""
     target = TableModel(3, seed=0)
     sampler = Sampler.from_settings(temperature=1.0)
@@ -273,6 +305,7 @@ def law_error(growth: Growth, expander: Expander, monkeypatch: pytest.MonkeyPatc
     engine.step()
     script, law, total = Script(), np.zeros((3, 3)), 0.0
     monkeypatch.setattr(noise, "gumbel_topk", script.topk)
+    monkeypatch.setattr(noise, "gumbel_argmax", script.argmax)
     while True:
         tree = drafter.propose(seq, Budget(64, 2))
         if turned:
@@ -282,7 +315,7 @@ def law_error(growth: Growth, expander: Expander, monkeypatch: pytest.MonkeyPatc
             parents = np.where(tree.parents[order] >= 0, place[tree.parents[order]], -1)
             laws = {int(place[node]): each for node, each in tree.distributions.items()}
             tree = TokenTree(tree.tokens[order], parents, tree.origin, distributions=laws)
-        law += script.mass * emitted_pairs(tree, target, seq.tokens)
+        law += script.mass * emitted_pairs(tree, target, seq.tokens, rule)
         total += script.mass
         if not script.next():
             break
@@ -301,6 +334,21 @@ def test_whatever_is_drawn_the_target_law_is_emitted(growth: Growth, monkeypatch
     assert law_error(growth, Everywhere(), monkeypatch) < 1e-7
 
 
+@pytest.mark.parametrize("growth", [SpecInfer((2, 1)), SpecInfer((1, 2)), KChains(2, 2), KChains(3, 1)], ids=str)
+@pytest.mark.parametrize("rule", [recursive, k_seq])
+def test_independent_draws_emit_the_target_law(
+    growth: Growth, rule: Callable[..., Tests], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert law_error(growth, DraftModel(TableModel(3, seed=7)), monkeypatch, rule=rule) < 1e-7
+
+
+def test_draws_that_share_their_noise_with_what_is_drawn_below_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    mix = noise.mix
+    # A child's place is hashed from its parent's and its token, and that of a further draw must be no child's.
+    monkeypatch.setattr(noise, "mix", lambda first, *rest: mix(first, *map(abs, rest)))
+    assert law_error(KChains(2, 2), DraftModel(TableModel(3, seed=7)), monkeypatch, rule=k_seq) > 1e-3
+
+
 def test_siblings_out_of_draw_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert law_error(RSDC((2, 2)), DraftModel(TableModel(3, seed=7)), monkeypatch, turned=True) > 0.01
 
@@ -313,13 +361,15 @@ def test_noise_shared_by_nodes_of_a_tree_shaped_by_what_was_drawn_is_caught(monk
     assert law_error(DySpec(nodes=5), Everywhere(), monkeypatch) > 1e-3
 
 
-@pytest.mark.parametrize("growth", ["rsd-s", "specinfer"])
-def test_texts_keep_their_law(growth: str) -> None:
+@pytest.mark.parametrize(
+    ("growth", "rule"),
+    [("rsd-s", RecursiveRejection()), ("specinfer", RecursiveRejection()), ("k-chains", KSeq())],
+    ids=["rsd-s", "specinfer", "k-chains"],
+)
+def test_texts_keep_their_law(growth: str, rule: Rule) -> None:
     chosen = DraftModel(TABLE, growth=GROWTHS[growth])
     sampler = Sampler.from_settings(temperature=0.7, top_p=0.9)
-    check_distribution(
-        TableModel(3), [1, 2], drafter=chosen, rule=RecursiveRejection(), sampler=sampler, length=4, draws=500
-    )
+    check_distribution(TableModel(3), [1, 2], drafter=chosen, rule=rule, sampler=sampler, length=4, draws=500)
 
 
 # EAGLE-2
@@ -385,6 +435,7 @@ def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
         ("rsd-s:width=0", "width and depth >= 1"),
         ("eagle-2:depth=0", "nodes, width and depth >= 1"),
         ("specinfer:expansion=", "at least one draw"),
+        ("k-chains:length=0", "k >= 1 and length >= 1"),
         ("sequoia:acceptance=0.5/1.5", "each above 0 and at most 1"),
         ("sequoia:draft_cost=-1", "draft_cost, 0 or more"),
         ("dyspec:threshold=0", "threshold above 0"),
@@ -657,6 +708,30 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
     expected = np.outer(law, law) * 3000
     assert merged == counts.trace() > 0
     assert ((counts - expected) ** 2 / expected).sum() < 26  # chi-square, 8 degrees: p = 0.001
+
+
+# SpecTr
+
+
+def test_every_chain_is_drawn_to_its_end() -> None:
+    for seed in range(40):
+        drafter, seq = begun(KChains(5, 4), rule=Drawing(), seed=seed, vocab=3)
+        tree = drafter.propose(seq, Budget(64, 9))
+        through = {0: 5}
+        for node in range(len(tree)):
+            draws = tree.drawn(node)
+            assert len(draws) == (through[node] if tree.depths[node] < 4 else 0)
+            through |= {child: draws.count(child) for child in draws}
+        assert sum(through[node] for node in np.flatnonzero(tree.depths == 4).tolist()) == 5
+
+
+def test_small_budgets_cut_chains_then_tokens() -> None:
+    for nodes, (k, length) in {64: (5, 4), 19: (4, 4), 7: (1, 4), 3: (1, 3)}.items():
+        drafter, seq = begun(KChains(5, 4), rule=Drawing())
+        tree = drafter.propose(seq, Budget(nodes, 9))
+        assert (len(tree.drawn(0)), tree.depths.max()) == (k, length) and len(tree) <= nodes + 1
+    drafter, seq = begun(KChains(5, 4), GREEDY)
+    assert drafter.propose(seq, Budget(64, 9)).parents.tolist() == [-1, 0, 1, 2, 3]
 
 
 # The n-gram drafter

@@ -51,20 +51,11 @@ class SpecInfer(Growth):
             # Every node of a level gets as many, so the first ones may not take what the last ones need.
             each = min(draws, growing.room // len(frontier))
             if growing.by_chance:
-                frontier = _merged(growing, frontier, growing.independent(frontier, each))
+                drawn = growing.independent(frontier, each)
+                below = [growing.merge(node, row) for node, row in zip(frontier.tolist(), drawn, strict=True)]
+                frontier = np.array([node for draws in below for node in dict.fromkeys(draws)])
             else:
                 ids = growing.children(frontier, each)[0]
                 row, column = np.nonzero(ids >= 0)
                 frontier = growing.add(frontier[row], ids[row, column])
         return growing.finish()
-
-
-def _merged(growing: Growing, parents: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Add the distinct tokens of `drawn` [m, draws] below `parents` [m]; returns the new nodes."""
-    first = len(growing.tokens)
-    for parent, tokens in zip(parents.tolist(), drawn, strict=True):
-        distinct = list(dict.fromkeys(tokens.tolist()))
-        nodes = growing.add(np.full(len(distinct), parent), np.array(distinct))
-        place = dict(zip(distinct, nodes.tolist(), strict=True))
-        growing.draws[parent] = [place[token] for token in tokens.tolist()]
-    return np.arange(first, len(growing.tokens))

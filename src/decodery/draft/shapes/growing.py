@@ -101,6 +101,14 @@ class Growing:
         self.parents = np.concatenate((self.parents, parents))
         return fresh
 
+    def merge(self, parent: int, drawn: np.ndarray) -> list[int]:
+        """Add independent draws [k] below `parent`, equal ones as one node; returns the node of every draw."""
+        distinct = list(dict.fromkeys(drawn.tolist()))
+        nodes = self.add(np.full(len(distinct), parent), np.array(distinct))
+        place = dict(zip(distinct, nodes.tolist(), strict=True))
+        self.draws[parent] = [place[token] for token in drawn.tolist()]
+        return self.draws[parent]
+
     def fill(self, template: Template) -> TokenTree:
         """The tree of the children at the template's ranks, a pass per level."""
         nodes = np.full(len(template.parents), -1)
