@@ -50,7 +50,7 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.protocol import LanguageModel
-from decodery.sample import DRY, XTC, Mirostat, Sampler, Temperature
+from decodery.sample import DRY, XTC, Mirostat, Momentum, Sampler, Temperature, TopH
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.contrastive_search import ContrastiveSearch
@@ -187,7 +187,7 @@ SAMPLERS: dict[str, Sampler] = {
     "greedy-penalties": Sampler.from_settings(repetition_penalty=1.3, frequency_penalty=0.4, no_repeat_ngram=3),
     "plain": Sampler.from_settings(temperature=1.0),
     "nucleus": Sampler.from_settings(temperature=0.7, top_p=0.9),
-    "steered": Sampler([DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), Mirostat(2.0, 0.5)]),
+    "steered": Sampler([DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
     "everything": Sampler.from_settings(
         temperature=1.3,
         top_k=30,
@@ -203,6 +203,9 @@ SAMPLERS: dict[str, Sampler] = {
         eos_ids=(0,),
     ),
 }
+
+CHOOSING = {"momentum": Sampler([Momentum()])}
+"""Warps that rank tokens and leave no law, which some rules and all searches refuse."""
 
 SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),

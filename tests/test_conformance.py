@@ -10,6 +10,7 @@ from decodery.budget.base import Budget
 from decodery.budget.fixed import Fixed
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
+from decodery.decode.request import Request
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import SettingsError, VocabularyMismatch
@@ -33,6 +34,7 @@ from methods import (
     ADAPTIVE,
     BUDGETS,
     CHAINS,
+    CHOOSING,
     CONTINUOUS_RULES,
     DRAFTERS,
     GROWTHS,
@@ -65,12 +67,24 @@ def test_the_lists_name_every_registered_method() -> None:
     assert set(RULES) | CONTINUOUS_RULES == {method.name for method in methods("verify") if method.lossless}
     assert set(BUDGETS) == {method.name for method in methods("budget")}
     assert set(LOSSY_RULES) == {method.name for method in methods("verify") if not method.lossless}
+    warps = {type(warp) for sampler in (*SAMPLERS.values(), *CHOOSING.values()) for warp in sampler.warps}
+    assert warps == {method.cls for method in methods("sample")}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_gives_the_tokens_of_plain_decoding(drafter: str, sampler: str) -> None:
     check_identical(TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), sampler=SAMPLERS[sampler], eos_ids=(0,))
+
+
+@pytest.mark.parametrize("sampler", CHOOSING)
+def test_warps_that_choose_are_the_same_under_speculation(sampler: str) -> None:
+    for drafter in ("draft-model", "suffix-tree", "token-recycling"):
+        made = DRAFTERS[drafter](OTHER)
+        check_identical(TARGET, PROMPTS, drafter=made, sampler=CHOOSING[sampler], eos_ids=(0,), seeds=(0,))
+    check_state(TARGET, PROMPTS[:2], drafter=made, sampler=CHOOSING[sampler], max_new_tokens=12)
+    with pytest.raises(SettingsError, match="compares log-probabilities"):
+        Request([1], sampler=CHOOSING[sampler], rule=LOSSY_RULES["adadec"])
 
 
 @pytest.mark.parametrize("sampler", [name for name, sampler in SAMPLERS.items() if sampler.greedy])

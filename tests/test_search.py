@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from decodery.budget.fixed import Fixed
 from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.errors import SettingsError
 from decodery.registry import methods
 from decodery.search.base import Search
 from decodery.testing import LawBroken, check_search, tiny_transformer
-from methods import SEARCHES
+from methods import CHOOSING, LOSSY_RULES, SEARCHES
 
 MODEL = tiny_transformer(3)
 PROMPTS = [[11], [5] * 6 + [7, 8, 9] * 4]
@@ -21,6 +26,18 @@ def test_the_list_names_every_registered_search() -> None:
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches_keep_the_law(name: str) -> None:
     check_search(MODEL, PROMPTS, SEARCHES[name], max_new_tokens=10, eos_ids=(0, 3, 9))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_what_would_have_no_effect_or_no_meaning_is_refused(name: str) -> None:
+    for settings, message in (
+        ({"drafter": PromptLookup()}, "takes no drafts"),
+        ({"rule": LOSSY_RULES["cntp"]}, "leave the rule out"),
+        ({"budget": Fixed(nodes=2)}, "leave the budget out"),
+        ({"sampler": CHOOSING["momentum"]}, "leave it out"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            SEARCHES[name].run(Engine(MODEL), Request([1, 2], eos_ids=(0,), **settings))
 
 
 class _Sharing(Search):

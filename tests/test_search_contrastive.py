@@ -13,6 +13,7 @@ from decodery.errors import SettingsError, UnsupportedModel
 from decodery.model.load import load
 from decodery.sample import Sampler
 from decodery.search.contrastive_search import ContrastiveSearch
+from decodery.source.guidance import Guidance
 from decodery.testing import TableModel, decode, tiny_transformer
 from tiny_models import make_model, random_ids, save
 
@@ -90,6 +91,8 @@ def test_excluded_tokens_never_win() -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="hidden states behind the final norm, which TableModel"):
         run(TableModel(4), ContrastiveSearch(), [1])
+    with pytest.raises(SettingsError, match="leave the source out"):
+        run(tiny_transformer(0), ContrastiveSearch(), [1], source=Guidance())
     for make, message in ((lambda: ContrastiveSearch(0), "k >= 1"), (lambda: ContrastiveSearch(4, 1.5), "alpha")):
         with pytest.raises(SettingsError, match=message):
             make()

@@ -138,8 +138,8 @@ def test_lengths_beginnings_and_ends() -> None:
     ("settings", "request_settings", "message"),
     [
         ({}, {"eos_ids": ()}, "a token that ends an answer"),
-        ({}, {"sampler": Sampler.from_settings(repetition_penalty=1.2)}, "leave stop and penalties out"),
-        ({}, {"stop": ("a",)}, "leave stop and penalties out"),
+        ({}, {"sampler": Sampler.from_settings(repetition_penalty=1.2)}, "leave stop, penalties and constraints out"),
+        ({}, {"stop": ("a",)}, "leave stop, penalties and constraints out"),
         ({}, {"max_new_tokens": 1}, "max_new_tokens to 2"),
         ({"passage": (1, 9)}, {}, "outside the model's vocabulary of 6"),
         ({"passage": (0, 0)}, {}, "no span to extract"),

@@ -574,7 +574,7 @@ def test_settings_of_one_warp_go_together() -> None:
     assert Sampler.from_settings(dry=0.7, dry_breakers=[2]).warps == (DRY(0.7, breakers=(2,)), Temperature(0.0))
     with pytest.raises(SettingsError, match="xtc_threshold has no effect without xtc"):
         Sampler.from_settings(temperature=1.0, xtc_threshold=0.2)
-    with pytest.raises(SettingsError, match="mirostat takes the place of every other truncation: leave out TopP"):
+    with pytest.raises(SettingsError, match="mirostat takes the place of every other truncation: leave out top-p"):
         Sampler.from_settings(temperature=1.0, mirostat=2, top_p=0.9)
 
 

@@ -71,6 +71,8 @@ def generate(
             click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
         else:
             _print_all(found)
+            if len(found) < n:
+                note(f"the search found {len(found)} of {n} texts: a wider one, as in beam:width={n}, finds more")
         return
     tokens = lm.encode(text, raw=raw)
     settings["raw"] = raw

@@ -209,7 +209,10 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     if chosen.get("source", "none") != "none":
         chosen["source"] = resolve("source", chosen["source"])
     if "rule" in chosen:
-        chosen["rule"] = resolve("verify", chosen["rule"])
+        rule = chosen["rule"]
+        chosen["rule"] = resolve("verify", rule)
+        if chosen["rule"].draws and not chosen.get("temperature") and "sampler" not in chosen:
+            raise SettingsError(f"--rule {rule} would have no effect at temperature 0: add --temperature 0.8, say")
     if "budget" in chosen:
         chosen["budget"] = resolve("budget", chosen["budget"])
     warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}

@@ -58,6 +58,11 @@ class Request:
                 f"the rule {type(self.rule).__name__} leaves nothing to chance, so the sampler may hold masks and "
                 "penalties only: use temperature 0"
             )
+        if self.rule.greedy_only and self.sampler.ranks:
+            raise SettingsError(
+                f"the rule {type(self.rule).__name__} compares log-probabilities, and this sampler (momentum) chooses "
+                "tokens by another score: leave one of them out"
+            )
         if self.drafter is not None and self.drafter.origin not in self.rule.origins:
             raise SettingsError(
                 f"the rule {type(self.rule).__name__} cannot verify {self.drafter.origin} drafts of "

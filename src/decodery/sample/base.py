@@ -49,12 +49,14 @@ class Warp(ABC):
 
     A row's result depends on that row and its context only, never on what else is in the call. Excluded
     tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
-    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was.
+    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was. ranks: whether what it
+    returns only says which token is best, and is no law: nothing can then be summed along a text.
     """
 
     stage: ClassVar[Stage]
     stateful: ClassVar[bool] = False
     hears_logprobs: ClassVar[bool] = True
+    ranks: ClassVar[bool] = False
 
     @property
     def greedy(self) -> bool:

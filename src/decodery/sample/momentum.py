@@ -37,6 +37,7 @@ class Momentum(Warp):
     stage = Stage.EDIT
     stateful = True
     hears_logprobs = False
+    ranks = True
 
     def __post_init__(self) -> None:
         require_count("the k of momentum", self.k)

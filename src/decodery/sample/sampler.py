@@ -14,7 +14,7 @@ import torch
 from ..core.noise import gumbel_argmax
 from ..errors import NumericalError, SettingsError
 from ..model.threads import one_thread
-from ..registry import resolve
+from ..registry import method_of, resolve
 from .base import Context, Stage, Warp
 from .dry import DRY
 from .epsilon import Epsilon
@@ -141,9 +141,9 @@ class Sampler:
         )
         rank = ORDERS[order].index
         warps = sorted((warp for warp in warps if not warp.neutral), key=lambda warp: rank(type(warp)))
-        truncations = [type(warp).__name__ for warp in warps if warp.stage == Stage.TRUNCATION]
+        truncations = [method for warp in warps if warp.stage == Stage.TRUNCATION and (method := method_of(warp))]
         if mirostat and len(truncations) > 1:
-            raise SettingsError(f"mirostat takes the place of every other truncation: leave out {truncations[0]}")
+            raise SettingsError(f"mirostat takes the place of every other truncation: leave out {truncations[0].name}")
         return cls(warps)
 
     @cached_property
@@ -155,6 +155,11 @@ class Sampler:
     def stateful(self) -> bool:
         """True if any warp remembers something, so that contexts carry a state."""
         return any(warp.stateful for warp in self.warps)
+
+    @cached_property
+    def ranks(self) -> bool:
+        """True if a warp leaves no law, only an order of tokens: rules and searches that compare laws refuse it."""
+        return any(warp.ranks for warp in self.warps)
 
     def init(self, prompt: Sequence[int]) -> tuple[Any, ...]:
         """The state before the first output token, one entry per warp."""

@@ -22,6 +22,7 @@ from ..model.batch import Batch, Scores, Segment
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
 from ..verify.base import Accepted, Laws
+from ..verify.coupled import Coupled
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -51,7 +52,7 @@ class Branches:
 
     root: the prompt, of which nothing is read yet; branches are forks of it. name: the search, for errors.
     draws: whether the search draws tokens by the request's sampler. Raises SettingsError where the request asks for
-    drafts, or for chance that the search would have to ignore.
+    drafts, for a rule or a budget of them, or for chance that the search would have to ignore.
     """
 
     def __init__(self, engine: Engine, request: Request, name: str, *, draws: bool = False) -> None:
@@ -63,6 +64,13 @@ class Branches:
             raise SettingsError(
                 f"{name} chooses tokens by itself, so the sampler may hold masks and penalties only: use temperature 0"
             )
+        if request.sampler.ranks:
+            raise SettingsError(
+                f"{name} needs the law of the next token, and this sampler (momentum) gives another score: leave it out"
+            )
+        if request.budget is not None or not isinstance(request.rule, Coupled):
+            unused = "rule" if request.budget is None else "budget"
+            raise SettingsError(f"{name} takes no drafts, so that a {unused} has nothing to do: leave the {unused} out")
         self.root = engine.open(request)
         self.model = self.root.model
         self.chunk = engine.prefill_chunk

@@ -46,12 +46,14 @@ class ContrastiveSearch(Search):
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
             raise SettingsError(f"contrastive search needs k >= 1, not {self.k!r}")
-        require_number("alpha", self.alpha, least=0.0, most=1.0)
+        require_number("the alpha of contrastive-search", self.alpha, least=0.0, most=1.0)
 
     @torch.no_grad()
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
         branches = Branches(engine, request, "contrastive search")
         seq = branches.root
+        if request.source is not None and getattr(branches.model, "final_norm", None) is None:
+            raise SettingsError("contrastive search reads the model's own hidden states: leave the source out")
         states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
         logits = _read(branches, states)
         while not seq.finished:

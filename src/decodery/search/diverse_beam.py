@@ -41,7 +41,7 @@ class DiverseBeam(Search):
     early_stopping: EarlyStopping = False
 
     def __post_init__(self) -> None:
-        require_number("diversity", self.diversity, least=0.0)
+        require_number("the diversity of diverse-beam", self.diversity, least=0.0)
         if not isinstance(self.groups, int) or self.groups < 1 or self.width % self.groups:
             raise SettingsError(f"groups must divide the width of {self.width} evenly, which {self.groups!r} does not")
         self._ending()

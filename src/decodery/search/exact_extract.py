@@ -114,7 +114,9 @@ class ExactExtract(Search):
         if len(ends) == 0:
             raise SettingsError("exact-extract needs a token that ends an answer: set end, or let EOS count")
         if request.stop or any(warp.stage <= Stage.EDIT for warp in request.sampler.warps):
-            raise SettingsError("exact-extract ranks by the model's own probabilities: leave stop and penalties out")
+            raise SettingsError(
+                "exact-extract ranks by the model's own probabilities: leave stop, penalties and constraints out"
+            )
         if seq.max_new_tokens < 2:
             raise SettingsError("exact-extract needs room for a token and its end: set max_new_tokens to 2 or more")
         ids = [*ends.tolist(), *(int(token) for text, _ in self._texts(seq) for token in text)]

@@ -47,7 +47,7 @@ class DoLa(Source):
     published: bool = False
 
     def __post_init__(self) -> None:
-        require_number("plausible", self.plausible, above=0.0, most=1.0)
+        require_number("the plausible of dola", self.plausible, above=0.0, most=1.0)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
         if not isinstance(model, Transformer):

@@ -32,7 +32,7 @@ class Guidance(Source):
     negative: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        require_number("scale", self.scale)
+        require_number("the scale of guidance", self.scale)
 
     def encoded(self, encode: Callable[[str], list[int]]) -> Guidance:
         return replace(self, negative=tuple(encode(self.negative))) if isinstance(self.negative, str) else self

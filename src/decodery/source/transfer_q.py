@@ -56,8 +56,8 @@ class TransferQ(Source):
     beta: float = 2.0
 
     def __post_init__(self) -> None:
-        require_number("weight", self.weight)
-        require_number("beta", self.beta, above=0.0)
+        require_number("the weight of transfer-q", self.weight)
+        require_number("the beta of transfer-q", self.beta, above=0.0)
         if min(self.k, self.length, self.rollouts) < 1:
             raise SettingsError("transfer-q needs k, length and rollouts of at least 1")
 

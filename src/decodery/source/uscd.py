@@ -46,9 +46,9 @@ class USCD(Source):
     deferred: bool = False
 
     def __post_init__(self) -> None:
-        require_number("confident", self.confident, least=0.0)
-        require_number("plausible", self.plausible, least=0.0)
-        require_number("weight", self.weight, least=0.0)
+        require_number("the confident of uscd", self.confident, least=0.0)
+        require_number("the plausible of uscd", self.plausible, least=0.0)
+        require_number("the weight of uscd", self.weight, least=0.0)
 
     def encoded(self, encode: Callable[[str], list[int]]) -> USCD:
         return replace(self, lame=tuple(encode(self.lame))) if isinstance(self.lame, str) else self

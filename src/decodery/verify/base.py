@@ -85,13 +85,15 @@ class Rule:
     """A verification rule. origins: how siblings may have arisen for the rule to keep its guarantee.
 
     taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds. greedy_only:
-    whether it leaves nothing to chance, so that a temperature would be ignored.
+    whether it leaves nothing to chance, so that a temperature would be ignored. draws: whether it does nothing without
+    a temperature.
     """
 
     origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled", "without-replacement"})
     uses_draft_distributions: ClassVar[bool] = False
     taps: ClassVar[tuple[int, ...]] = ()
     greedy_only: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Undecided:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..core.noise import mix
 from ..errors import SettingsError
@@ -40,6 +40,8 @@ class CNTP(Lookahead):
     perplexity: Literal["warped", "raw"] = "warped"
     punctuation: str = ".,\n?!:;)]}"
     stops: tuple[int, ...] = ()
+
+    draws: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most or not self.low < self.high or self.length < 1:
