@@ -31,6 +31,7 @@ class Low:
 def run(search: ControlledBlocks, **settings: object) -> list[int]:
     request = Request(PROMPT, **{"max_new_tokens": 12, "sampler": SAMPLER, "seed": 5, **settings})
     (found,) = search.run(Engine(MODEL), request)
+    assert found.seed == 5
     return found.generated
 
 

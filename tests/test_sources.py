@@ -21,6 +21,7 @@ from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
 from decodery.registry import resolve
 from decodery.sample import Context, Sampler, Stage, Temperature, Warp
+from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.source.base import Source
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa, candidates
@@ -31,7 +32,7 @@ from decodery.source.uscd import USCD, collision_mass, contrast, without_example
 from decodery.source.value import LinearValue
 from decodery.testing import Garbage, LawBroken, TableModel, check_identical, decode, tiny_transformer
 from decodery.train.switching import calibrate, large_share
-from decodery.train.value import train_value
+from decodery.train.value import fit_value, read_judged, train_value
 from methods import SOURCES
 from tiny_models import make_model, save
 
@@ -207,6 +208,24 @@ class Only(Warp):
         return logits.masked_fill(torch.arange(logits.shape[-1]) != self.token, -math.inf)
 
 
+def test_a_value_head_of_another_model_is_refused(tmp_path: Path) -> None:
+    heads = {
+        "32 numbers after layer 9, and the model has 32 in 2 layers": LinearValue(torch.ones(32), torch.tensor(0.0), 9),
+        "24 numbers after layer 1, and the model has 32": LinearValue(torch.ones(24), torch.tensor(0.0), 1),
+    }
+    engine, request = Engine(TARGET), Request([1, 2])
+    for message, head in heads.items():
+        head.save(tmp_path / "head.safetensors")
+        for value in (head, str(tmp_path / "head.safetensors")):
+            with pytest.raises(SettingsError, match=message):
+                text(ControlledDecoding(value))
+            with pytest.raises(SettingsError, match=message):
+                ControlledBlocks(value).run(engine, request)
+    LinearValue(torch.full((32,), math.nan), torch.tensor(0.0), 1).save(tmp_path / "head.safetensors")
+    with pytest.raises(CorruptFile, match="not finite"):
+        text(ControlledDecoding(str(tmp_path / "head.safetensors")))
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_constraint_has_the_last_word(name: str) -> None:
     for temperature in (0.0, 1.0):
@@ -374,6 +393,27 @@ def test_a_value_head_learns_what_prefixes_promise(tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"no head")
     with pytest.raises(CorruptFile, match="no value head"):
         resolve("source", f"controlled-decoding:value={tmp_path / 'other'}").over(TARGET, [1])
+
+
+def test_a_value_head_is_learned_from_judged_texts(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    texts = [(PROMPTS[0], draw.integers(0, 64, 8).tolist()) for _ in range(80)]
+    head = fit_value(TARGET, [(prompt, text, np.mean(np.array(text) < 32)) for prompt, text in texts], ridge=1e-2)
+    source = ControlledDecoding(head, 30.0, k=64)
+    settings = {"sampler": Sampler.from_settings(temperature=1.0), "seeds": range(20), "max_new_tokens": 8}
+    low = [np.mean([token < 32 for seq in decode(TARGET, PROMPTS, source=each, **settings) for token in seq.generated])
+           for each in (None, source)]  # fmt: skip
+    assert low[1] > low[0] + 0.1
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text('{"prompt": "a", "text": "b", "reward": 1}\n\n{"prompt": "a", "text": "c", "reward": 0.5}\n')
+    assert read_judged(lines) == [("a", "b", 1.0), ("a", "c", 0.5)]
+    for wrong in ('{"prompt": "a", "text": "b"}', '{"prompt": "a", "text": "b", "reward": NaN}', "[", "3", "\xff", ""):
+        lines.write_bytes(wrong.encode("latin-1"))
+        with pytest.raises(CorruptFile, match=r"texts\.jsonl"):
+            read_judged(lines)
+    for nothing in ([], [([1] * 600, [2], 1.0)]):
+        with pytest.raises(SettingsError, match="no text to learn from"):
+            fit_value(TARGET, nothing)
 
 
 def even(prompt: list[int], outputs: list[list[int]]) -> list[float]:

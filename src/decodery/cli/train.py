@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from ..train.value import Judged
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -177,3 +182,35 @@ def thresholds(solutions: Path, model: str) -> None:
         found = fit(*observe(loaded.model, loaded.tokenizer, pairs, progress))
     click.echo(json.dumps(asdict(found), indent=1))
     click.echo(f"The threshold is ready: --rule adadec:tau={found.tau:.3f}")
+
+
+@train.command(short_help="Learn what texts promise, for --source controlled-decoding.")
+@click.argument("texts", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("-m", "--model", default="smollm2", show_default=True, help="The model whose states are read.")
+@click.option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
+@click.option("--ridge", default=1e-2, show_default=True, help="Higher is more cautious.")
+@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool) -> None:
+    """Learn from judged TEXTS how good a text will become, by its beginning.
+
+    TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": number}. Every text is read once. The file is
+    for --source controlled-decoding:value=FILE,strength=5 and for --search controlled-blocks:value=FILE.
+    """
+    from .. import load
+    from ..model.store import terminal_progress
+    from ..train.value import fit_value, read_judged
+
+    found = read_judged(texts)
+    lm = load(model)
+    with terminal_progress(counts=True) as progress:
+
+        def judged() -> Iterator[Judged]:
+            for number, (prompt, text, reward) in enumerate(found):
+                progress("reading texts", number, len(found))
+                yield lm.encode(prompt, raw=raw), lm.tokenizer.encode(text, special=False), reward
+            progress("reading texts", len(found), len(found))
+
+        head = fit_value(lm.model, judged(), tap=tap, ridge=ridge)
+    head.save(out)
+    click.echo(f"The value head is ready: --source controlled-decoding:value={out}")

@@ -13,7 +13,7 @@ from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.store import Progress, silent
 from ..registry import register
-from ..source.value import LinearValue, Value
+from ..source.value import Value, fitted
 from ..verify.base import Laws
 from .base import Branches, Search, choose
 
@@ -46,8 +46,8 @@ class ControlledBlocks(Search):
             raise SettingsError("controlled-blocks needs samples and block of at least 1")
 
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
-        value = LinearValue.load(self.value) if isinstance(self.value, str) else self.value
         branches = Branches(engine, request, "controlled-blocks", draws=True)
+        value = fitted(self.value, branches.model.config)
         text, logits = branches.root, branches.score([branches.root])[0]
         while not text.finished:
             drawn = [text.fork() for _ in range(self.samples)]
@@ -74,4 +74,6 @@ class ControlledBlocks(Search):
             text, logits = drawn[best], rows[best]
             text.score = float(worth[best])
             progress("controlled-blocks", text.position, text.max_new_tokens)
+        # Blocks are drawn with seeds that count up from it; this one gives the text again.
+        text.seed = request.seed
         return branches.finish([text])

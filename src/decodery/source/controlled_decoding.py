@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from ..registry import register
 from ..sample.base import require_number
 from .base import EXCLUDED, Source
 from .contexts import Composite, Member, Part, Rows, begin, read, scores_of
-from .value import LinearValue, Value
+from .value import Value, fitted
 
 
 @register(
@@ -39,19 +38,13 @@ class ControlledDecoding(Source):
     k: int = 10
 
     def __post_init__(self) -> None:
-        require_number("strength", self.strength)
+        require_number("the strength of controlled-decoding", self.strength)
         if self.k < 1:
             raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
-        value = _load(self.value) if isinstance(self.value, str) else self.value
+        value = fitted(self.value, model.config)
         return _Controlled((Member("model", model),), len(prompt), value=value, strength=self.strength, k=self.k)
-
-
-@lru_cache(maxsize=4)
-def _load(path: str) -> LinearValue:
-    """Loaded once, so that requests that name the same file are scored together."""
-    return LinearValue.load(path)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.graphs import StaticStep
 from ..model.protocol import LanguageModel
-from ..model.store import replacing
+from ..model.store import replacing, written
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer
 from ..registry import register
@@ -73,7 +73,7 @@ class PartialWeights:
     def load(cls, path: str | Path, config: ModelConfig) -> PartialWeights:
         """Read what `save` wrote. Raises CorruptFile for anything else and for another model's weights."""
         try:
-            kept = load_file(path)
+            kept = load_file(Path(path).expanduser())
             layers = tuple({name: kept[f"{i}.{name}"] for name in _SHAPES} for i in range(config.num_layers))
         except (OSError, KeyError, ValueError, SafetensorError) as error:
             raise CorruptFile(
@@ -111,14 +111,16 @@ class PartialAttention(Source):
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
         if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
             raise UnsupportedModel("partial attention needs the model in floating point: load it with dtype='float32'")
-        weights = _load(self.weights, model.config) if isinstance(self.weights, str) else self.weights
+        weights = (
+            _load(self.weights, written(self.weights), model.config) if isinstance(self.weights, str) else self.weights
+        )
         if len(weights.layers) != model.config.num_layers:
             raise CorruptFile("this partial attention was made for a model of another depth: train it for this one")
         return PartialTransformer(model, weights, len(prompt))
 
 
 @lru_cache(maxsize=2)
-def _load(path: str, config: ModelConfig) -> PartialWeights:
+def _load(path: str, written: int, config: ModelConfig) -> PartialWeights:
     return PartialWeights.load(path, config)
 
 

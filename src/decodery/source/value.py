@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -11,8 +12,25 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from ..errors import CorruptFile
-from ..model.store import replacing
+from ..errors import CorruptFile, SettingsError
+from ..model.config import ModelConfig
+from ..model.store import replacing, written
+
+
+def fitted(value: Value | str, config: ModelConfig) -> Value:
+    """`value`, or the `LinearValue` in the file of that name, checked against the model whose states it is to read.
+
+    A file is read once, so that requests that name it are scored together. Raises CorruptFile for a file that holds no
+    value head, SettingsError where it was made for another model.
+    """
+    found = _load(value, written(value)) if isinstance(value, str) else value
+    size = len(found.weight) if isinstance(found, LinearValue) else config.hidden_size
+    if size != config.hidden_size or any(not 0 <= tap <= config.num_layers for tap in found.taps):
+        raise SettingsError(
+            f"this value head reads {size} numbers after layer {max(found.taps)}, and the model has "
+            f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
+        )
+    return found
 
 
 class Value(Protocol):
@@ -73,10 +91,17 @@ class LinearValue:
     def load(cls, path: str | Path) -> LinearValue:
         """Read what `save` wrote. Raises CorruptFile for anything else."""
         try:
-            kept = load_file(path)
+            kept = load_file(Path(path).expanduser())
             value = cls(kept["weight"].float(), kept["bias"].float(), int(kept["tap"]))
         except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
-            raise CorruptFile(f"{path} holds no value head: train one with `train_value` and save it there") from error
+            raise CorruptFile(f"{path} holds no value head: make one with `decodery train value`") from error
         if value.weight.dim() != 1 or value.bias.dim() != 0:
             raise CorruptFile(f"{path} holds no value head: its weight must be a vector and its bias a number")
+        if not (value.weight.isfinite().all() and value.bias.isfinite()):
+            raise CorruptFile(f"{path} holds numbers that are not finite: train the value head again")
         return value
+
+
+@lru_cache(maxsize=4)
+def _load(path: str, written: int) -> LinearValue:
+    return LinearValue.load(path)

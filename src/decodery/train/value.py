@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -10,7 +14,7 @@ import torch
 from ..core.sequence import Sequence
 from ..decode.engine import Engine
 from ..decode.request import Request
-from ..errors import SettingsError
+from ..errors import CorruptFile, SettingsError
 from ..model.batch import Batch, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
@@ -18,6 +22,11 @@ from ..sample.sampler import Sampler
 from ..source.value import LinearValue, Reward
 
 _TOGETHER = 16
+_CHUNK = 512
+_MOST_BYTES = 1 << 28
+
+Judged = tuple[Ordered[int], Ordered[int], float]
+"""Prompt, what was written after it, and how good that is."""
 
 
 def train_value(
@@ -44,29 +53,75 @@ def train_value(
 
     Raises SettingsError for nothing to learn from.
     """
+    if not prompts or samples < 1 or length < 1:
+        raise SettingsError("a value head needs prompts, samples and length of at least 1")
+
+    def judged() -> Iterator[Judged]:
+        for number, prompt in enumerate(prompts):
+            texts = _sample(model, prompt, samples, length, eos_ids, seed + number * samples)
+            outputs = [text.generated for text in texts]
+            for output, value in zip(outputs, reward(prompt, outputs), strict=True):
+                yield prompt, output, value
+            progress("sampling texts", number + 1, len(prompts))
+
+    return fit_value(model, judged(), method=method, tap=tap, ridge=ridge)
+
+
+def fit_value(
+    model: LanguageModel,
+    judged: Iterable[Judged],
+    *,
+    method: Literal["fudge", "q"] = "fudge",
+    tap: int | None = None,
+    ridge: float = 1e-3,
+) -> LinearValue:
+    """The linear head for texts that are judged already: (prompt ids, ids of what was written, reward) of each.
+
+    Its values are those of texts like these, whoever wrote them. What does not fit the model's context is left out.
+    tap, method, ridge: see `train_value`, also for errors.
+    """
     tap = model.config.num_layers if tap is None else tap
-    if not prompts or samples < 1 or length < 1 or ridge < 0 or not 0 <= tap <= model.config.num_layers:
-        raise SettingsError(
-            "a value head needs prompts, samples and length of at least 1, ridge >= 0 and a layer to tap"
-        )
+    if ridge < 0 or not 0 <= tap <= model.config.num_layers:
+        raise SettingsError(f"a value head needs ridge >= 0 and a layer to tap between 0 and {model.config.num_layers}")
     size = model.config.hidden_size + 1
     moments, targets = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
-    for number, prompt in enumerate(prompts):
-        texts = _sample(model, prompt, samples, length, eos_ids, seed + number * samples)
-        worth = reward(prompt, [text.generated for text in texts])
-        for text, value in zip(texts, worth, strict=True):
-            states = torch.nn.functional.pad(_states(model, text, tap), (0, 1), value=1.0)
-            if method == "fudge":
-                moments += states.T @ states
-                targets += states.sum(dim=0) * value
-            else:
-                moments += states[:-1].T @ (states[:-1] - states[1:]) + states[-1:].T @ states[-1:]
-                targets += states[-1] * value
-        progress("sampling texts", number + 1, len(prompts))
-    damping = ridge * moments.diagonal()[:-1].abs().mean()
-    moments.diagonal()[:-1] += damping
+    for prompt, output, value in judged:
+        states = torch.nn.functional.pad(_states(model, prompt, output, tap), (0, 1), value=1.0)
+        if not len(states):
+            continue
+        if method == "fudge":
+            moments += states.T @ states
+            targets += states.sum(dim=0) * value
+        else:
+            moments += states[:-1].T @ (states[:-1] - states[1:]) + states[-1:].T @ states[-1:]
+            targets += states[-1] * value
+    if not moments.any():
+        raise SettingsError("a value head has no text to learn from: give some that fit the model's context")
+    moments.diagonal()[:-1] += ridge * moments.diagonal()[:-1].abs().mean()
     found = torch.linalg.lstsq(moments, targets[:, None]).solution[:, 0]
     return LinearValue(found[:-1].float(), found[-1].float(), tap)
+
+
+def read_judged(path: Path) -> list[tuple[str, str, float]]:
+    """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
+    if path.stat().st_size > _MOST_BYTES:
+        raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give fewer texts")
+    found = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            prompt, text, reward = entry["prompt"], entry["text"], entry["reward"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            prompt = text = reward = None
+        known = isinstance(prompt, str) and prompt and isinstance(text, str) and text
+        if not known or isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "text": text, "reward": number}}')
+        found.append((prompt, text, float(reward)))
+    if not found:
+        raise CorruptFile(f"{path} holds no judged text: give one a line")
+    return found
 
 
 def _sample(
@@ -83,8 +138,13 @@ def _sample(
     return texts
 
 
-def _states(model: LanguageModel, text: Sequence, tap: int) -> torch.Tensor:
-    """[generated, hidden] float64: the states of the output tokens."""
-    segment = Segment.chunk(text.tokens, model.new_cache(), logit_rows=[])
-    hidden = model.forward(Batch([segment]), taps=[tap]).hidden[tap]
-    return hidden[text.prompt_length :].double().cpu()
+@torch.no_grad()
+def _states(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
+    """[output, hidden] float64: the states of the output tokens, as many as fit the model's context."""
+    tokens, cache, parts = [*prompt, *output][: model.config.max_positions], model.new_cache(), []
+    for start in range(0, len(tokens), _CHUNK):
+        chunk = tokens[start : start + _CHUNK]
+        segment = Segment.chunk(chunk, cache, logit_rows=[])
+        parts.append(model.forward(Batch([segment]), taps=[tap]).hidden[tap].cpu())
+        cache.keep(range(len(chunk)))
+    return torch.cat(parts)[len(prompt) :].double()
