@@ -146,6 +146,8 @@ def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.Monk
     assert "sampler" in failure("generate", PROMPT, "--sampler", "top-k:k=5", "--temperature", "1")
     assert "top_p" in failure("generate", PROMPT, "--temperature", "1", "--top-p", "1.5").replace("-", "_")
     assert "coupled" in failure("chat", "--rule", "couple")
+    assert "--rule cntp:most=3 would have no effect" in failure("generate", PROMPT, "--rule", "cntp:most=3")
+    assert "which no text can give" in failure("generate", PROMPT, "--source", "transfer-q")
 
 
 def test_bad_prompts(model: Path) -> None:
@@ -363,6 +365,60 @@ def test_chat_ends_with_the_input(model: Path, terminal: Callable[..., Terminal]
     chat.wait_for("> ")
     chat.type("\x04")
     assert chat.process.wait(20) == 0
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, smollm2_int8: LM) -> LM:
+    """The model that commands run in this process load."""
+    monkeypatch.setattr(decodery, "load", lambda *name, **settings: smollm2_int8)
+    return smollm2_int8
+
+
+def test_a_hidden_message_is_read_back_through_pipes(loaded: LM) -> None:
+    settings = ("--search", "coupling:key=a")
+    code, carrying, errors = inside("hide", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n")
+    assert (code, errors) == (0, "") and carrying == inside(
+        "hide", "Tell me about rivers.", "--message", "at noon", *settings
+    )[1]
+    question = ("reveal", "Tell me about rivers.", "--length", "7")
+    assert inside(*question, *settings, text=carrying)[1] == "at noon\n"
+    found = json.loads(inside(*question, *settings, "--json", text=carrying)[1])
+    assert found["message"] == "at noon" and bytes.fromhex(found["hex"]) == b"at noon" and found["certainty"] > 0.999
+    assert inside(*question, "--search", "coupling:key=b", text=carrying)[1] != "at noon\n"
+    assert "could not have been written like this" in failure(*question, *settings, text="Some other text.")
+    assert "there is no text" in failure(*question, *settings, text="")
+    assert "% sure of this" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
+    for command in (("hide", "Hi", "--message", "a"), ("reveal", "Hi", "--length", "1")):
+        assert "beam carries no message" in failure(*command, "--search", "beam", text="Hi")
+
+
+def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:
+    code, output, errors = inside(
+        "generate", PROMPT, "--max-new-tokens", "4", "--search", "beam:width=2", "--n", "3", "--drafter", "none"
+    )
+    assert code == 0 and output.count("--- score") == 2 and "found 2 of 3 texts" in errors
+    assert "given twice" in failure("hide", "Hi", "--message", "a", "--search", "coupling:message=b")
+    page = inside("methods", "transfer-q")[1]
+    assert "reward: Reward" in page and "use:" not in page
+
+
+def test_a_warning_is_a_line(loaded: LM) -> None:
+    settings = ("--temperature", "0.5", "--mirostat", "2", "--mirostat-tau", "30", "--mirostat-eta", "1")
+    code, output, errors = inside("generate", PROMPT, "--max-new-tokens", "8", "--drafter", "none", *settings)
+    assert code == 0 and output and re.fullmatch(r"decodery: mirostat cannot reach 30 bits .*\n", errors)
+
+
+def test_a_value_head_from_judged_texts_steers(loaded: LM, tmp_path: Path) -> None:
+    texts, head = tmp_path / "texts.jsonl", tmp_path / "head.safetensors"
+    pairs = [("The sea is blue and wide.", 1), ("Red red red red red.", -1)]
+    texts.write_text("\n".join(json.dumps({"prompt": PROMPT, "text": text, "reward": r}) for text, r in pairs))
+    code, output, errors = inside("train", "value", str(texts), "--out", str(head))
+    assert (code, errors) == (0, "") and f"--source controlled-decoding:value={head}" in output
+    asked = ("generate", PROMPT, "--max-new-tokens", "6", "--drafter", "none")
+    steered = inside(*asked, "--source", f"controlled-decoding:value={head},strength=50")
+    assert steered[0] == 0 and steered[1] != inside(*asked)[1]
+    texts.write_text("{}")
+    assert "line 1 of" in failure("train", "value", str(texts), "--out", str(head))
 
 
 def test_methods() -> None:

@@ -201,6 +201,7 @@ def test_wrong_settings_do_not_read_the_message() -> None:
         (lambda: run(INT8, Coupling(b"much too long a message"), max_new_tokens=5), "allow more tokens"),
         (lambda: run(INT8, Coupling(b"a"), sampler=Sampler.from_settings(temperature=1.0)), "use temperature 0"),
         (lambda: read(INT8, Coupling(), [1], 0), "at least one byte"),
+        (lambda: read(INT8, Coupling(), [], 1), "no text to read"),
     ],
 )
 def test_what_it_cannot_do_is_refused(make, message: str) -> None:

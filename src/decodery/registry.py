@@ -205,17 +205,27 @@ def _build(method: Method, settings: str) -> Any:
             values[key] = _parse(text, kinds[key], "/:")
         except ValueError:
             raise SettingsError(f"{method.name}: {key}={text} is not {_kind_name(kinds[key])}") from None
-    missing = [
-        field.name
-        for field in dataclasses.fields(method.cls)
-        if field.init
-        and field.name not in values
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
+    if objects := beyond_text(method):
+        raise SettingsError(
+            f"{method.name} needs {_listing(objects)}, which no text can give: build the method in Python"
+        )
+    if missing := [name for name in _required(method) if name not in values]:
         raise SettingsError(f"{method.name} needs {_listing(missing)}, as in {method.name}:{missing[0]}=...")
     return method.cls(**values)
+
+
+def beyond_text(method: Method) -> list[str]:
+    """The settings that must be given and that no text can give, as a function: such a method is built in Python."""
+    kinds = typing.get_type_hints(method.cls)
+    return [name for name in _required(method) if _kind_name(kinds[name]) == _NO_TEXT]
+
+
+def _required(method: Method) -> list[str]:
+    return [
+        field.name
+        for field in dataclasses.fields(method.cls)
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
 
 
 def _parse(text: str, kind: Any, separators: str) -> Any:
@@ -254,6 +264,8 @@ _SIGN = re.compile(r'"[^"]*"|.', re.DOTALL)
 
 _UNMATCHED = "the parentheses in {!r} do not match: write name(key=value), or a text that holds them in double quotes"
 
+_NO_TEXT = "something a text can give; build the method in Python"
+
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -273,7 +285,7 @@ def _kind_name(kind: Any) -> str:
         return (
             "a list like a/b/c" if typing.get_origin(typing.get_args(kind)[0]) is not tuple else "a list like a:b/c:d"
         )
-    return names.get(kind, "something a text can give; build the method in Python")
+    return names.get(kind, _NO_TEXT)
 
 
 def _listing(names: Sequence[str], last: str = "and") -> str:

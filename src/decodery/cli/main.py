@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -57,6 +58,11 @@ def cli() -> None:
     """
 
 
+def _show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning as a line for its reader, without the place in the code it comes from."""
+    click.echo(f"decodery: {message}", err=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and leave the interpreter.
 
@@ -67,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        status = cli.main(arguments, prog_name="decodery", standalone_mode=False) or 0
+        with warnings.catch_warnings():
+            warnings.showwarning = _show
+            status = cli.main(arguments, prog_name="decodery", standalone_mode=False) or 0
     except click.ClickException as error:
         error.show()
         status = error.exit_code

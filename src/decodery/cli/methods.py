@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UnknownMethod
+from ..registry import beyond_text
 
 if TYPE_CHECKING:
     from ..registry import Method
@@ -98,7 +99,7 @@ def _page(method: Method) -> str:
     if settings:
         facts += ["", "settings:"]
         facts += [f"  {_setting(entry)}" for entry in settings]
-    if method.family in _OPTIONS:
+    if method.family in _OPTIONS and not beyond_text(method):
         example = "".join(f":{entry['name']}={_text(entry['default'])}" for entry in settings[:1] if "default" in entry)
         facts += ["", f"use: decodery generate {_OPTIONS[method.family]} {method.name}{example} ..."]
     return "\n".join(facts)

@@ -11,6 +11,7 @@ import click
 from .options import Command, model_options, output_option
 
 _MOST_INPUT = 1 << 24
+_SURE = 0.99
 
 
 @click.command(cls=Command, short_help="Read the message in a text.")
@@ -34,6 +35,7 @@ def reveal(
     from .. import load
     from ..errors import PromptError
     from ..registry import resolve
+    from .decoding import note
 
     try:
         # Every character counts, a final newline too.
@@ -47,3 +49,5 @@ def reveal(
         click.echo(json.dumps({"message": shown, "hex": found.message.hex(), "certainty": found.certainty}))
     else:
         click.echo(shown)
+        if found.certainty < _SURE:
+            note(f"{found.certainty:.1%} sure of this: the text is too short for it, or was written at a lower rate")

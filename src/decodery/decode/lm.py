@@ -153,7 +153,10 @@ class LM:
 
         search: its settings, as in "coupling:key=secret,top_k=50". Raises SettingsError where the message does not fit.
         """
-        method = replace(resolve("search", search), message=message)
+        method = _carrier(search)
+        if method.message:
+            raise SettingsError("the message is given twice: leave it out of the search's settings")
+        method = replace(method, message=message)
         (output,) = self.search(prompt, method, raw=raw, **settings)
         return output
 
@@ -173,7 +176,7 @@ class LM:
         """
         tokens = self.tokenizer.encode(text, special=False) if isinstance(text, str) else list(text)
         request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
-        return resolve("search", search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
+        return _carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
     def drafts(
         self,
@@ -325,6 +328,16 @@ class LM:
         seeds = range(first.seed + 1, first.seed + n)
         others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
         return [first, *others]
+
+
+def _carrier(search: Any) -> Any:
+    """A search that writes a message into a text and reads it back."""
+    method = resolve("search", search)
+    if not hasattr(method, "read"):
+        known = method_of(method)
+        name = known.name if known is not None else type(method).__name__
+        raise SettingsError(f"{name} carries no message: hide and reveal with the search coupling")
+    return method
 
 
 def _check_rule(rule: Rule) -> None:

@@ -72,8 +72,8 @@ class Coupling(Search):
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
-        require_number("temperature", self.temperature, above=0.0)
-        require_number("rate", self.rate, above=0.0, most=1.0)
+        require_number("the temperature of coupling", self.temperature, above=0.0)
+        require_number("the rate of coupling", self.rate, above=0.0, most=1.0)
         if not isinstance(self.top_k, int) or self.top_k < 2:
             raise SettingsError(f"coupling needs a choice of tokens: set top_k to 2 or more, not {self.top_k!r}")
         choices = ((self.bits, (1, 2, 4, 8)), (self.compress, ("once", "step")), (self.ending, ("complete", "eos")))
@@ -118,6 +118,8 @@ class Coupling(Search):
         """
         if length < 1:
             raise SettingsError(f"a message has at least one byte, not {length}")
+        if not tokens:
+            raise SettingsError("there is no text to read a message from: give what hide wrote")
         branches = Branches(engine, replace(request, max_new_tokens=len(tokens) + 1), "coupling")
         seq = branches.root
         belief, rows = self._belief(length), _Rows(branches, tokens)
