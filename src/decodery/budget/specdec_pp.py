@@ -19,6 +19,8 @@ from ..registry import register
 from .base import Budget, Outlook, Policy
 
 FORMAT = "decodery acceptance head 1"
+HEAD = "acceptance.safetensors"
+"""A head's file in the folder it was trained in."""
 _SURE = 1e-6
 _MOST_BYTES = 1 << 28
 
@@ -127,11 +129,11 @@ def _load(path: Path, size: int, changed: int) -> AcceptanceHead:
 class SpecDecPP(Policy):
     """Ends a chain once the chance that a token of it will be rejected exceeds a threshold.
 
-    head: an `AcceptanceHead`, or the file decodery train acceptance made, for the draft model that drafts. threshold:
-    1 never stops, 0 stops as soon as there is a judgement. shortest, longest: bounds that hold whatever the head says.
-    The head judges a token once the draft model has read it, so the newest token goes to verification unjudged. The
-    published code shares one weight matrix among all blocks of its head and tests u <= p / q; here the blocks are
-    independent and the rule tests u < p / q.
+    head: an `AcceptanceHead`, or the folder or file decodery train acceptance made for the draft model that drafts.
+    threshold: 1 never stops, 0 stops as soon as there is a judgement. shortest, longest: bounds that hold whatever the
+    head says. The head judges a token once the draft model has read it, so the newest token goes to verification
+    unjudged. The published code shares one weight matrix among all blocks of its head and tests u <= p / q; here the
+    blocks are independent and the rule tests u < p / q.
     """
 
     head: AcceptanceHead | str
@@ -148,7 +150,8 @@ class SpecDecPP(Policy):
         if not 0 <= self.shortest <= self.longest or self.longest < 1:
             raise SettingsError("specdec++ needs 0 <= shortest <= longest, and longest >= 1")
         if not isinstance(self.head, AcceptanceHead):
-            object.__setattr__(self, "head", AcceptanceHead.load(Path(self.head).expanduser()))
+            path = Path(self.head).expanduser()
+            object.__setattr__(self, "head", AcceptanceHead.load(path / HEAD if path.is_dir() else path))
 
     @property
     def trained(self) -> AcceptanceHead:
@@ -170,7 +173,9 @@ class SpecDecPP(Policy):
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
         # After the first draw the draft model has read no drafted token yet: there is nothing to judge by.
-        if outlook.drawn >= 2 and outlook.hidden is not None:
+        if outlook.drawn >= 2:
+            if outlook.hidden is None:
+                raise SettingsError("specdec++ judges by a draft model's states: draft with draft-model")
             if len(outlook.hidden) != self.trained.hidden_size:
                 raise SettingsError(
                     f"the acceptance head reads states of {self.trained.hidden_size} numbers and the draft model has "

@@ -214,3 +214,70 @@ def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw
         head = fit_value(lm.model, judged(), tap=tap, ridge=ridge)
     head.save(out)
     click.echo(f"The value head is ready: --source controlled-decoding:value={out}")
+
+
+@train.command(short_help="Train a head for --budget specdec++:head=DIR.")
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make.")
+@click.option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose states are judged.")
+@click.option("-m", "--model", default="smollm2", show_default=True, help="The model that is drafted for.")
+@click.option("--texts", default=300, show_default=True, metavar="N", help="How many texts the model writes.")
+@click.option("--prompts", type=_FILE, help="What it writes from, a prompt a line; otherwise built-in instructions.")
+@click.option("--max-new-tokens", default=96, show_default=True, metavar="N", help="Length of a text.")
+@click.option("--depth", default=3, show_default=True, help="Residual blocks of the head.")
+@click.option("--rejected", default=6.0, show_default=True, metavar="W", help="What a rejection weighs when learning.")
+@click.option("--epochs", default=5.0, show_default=True, metavar="E", help="How often all tokens are learned from.")
+@click.option("--seed", default=1, show_default=True, help="Decides texts and training.")
+def acceptance(
+    out: Path,
+    draft: str,
+    model: str,
+    texts: int,
+    prompts: Path | None,
+    max_new_tokens: int,
+    depth: int,
+    rejected: float,
+    epochs: float,
+    seed: int,
+) -> None:
+    """Train a head that tells how likely MODEL accepts what the draft model drafts.
+
+    It is used as --drafter draft-model:model=NAME,length=20 --budget specdec++:head=DIR. MODEL first writes the texts
+    to learn from; take another seed than the draft was trained with. Where most drafts are rejected, --rejected 1 keeps
+    the head from seeing none but rejections. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
+    """
+    import json
+    import shlex
+    import sys
+
+    from ..decode.lm import LM
+    from ..model.load import load
+    from ..model.named import named
+    from ..model.store import terminal_progress
+    from ..train.acceptance import Recipe, check_folder, check_texts, train_acceptance
+    from ..train.data import built_in_prompts, read_prompts, write_texts
+
+    recipe = Recipe(depth=depth, rejected=rejected, epochs=epochs, seed=seed)
+    check_texts(texts)
+    check_folder(out)
+    lines = read_prompts(prompts) if prompts else []
+    target, drafting = load(model), named(draft)
+    if lines:
+        encoded = [LM(target).encode(line) for line in lines[:texts]]
+        wanted = [encoded[number % len(encoded)] for number in range(texts)]
+    else:
+        wanted = built_in_prompts(target, texts, seed)
+    facts = {"model": target.name, "draft": draft, "command": shlex.join(["decodery", *sys.argv[1:]])}
+    try:
+        with terminal_progress(counts=True) as progress:
+            corpus = write_texts(
+                target, wanted, out / "text", max_new_tokens=max_new_tokens, seed=seed, progress=progress
+            )
+            scores = train_acceptance(
+                target.model, drafting, corpus, out, recipe=recipe, facts=facts, progress=progress
+            )
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
+        raise
+    click.echo(json.dumps(scores, indent=1))
+    click.echo(f"the head is ready: --budget specdec++:head={out}")

@@ -1,0 +1,155 @@
+"""The acceptance head of SpecDec++: its labels, its states, its training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.budget.specdec_pp import HEAD, SpecDecPP
+from decodery.errors import CorruptFile, SettingsError
+from decodery.model.batch import Batch, Segment
+from decodery.model.load import LoadedModel
+from decodery.model.tokenizer import Tokenizer
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
+from decodery.testing import tiny_transformer
+from decodery.train.acceptance import Recipe, judged, train_acceptance, weighted_loss
+from decodery.train.corpus import Corpus, Text
+from decodery.train.data import write_texts
+from tiny_models import make_tokenizer
+
+TARGET = tiny_transformer(0)
+DRAFT = tiny_transformer(0, num_layers=1)
+TEXT = Text(np.array([1, 2, 3, 9, 4, 7, 7, 5, 1, 6], dtype=np.int32), 4)
+
+
+def test_greedy_labels_say_whether_both_take_the_same_token() -> None:
+    states, labels = judged(TARGET, DRAFT, TEXT, temperature=0.0, kept=0.0, seed=0)
+    first, tokens = TEXT.written, TEXT.tokens.tolist()
+    taken = {}
+    for name, model in {"target": TARGET, "draft": DRAFT}.items():
+        logits = model.forward(Batch([Segment.chunk(tokens, model.new_cache())])).logits
+        taken[name] = logits.argmax(dim=1)[first - 1 : -1]
+    assert labels.tolist() == (taken["target"] == taken["draft"]).float().tolist()
+    mixed = tokens[:first] + taken["draft"].tolist()
+    hidden = DRAFT.forward(Batch([Segment.chunk(mixed, DRAFT.new_cache())]), taps=[1]).hidden[1]
+    assert (states - hidden[first:].float()).abs().max() < 1e-6
+
+
+def test_a_model_that_drafts_for_itself_is_always_accepted() -> None:
+    _, labels = judged(TARGET, TARGET, TEXT, temperature=0.7, kept=0.0, seed=0)
+    assert labels.tolist() == [1.0] * 6
+
+
+def test_labels_average_to_the_acceptance_of_sampled_drafts() -> None:
+    laws = [
+        (model.forward(Batch([Segment.chunk(TEXT.tokens, model.new_cache())])).logits / 0.8).softmax(dim=1)[3:-1]
+        for model in (TARGET, DRAFT)
+    ]
+    expected = float(torch.minimum(*laws).sum(dim=1).mean())
+    found = [judged(TARGET, DRAFT, TEXT, temperature=0.8, kept=0.0, seed=seed)[1] for seed in range(400)]
+    assert float(torch.cat(found).mean()) == pytest.approx(expected, abs=0.03)
+
+
+def test_a_share_of_the_text_stays() -> None:
+    sizes = [len(judged(TARGET, DRAFT, TEXT, temperature=1.0, kept=0.5, seed=seed)[1]) for seed in range(60)]
+    assert 2.3 < np.mean(sizes) < 3.7
+
+
+def test_the_loss_is_least_at_the_truth_and_weighs_rejections() -> None:
+    labels = torch.tensor([0.0, 1.0, 0.25])
+    chance = torch.tensor([1e-4, 1 - 1e-4, 0.25 / (0.25 + 6 * 0.75)], requires_grad=True)
+    loss = weighted_loss(torch.stack((torch.zeros(3), chance.logit()), dim=1), labels, 6.0)
+    loss.backward()
+    assert chance.grad is not None and abs(float(chance.grad[2])) < 1e-5
+    sure = torch.tensor([[0.0, 3.0]])
+    wrong, right = (float(weighted_loss(sure, torch.tensor([label]), 6.0)) for label in (0.0, 1.0))
+    assert (wrong, right) == (pytest.approx(3.0486, abs=1e-3), pytest.approx(0.0486, abs=1e-3))
+
+
+SMALL = tiny_transformer(3, vocab_size=8, hidden_size=32, num_layers=1)
+
+
+def even(odd: float) -> Transformer:
+    """A model of nearly even laws whose logits of odd tokens are moved by `odd`."""
+    head = Dense(0.3 * SMALL.weights.head.weight, odd * (torch.arange(8).double() % 2))
+    return Transformer(SMALL.config, replace(SMALL.weights, head=head))
+
+
+WRITER, GUESSER = even(-8.0), even(0.0)
+"""The target refuses odd tokens, of which the draft knows nothing: what is accepted shows in the token read."""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    target = LoadedModel(WRITER, Tokenizer(make_tokenizer()), None, "tiny", "float64")
+    prompts = [[number % 8] for number in range(40)]
+    return write_texts(target, prompts, tmp_path_factory.mktemp("text"), max_new_tokens=30, temperatures=(1.0,))
+
+
+def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: object) -> dict[str, float]:
+    recipe = Recipe(depth=1, epochs=12, lr=0.01, batch=64)
+    return train_acceptance(WRITER, draft, corpus, out, recipe=recipe, **settings)
+
+
+def test_a_head_learns_and_resumes_to_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
+    scores = fit(corpus, tmp_path / "whole")
+    assert 0 < scores["loss"] < 0.5 * scores["constant"]
+    head = SpecDecPP(str(tmp_path / "whole")).trained
+    assert (head.vocab_size, head.hidden_size, head.facts["depth"]) == (8, 32, 1)
+    assert head.facts["tokens"] == scores["tokens"] > 900
+    assert f"{scores['loss']:.4f} nats" in (tmp_path / "whole" / "README.md").read_text()
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "judging drafts" and done == 36:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(corpus, tmp_path / "parts", progress=stop)
+    fit(corpus, tmp_path / "parts")
+    again = SpecDecPP(str(tmp_path / "parts" / HEAD)).trained
+    assert again.facts == head.facts
+    assert all(torch.equal(again.parameters()[name], value) for name, value in head.parameters().items())
+    states = tmp_path / "parts" / "states" / "00000.safetensors"
+    states.write_bytes(states.read_bytes()[:-5])
+    with pytest.raises(CorruptFile, match="is damaged: remove it"):
+        fit(corpus, tmp_path / "parts")
+    with pytest.raises(SettingsError, match="was made with other texts, models or settings"):
+        fit(corpus, tmp_path / "whole", draft=WRITER)
+
+
+def test_a_head_whose_labels_are_shuffled_learns_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    # What the comparison with a constant is worth: it tells a head that knows something from one that cannot.
+    random = np.random.default_rng(0)
+
+    def shuffled(*args: object, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+        states, labels = judged(*args, **settings)  # type: ignore[arg-type]
+        return states, labels[torch.from_numpy(random.permutation(len(labels)))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("decodery.train.acceptance.judged", shuffled)
+        scores = fit(corpus, tmp_path / "out")
+    assert 0.9 * scores["constant"] < scores["loss"] <= 1.05 * scores["constant"]
+
+
+def test_a_folder_of_something_else_is_left_alone(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(SettingsError, match="and is no acceptance head"):
+        fit(corpus, tmp_path)
+
+
+def test_too_few_texts_are_refused(tmp_path: Path) -> None:
+    target = LoadedModel(WRITER, Tokenizer(make_tokenizer()), None, "tiny", "float64")
+    few = write_texts(target, [[1]], tmp_path / "few", max_new_tokens=3)
+    with pytest.raises(SettingsError, match="1 texts are too few"):
+        fit(few, tmp_path / "out")
+
+
+@pytest.mark.parametrize("settings", [{"depth": -1}, {"rejected": 0.0}, {"kept": 1.0}, {"epochs": 0.0}])
+def test_recipes_out_of_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(SettingsError, match="a head needs"):
+        Recipe(**settings)
