@@ -1,9 +1,10 @@
 """What budget policies buy: drafts thrown away against target passes, and tokens per pass against bytes.
 
-    python benchmarks/budgets.py [GROUP ...] [--every 20] [--tokens 64] [--draft smollm2-draft] [--head FILE]
+    python benchmarks/budgets.py [GROUP ...] --head DIR [--draft smollm2-draft] [--every 30] [--tokens 48]
 
-Prompts come from Spec-Bench (DECODERY_DATA), the target is the embedded model at its own precision. Nothing is timed,
-so that the machine's load does not matter. Writes benchmarks/results/budgets.json; groups not run keep what is there.
+Prompts come from Spec-Bench (DECODERY_DATA), the target is the embedded model at its own precision; DIR is what
+`decodery train acceptance --out DIR` made. Nothing is timed, so that the machine's load does not matter. Writes
+benchmarks/results/budgets.json after every setting; what is in it already, with the same settings, is not run again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.budget.base import Budget, Policy
+from decodery.budget.base import MOST_NODES, Budget, Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.cost import CostCurve
 from decodery.budget.fixed import Fixed
@@ -32,8 +33,11 @@ from decodery.budget.specdec_pp import SpecDecPP
 from decodery.core.memory import Memory
 from decodery.core.tree import TokenTree
 from decodery.decode.request import Request
-from decodery.draft.base import Observation
+from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.growth.eagle_2 import EAGLE2
+from decodery.draft.token_recycling import TokenRecycling
+from decodery.model.batch import Batch, Segment
 from decodery.testing.tensors import TensorBytes
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -43,13 +47,27 @@ LONGEST = 20
 
 @dataclass
 class Bench:
-    """The model, its draft and the prompts."""
+    """The model, its draft and the prompts, and what has been measured: once() makes a figure that is not there yet."""
 
     lm: dc.LM
     draft: str
     head: str
     prompts: list[str]
     tokens: int
+    result: dict[str, Any]
+    group: str = ""
+
+    def once(self, make: Callable[[], Any], *names: str) -> Any:
+        """The figure called `names` within the group; it is written as soon as it is made."""
+        *outer, last = names
+        found = self.result[self.group]["figures"]
+        for name in outer:
+            found = found.setdefault(name, {})
+        if last not in found:
+            found[last] = make()
+            OUT.write_text(json.dumps(self.result, indent=1) + "\n", "utf-8")
+            print(*names, found[last], flush=True)
+        return found[last]
 
     def run(self, budget: Policy, **settings: Any) -> list[dc.Output]:
         drafter = DraftModel(self.draft, length=LONGEST)
@@ -69,7 +87,7 @@ def counts(outputs: Iterable[dc.Output]) -> dict[str, float]:
     }
 
 
-def pareto(bench: Bench) -> dict[str, Any]:
+def pareto(bench: Bench) -> None:
     """Discarded drafts and target passes per emitted token, by policy and setting; below: fixed lengths as a curve."""
     families: dict[str, dict[str, Policy]] = {
         "fixed": {f"{gamma}": Fixed(gamma) for gamma in range(1, 11)},
@@ -77,22 +95,20 @@ def pareto(bench: Bench) -> dict[str, Any]:
         "confidence, probability": {f"{p}": Confidence(p, longest=LONGEST) for p in (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)},
         "confidence, entropy": {f"{h}": Confidence(None, h, longest=LONGEST) for h in (0.5, 1.0, 1.5, 2.0, 2.5, 3.5)},
     }
-    found: dict[str, Any] = {}
     for name, settings in {
         "greedy": {"temperature": 0.0},
         "temperature 1, rejection": {"temperature": 1.0, "rule": "rejection"},
     }.items():
         runs = {
-            family: {setting: counts(bench.run(policy, **settings)) for setting, policy in policies.items()}
+            family: {
+                setting: bench.once(lambda: counts(bench.run(policy, **settings)), name, family, setting)  # noqa: B023
+                for setting, policy in policies.items()
+            }
             for family, policies in families.items()
         }
         curve = [(point["discarded"], point["passes"]) for point in runs["fixed"].values()]
-        runs["below"] = {
-            family: sum(_below(curve, point) for point in points.values()) for family, points in runs.items() if points
-        }
-        found[name] = runs
-        print(name, json.dumps(runs), flush=True)
-    return found
+        below = {family: sum(_below(curve, point) for point in points.values()) for family, points in runs.items()}
+        bench.once(lambda: below, name, "below")  # noqa: B023
 
 
 def _below(curve: list[tuple[float, float]], point: dict[str, float]) -> bool:
@@ -101,57 +117,52 @@ def _below(curve: list[tuple[float, float]], point: dict[str, float]) -> bool:
     return bool(point["passes"] <= np.interp(point["discarded"], xs, ys) + 1e-9)
 
 
-def memory(bench: Bench) -> dict[str, Any]:
+def memory(bench: Bench) -> None:
     """The largest bytes of keys, values and vocabulary rows of any prompt, and tokens per pass, by allowed bytes.
 
-    full: a draft of up to 64 nodes without a bound; shares are of what is needed beyond plain decoding.
+    Drafts of up to 64 nodes; shares are of what these need beyond plain decoding.
     """
-    lm = bench.lm
-    found: dict[str, Any] = {}
-    for name, drafter in {"draft-model": DraftModel(bench.draft, length=LONGEST), "auto": "auto"}.items():
-        rows: dict[str, Any] = {}
-        for label, share in {
-            "unbounded": None,
-            "100 %": 1.0,
-            "50 %": 0.5,
-            "35 %": 0.35,
-            "20 %": 0.2,
-            "0 %": 0.0,
-        }.items():
-            peaks, allowed, outputs = [], [], []
-            for prompt in bench.prompts[:6]:
-                tokens = lm.encode(prompt)
-                budget = None if share is None else MemoryBound(_allowed(bench, tokens, drafter, share) / 2**20)
-                with TensorBytes(partial(_counted, lm.model.vocab_size)) as tensors:
-                    out = lm.generate(prompt, max_new_tokens=bench.tokens, drafter=drafter, budget=budget)
-                peaks.append(tensors.peak)
-                allowed.append(None if budget is None else round(budget.mib * 2**20))
-                outputs.append(out)
-            assert budget is None or all(peak <= most for peak, most in zip(peaks, allowed, strict=True))
-            rows[label] = {
-                "peak_mib": round(max(peaks) / 2**20, 2),
-                "allowed_mib": None if budget is None else round(max(allowed) / 2**20, 2),
-                "nodes": max(step.nodes for out in outputs for step in out.trace.decoding),
-                **{key: value for key, value in counts(outputs).items() if key == "tokens_per_pass"},
-            }
-            print(name, label, rows[label], flush=True)
-        found[name] = rows
-    return found
+    drafters = {
+        "draft-model, eagle-2": DraftModel(bench.draft, growth=EAGLE2(nodes=MOST_NODES)),
+        "token-recycling": TokenRecycling(nodes=MOST_NODES, scope="request"),
+    }
+    shares = {"unbounded": None, "100 %": 1.0, "50 %": 0.5, "35 %": 0.35, "20 %": 0.2, "10 %": 0.1, "0 %": 0.0}
+    for name, drafter in drafters.items():
+        for label, share in shares.items():
+            bench.once(lambda: _within(bench, drafter, share), name, label)  # noqa: B023
+
+
+def _within(bench: Bench, drafter: Drafter, share: float | None) -> dict[str, Any]:
+    """What decoding holds and gains where it may hold this share; None: whatever it wants."""
+    lm, peaks, allowed, outputs = bench.lm, [], [], []
+    for prompt in bench.prompts:
+        bound = None if share is None else MemoryBound(_allowed(bench, lm.encode(prompt), drafter, share) / 2**20)
+        with TensorBytes(partial(_counted, lm.model.vocab_size)) as tensors:
+            outputs.append(lm.generate(prompt, max_new_tokens=bench.tokens, drafter=drafter, budget=bound))
+        peaks.append(tensors.peak)
+        allowed.append(None if bound is None else bound.mib * 2**20)
+        assert allowed[-1] is None or peaks[-1] <= allowed[-1]
+    return {
+        "peak_mib": round(max(peaks) / 2**20, 2),
+        "allowed_mib": None if share is None else round(max(allowed) / 2**20, 2),
+        "nodes": max(step.nodes for out in outputs for step in out.trace.decoding),
+        "tokens_per_pass": counts(outputs)["tokens_per_pass"],
+    }
 
 
 def _counted(vocab: int, tensor: Any) -> bool:
     return tensor.ndim == 5 or (tensor.ndim > 0 and tensor.shape[-1] == vocab)
 
 
-def _allowed(bench: Bench, tokens: list[int], drafter: Any, share: float) -> int:
+def _allowed(bench: Bench, tokens: list[int], drafter: Drafter, share: float) -> int:
     """Bytes that a text needs without drafts, and that share of what 64 drafted tokens need besides."""
     request: Request = bench.lm.request(tokens, max_new_tokens=bench.tokens, drafter=drafter)
     seq = bench.lm.engine().open(request)
-    plain, most = held(seq, 0), held(seq, 64)
+    plain, most = held(seq, 0), held(seq, MOST_NODES)
     return int(plain + share * (most - plain)) + 1
 
 
-def serving(bench: Bench) -> dict[str, Any]:
+def serving(bench: Bench) -> None:
     """Mean latency of a simulated server, by load: each fixed length, and goodput, relative to the best fixed length.
 
     Requests of 100 tokens arrive at random, and each accepts drafted tokens with a chance of its own between 0.3 and
@@ -162,15 +173,15 @@ def serving(bench: Bench) -> dict[str, Any]:
     times = {row["rows"]: row["ms"] / 1e3 for row in recorded if row["precision"] == "int8"}
     curve = CostCurve(tuple(sorted(times)), tuple(times[rows] for rows in sorted(times)))
     seconds = np.array([curve.seconds(max(rows, 1)) for rows in range(2048)])
-    found: dict[str, Any] = {}
     for load in (0.1, 0.3, 0.6, 0.9, 1.2):
-        rate = load * 16 / seconds[16] / _LENGTH
-        latency = {f"fixed {k}": _latency(Fixed(k), rate, seconds) for k in range(7)}
-        best = min(latency.values())
-        latency |= {f"goodput, each {each}": _latency(Goodput(each), rate, seconds) for each in ("request", "batch")}
-        found[f"{load}"] = {name: round(value / best, 4) for name, value in latency.items()}
-        print(load, found[f"{load}"], flush=True)
-    return found
+        bench.once(lambda: _latencies(load * 16 / seconds[16] / _LENGTH, seconds), f"{load}")  # noqa: B023
+
+
+def _latencies(rate: float, seconds: np.ndarray) -> dict[str, float]:
+    latency = {f"fixed {k}": _latency(Fixed(k), rate, seconds) for k in range(7)}
+    best = min(latency.values())
+    latency |= {f"goodput, each {each}": _latency(Goodput(each), rate, seconds) for each in ("request", "batch")}
+    return {name: round(float(value / best), 4) for name, value in latency.items()}
 
 
 _LENGTH = 100
@@ -187,7 +198,7 @@ def _latency(policy: Policy, rate: float, seconds: np.ndarray, requests: int = 3
         if not batch:
             now = max(now, arrivals[waiting])
         while waiting < requests and arrivals[waiting] <= now:
-            request = SimpleNamespace(number=waiting, position=1, drafter=None, memory=memory)
+            request = SimpleNamespace(number=waiting, position=1, drafter=None, memory=memory, budget=policy)
             request.budget_state = policy.start(request)
             batch.append(request)
             waiting += 1
@@ -207,25 +218,31 @@ def _latency(policy: Policy, rate: float, seconds: np.ndarray, requests: int = 3
     return total / requests
 
 
-GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {"pareto": pareto, "memory": memory, "serving": serving}
+GROUPS: dict[str, Callable[[Bench], None]] = {"pareto": pareto, "memory": memory, "serving": serving}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--every", type=int, default=20, help="take every so many questions")
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--every", type=int, default=30, help="take every so many questions")
+    parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--draft", default="smollm2-draft")
-    parser.add_argument("--head", default="smollm2-draft")
+    parser.add_argument("--head", default="head", help="the folder of a trained acceptance head")
     options = parser.parse_args()
     lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
     prompts = [json.loads(line)["turns"][0] for line in lines][:: options.every]
-    bench = Bench(dc.load("smollm2"), options.draft, options.head, prompts, options.tokens)
     result = json.loads(OUT.read_text("utf-8")) if OUT.exists() else {}
+    bench = Bench(dc.load("smollm2"), options.draft, options.head, prompts, options.tokens, result)
+    # The tokens it finds likeliest tell one draft model from another that has its name.
+    draft = dc.load(options.draft).model
+    likeliest = draft.forward(Batch([Segment.chunk(range(16), draft.new_cache())])).logits.argmax(dim=-1).tolist()
+    shared = {"draft": options.draft, "every": options.every, "tokens": options.tokens, "likeliest": likeliest}
     for name in options.groups or GROUPS:
-        settings = {"prompts": len(prompts), "every": options.every, "new_tokens": options.tokens}
-        result[name] = {"settings": settings, "about": GROUPS[name].__doc__, "figures": GROUPS[name](bench)}
-        OUT.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        settings = shared | ({"head": SpecDecPP(options.head).trained.facts} if name == "pareto" else {})
+        if result.get(name, {}).get("settings") != settings:
+            result[name] = {"settings": settings, "about": GROUPS[name].__doc__, "figures": {}}
+        bench.group = name
+        GROUPS[name](bench)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@
 
 DRAFTER is one that can expand: "draft-model" (the one that comes with the package), "draft-model:model=NAME", "ngram".
 Prompts come from Spec-Bench (DECODERY_DATA), the target is the embedded model at its own precision. Nothing is timed,
-so that the load of the machine does not matter. Writes growth-NAME.json after every setting; what is in it already is
-not run again. --acceptance measures and prints how often the child of each rank was the accepted one, and nothing else:
-the defaults of sequoia are those of draft-model at temperature 0 with --every 8.
+so that the load of the machine does not matter. Writes growth-NAME.json after every setting; what is in it already, of
+the same draft model, is not run again. --acceptance measures and prints how often the child of each rank was the
+accepted one, and nothing else: the defaults of sequoia are those of draft-model at temperature 0 with --every 8.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import decodery as dc
 from decodery.draft.base import Expander, expanding
 from decodery.draft.growth.sequoia import acceptance_by_rank
-from decodery.model.batch import Batch, Scores
+from decodery.model.batch import Batch, Scores, Segment
 from decodery.model.protocol import LanguageModel
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -78,6 +78,12 @@ class Bench:
         with counted(drafter.readers(self.lm.model)) as fed:
             outputs = [self.lm.generate(prompt, drafter=drafter, **settings) for prompt in self.prompts]
         return outputs, fed
+
+
+def likeliest(models: Iterable[LanguageModel]) -> list[int]:
+    """What tells one draft model from another: the token it finds likeliest after each of the first 16."""
+    batches = ((model, Batch([Segment.chunk(range(16), model.new_cache())])) for model in models)
+    return [token for model, batch in batches for token in model.forward(batch).logits.argmax(dim=-1).tolist()]
 
 
 @contextmanager
@@ -146,11 +152,12 @@ def main() -> None:
         "drafter": options.drafter,
         "every": options.every,
         "tokens": options.tokens,
+        "likeliest": likeliest(bench.drafter.readers(bench.lm.model)),
         "acceptance": {},
         "runs": {},
     }
     if path.exists() and (before := json.loads(path.read_text("utf-8"))).keys() == result.keys():
-        same = all(before[key] == result[key] for key in ("drafter", "every", "tokens"))
+        same = all(before[key] == result[key] for key in ("drafter", "every", "tokens", "likeliest"))
         result = before if same else result
     for temperature, rule in RUNS:
         name = f"{temperature} {rule}"

@@ -179,6 +179,28 @@ def rules() -> str:
     return f"`{result['command']}`\n\n" + "\n\n".join(tables)
 
 
+def judge() -> str:
+    """Tokens per pass and answers by threshold of the judge."""
+    path = ROOT / "benchmarks" / "results" / "judge.json"
+    if not path.exists():
+        return "No results yet: `python benchmarks/judge.py` writes them."
+    result = _load("judge")
+    head, probe, questions = result["head"], result["probe"], result["questions"]
+    table = _table(
+        ["rule", "tokens per pass", "right", "answer of the model alone"],
+        [
+            [name, f"{row['tokens_per_pass']:.2f}", f"{row['right']:.0%}", f"{row['as_alone']:.0%}"]
+            for name, row in result["rows"].items()
+        ],
+    )
+    return (
+        f"`{result['command']}`: {questions['test']} sums in words, of which the model alone gets "
+        f"{result['alone']:.0%} right; drafts of `{result['draft']}`, ten tokens a pass; a head trained on "
+        f"{questions['train']} other questions (AUC on those held out {head['auc']:.2f}). Of {probe['tried']} digits "
+        f"replaced by wrong ones the head gives {probe['passed']} more than even odds.\n\n{table}"
+    )
+
+
 def continuous() -> str:
     """What the density-ratio rule accepts, and how far the law is moved."""
     result = _load("continuous")
@@ -209,34 +231,53 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def budgets_pareto() -> str:
     """What each budget policy throws away, and the passes it needs."""
-    parts = []
-    for name, runs in _budgets("pareto").items():
-        below = runs.pop("below")
+    found = _budgets("pareto")
+    if not found:
+        return "Not measured yet."
+    settings, head = found["settings"], found["settings"]["head"]
+    parts = [
+        f"`python benchmarks/budgets.py pareto --every {settings['every']} --tokens {settings['tokens']} --head head`, "
+        f"with `{settings['draft']}` and the head of `{head['command']}`. It learned from {head['tokens']:.0f} tokens "
+        f"drafted along texts new to the draft. On texts held out, where they are accepted with a mean chance of "
+        f"{head['acceptance']:.1%}, its cross-entropy above a perfect judge's is {head['loss']:.4f} nats per token; "
+        f"that of the best judge that always says the same is {head['constant']:.4f}."
+    ]
+    for name, runs in found["figures"].items():
+        below = runs.pop("below", {})
         rows = [
-            f"| {family} | {setting} | {point['discarded']:.2f} | {point['passes']:.3f} | {point['drafted']:.1f} |"
+            [family, setting, f"{point['discarded']:.2f}", f"{point['passes']:.3f}", f"{point['drafted']:.1f}"]
             for family, points in runs.items()
             for setting, point in points.items()
         ]
         counts = ", ".join(
             f"{family} {count} of {len(runs[family])}" for family, count in below.items() if family != "fixed"
         )
-        head = (
-            "| budget | setting | discarded per token | passes per token | drafted per pass |\n|---|---|---:|---:|---:|"
-        )
-        parts.append(f"{name.capitalize()}; below fixed lengths: {counts}.\n\n" + "\n".join([head, *rows]))
-    return "\n\n".join(parts) or "Not measured yet."
+        columns = ["budget", "setting", "discarded per token", "passes per token", "drafted per pass"]
+        parts.append(f"{name.capitalize()}; below fixed lengths: {counts}.\n\n{_table(columns, rows)}")
+    return "\n\n".join(parts)
 
 
 def budgets_memory() -> str:
     """Bytes allowed and held, and tokens per pass."""
-    head = "| drafter | allowed | MiB allowed | MiB held | nodes | tokens per pass |\n|---|---|---:|---:|---:|---:|"
+    found = _budgets("memory")
+    if not found:
+        return "Not measured yet."
+    settings = found["settings"]
+    columns = ["drafter", "allowed", "MiB allowed", "MiB held", "nodes", "tokens per pass"]
     rows = [
-        f"| {drafter} | {label} | {row['allowed_mib'] or ''} | {row['peak_mib']} | {row['nodes']} "
-        f"| {row['tokens_per_pass']:.2f} |"
-        for drafter, found in _budgets("memory").items()
-        for label, row in found.items()
+        [
+            drafter,
+            label,
+            "" if row["allowed_mib"] is None else f"{row['allowed_mib']:.2f}",
+            f"{row['peak_mib']:.2f}",
+            str(row["nodes"]),
+            f"{row['tokens_per_pass']:.2f}",
+        ]
+        for drafter, group in found["figures"].items()
+        for label, row in group.items()
     ]
-    return "\n".join([head, *rows]) if rows else "Not measured yet."
+    command = f"python benchmarks/budgets.py memory --every {settings['every']} --tokens {settings['tokens']}"
+    return f"`{command}`, with `{settings['draft']}`:\n\n{_table(columns, rows)}"
 
 
 def sources() -> str:
@@ -255,10 +296,21 @@ def sources() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
+def budgets_serving() -> str:
+    """Mean latency by load and policy, relative to the best fixed length."""
+    found = _budgets("serving")
+    if not found:
+        return "Not measured yet."
+    figures = found["figures"]
+    policies = list(next(iter(figures.values())))
+    rows = [[load, *(f"{row[name]:.2f}" for name in policies)] for load, row in figures.items()]
+    return f"`python benchmarks/budgets.py serving`\n\n{_table(['load', *policies], rows)}"
+
+
 def _budgets(group: str) -> dict[str, Any]:
     path = ROOT / "benchmarks" / "results" / "budgets.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return dict(found.get(group, {}).get("figures", {}))
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found.get(group, {})
 
 
 def trained() -> str:
@@ -385,6 +437,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,
     "rules": rules,
+    "budgets-serving": budgets_serving,
+    "judge": judge,
     "continuous": continuous,
     "trained": trained,
     "constraints": constraints,
