@@ -6,7 +6,8 @@ The embedded model answers questions such as "Tom has 3 pens and buys 5 more. Ho
 The judge is trained on what it makes of its own alternatives, as `decodery train judge` does; the draft is a model's
 name, or how many of its own first layers draft 10 tokens a pass. An answer is its last number. The control accepts a
 draft among the target's `top` best, by the rule `tolerance`. A probe puts another digit into every accepted text, where
-there is a digit, and counts how often the judge lets it through. Nothing is timed. Writes judge.json.
+there is a digit, and counts how often the judge lets it through. Nothing is timed. Writes judge.json after every rule;
+an interrupted run goes on where it stopped, its training too if DIR is named.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,25 +106,29 @@ def main() -> None:
         f"judge, threshold {t}": Judge(head, t) for t in (1.0, 0.9, 0.7, head.facts["threshold_90"], 0.5, 0.3, 0.0)
     }
     rules |= {f"tolerance, top {top}": Tolerance(top, margin=20.0) for top in (2, 3, 5)}
-    result = {
+    result: dict[str, Any] = {
         "kind": "judge",
         "command": "python benchmarks/judge.py",
         "draft": options.draft,
         "questions": {"train": options.train, "test": options.test},
         "head": head.facts,
-        "probe": corrupted(
-            target,
-            head,
-            [out.sequence.tokens[: out.sequence.prompt_length] for out in outputs],
-            [out.tokens for out in outputs],
-        ),
         "rows": {},
     }
     options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / "judge.json"
+    if path.exists():
+        before = json.loads(path.read_text("utf-8"))
+        if all(before.get(name) == value for name, value in result.items() if name != "rows"):
+            result = before
+    if "probe" not in result:
+        prompts = [out.sequence.tokens[: out.sequence.prompt_length] for out in outputs]
+        result["probe"] = corrupted(target, head, prompts, [out.tokens for out in outputs])
+    result["alone"] = round(float(np.mean([answer == str(n) for answer, (_, n) in zip(plain, held, strict=True)])), 4)
     for name, rule in rules.items():
-        result["rows"][name] = run(lm, drafter, rule, held, plain)
-        print(name, result["rows"][name], flush=True)
-        (options.out / "judge.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        if name not in result["rows"]:
+            result["rows"][name] = run(lm, drafter, rule, held, plain)
+            print(name, result["rows"][name], flush=True)
+            path.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
