@@ -6,11 +6,15 @@ import numpy as np
 import torch
 
 from ..errors import NumericalError
+from ..model.native import library
 
 _STRIDE = 64
 """Tokens per group. Group maxima cost one sweep over the row, which is what bounds this on a CPU."""
 _ROWS = 64
 """Rows sorted out together, so that a long prompt needs little memory."""
+_FEW = 64
+"""Up to this many, the native sweep keeps its list in order by insertion."""
+_NAN = "the model's logits hold NaN; check the weights, or load the model with dtype='float32'"
 
 
 def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -26,6 +30,11 @@ def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         values, ids = logits.topk(k, dim=-1)
         return ids.cpu().numpy(), values.float().cpu().numpy()
     rows = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy()
+    if k <= _FEW and rows.dtype == np.float32 and rows.flags.c_contiguous and (lib := library()) is not None:
+        ids, values = np.empty((len(rows), k), dtype=np.int32), np.empty((len(rows), k), dtype=np.float32)
+        if lib.decodery_topk(rows.ctypes.data, *rows.shape, k, ids.ctypes.data, values.ctypes.data):
+            raise NumericalError(_NAN)
+        return ids.astype(np.int64), values
     parts = [_topk(rows[start : start + _ROWS], k) for start in range(0, len(rows), _ROWS)]
     if len(parts) == 1:
         return parts[0]
@@ -66,7 +75,7 @@ def _topk(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         ids = np.concatenate((ids, place + whole))
         values = np.concatenate((values, rows[last, place + whole]))
     if np.isnan(bound).any():
-        raise NumericalError("the model's logits hold NaN; check the weights, or load the model with dtype='float32'")
+        raise NumericalError(_NAN)
     order = np.lexsort((ids, -values, owner))
     best = order[np.searchsorted(owner[order], np.arange(n))[:, None] + np.arange(k)]
     return ids[best], values[best]

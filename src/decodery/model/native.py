@@ -89,6 +89,7 @@ def library() -> ctypes.CDLL | None:
         lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
         lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
         lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
         lib.decodery_threads(torch.get_num_threads())
         return lib
     return None

@@ -24,22 +24,24 @@ class Contexts:
 
     def __init__(self, orders: Sequence[int], width: int) -> None:
         self.orders, self.width = tuple(orders), width
-        self._keys = np.zeros((len(self.orders), 1 << _BITS), dtype=np.uint64)
-        self._rows = np.full((len(self.orders), 1 << _BITS, width), -1, dtype=np.int32)
+        self.longest = self.orders[0]
+        keys = np.zeros((len(self.orders), 1 << _BITS), dtype=np.uint64)
+        rows = np.full((len(self.orders), width << _BITS), -1, dtype=np.int32)
+        # Steps look up and learn a handful of contexts: single places of memory are many times faster at that than
+        # array operations.
+        self._keys = [memoryview(each) for each in keys]
+        self._rows = [memoryview(each) for each in rows]
         self._lock = Lock()
 
     def rows(self, context: Sequence[int]) -> list[list[int] | None]:
         """Per order the tokens that may follow `context`, best first; None where it never stood so."""
-        found: list[list[int] | None] = []
-        key, keys = 0, {}
-        for length, token in enumerate(reversed(context[-self.orders[0] :]), start=1):
-            key = ((key + token + 1) * _MIX) & _MASK
-            keys[length] = key
+        found: list[list[int] | None] = [None] * len(self.orders)
+        hashes, width = _hashes(context, self.longest), self.width
         for number, order in enumerate(self.orders):
-            wanted = keys.get(order)
-            place = 0 if wanted is None else wanted >> (64 - _BITS)
-            known = wanted is not None and self._keys[number, place] == wanted
-            found.append(self._rows[number, place].tolist() if known else None)
+            if order < len(hashes):
+                place = (key := hashes[order]) >> (64 - _BITS)
+                if self._keys[number][place] == key:
+                    found[number] = self._rows[number][place * width : (place + 1) * width].tolist()
         return found
 
     def learn(self, text: Sequence[int], seen: Observation) -> None:
@@ -48,22 +50,40 @@ class Contexts:
         text: all tokens of the sequence; the tree's root stands at `seen.start` in it.
         """
         ids, _ = topk(seen.logits, self.width)
-        before = self.orders[0] - 1
-        last = [-1] * before + list(text[max(0, seen.start - before) : seen.start])
-        # The tokens before the root stand as its ancestors, so that all nodes are walked up alike.
-        tokens = np.concatenate((last[len(last) - before :], seen.tree.tokens)).astype(np.int64)
-        parents = np.concatenate((np.arange(-1, before - 1), seen.tree.parents + before))
-        parents[before] = before - 1
-        nodes = np.concatenate((np.arange(len(seen.tree)), [0], np.asarray(seen.path, dtype=np.int64)))
-        at, key = nodes + before, np.zeros(len(nodes), dtype=np.uint64)
-        keys = {}
-        for length in range(1, before + 2):
-            key = (key + (tokens[at] + 1).astype(np.uint64)) * np.uint64(_MIX)
-            keys[length] = key, tokens[at] >= 0
-            at = parents[at]
+        ranked = memoryview(ids.astype(np.int32).reshape(-1))
+        contexts: list[list[int]] = []
+        for token, parent in zip(seen.tree.tokens.tolist(), seen.tree.parents.tolist(), strict=True):
+            before = contexts[parent] if contexts else text[max(0, seen.start + 1 - self.longest) : seen.start]
+            contexts.append([*before[len(before) + 1 - self.longest if len(before) >= self.longest else 0 :], token])
         with self._lock:
-            for number, order in enumerate(self.orders):
-                key, whole = keys[order]
-                places = (key[whole] >> np.uint64(64 - _BITS)).astype(np.int64)
-                self._keys[number, places] = key[whole]
-                self._rows[number, places, : ids.shape[1]] = ids[nodes[whole]]
+            for node in (*range(len(contexts)), 0, *seen.path):
+                self._put(contexts[node], ranked[node * ids.shape[1] : (node + 1) * ids.shape[1]])
+
+    def fill(self, order: int, contexts: np.ndarray, rows: np.ndarray) -> None:
+        """Take over many contexts [m, order] of one order and the tokens after them [m, width]; first ones win."""
+        number, keys = self.orders.index(order), np.zeros(len(contexts), dtype=np.uint64)
+        for column in contexts.T[::-1]:
+            keys = (keys + (column + 1).astype(np.uint64)) * np.uint64(_MIX)
+        places = (keys >> np.uint64(64 - _BITS)).astype(np.int64)
+        places, first = np.unique(places, return_index=True)
+        with self._lock:
+            np.asarray(self._keys[number])[places] = keys[first]
+            kept = rows[first, : self.width]
+            np.asarray(self._rows[number]).reshape(-1, self.width)[places, : kept.shape[1]] = kept
+
+    def _put(self, context: list[int], row: memoryview) -> None:
+        hashes = _hashes(context, self.longest)
+        for number, order in enumerate(self.orders):
+            if order < len(hashes):
+                place = (key := hashes[order]) >> (64 - _BITS)
+                self._keys[number][place] = key
+                self._rows[number][place * self.width : place * self.width + len(row)] = row
+
+
+def _hashes(context: Sequence[int], longest: int) -> list[int]:
+    """Keys of the last 0, 1, 2, ... `longest` tokens of `context`, as far as it goes."""
+    hashes, key = [0], 0
+    for token in context[: -longest - 1 : -1]:
+        key = ((key + token + 1) * _MIX) & _MASK
+        hashes.append(key)
+    return hashes

@@ -103,3 +103,4 @@ INLINE f16 reduce16(const f16* s) {
 #include "gemm.h"
 #include "attention.h"
 #include "pass.h"
+#include "topk.h"

@@ -235,6 +235,14 @@ EXPORT int32_t decodery_linear(const Linear* linear, const float* x, int32_t row
     return run_one(chosen->linear, model, x, rows, y);
 }
 
+// The k largest of each of `rows` rows [n], see topk.h: ids and values [rows][k]. Returns 0, or 1 where one is not a
+// number.
+EXPORT int32_t decodery_topk(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* values) {
+    for (int64_t row = 0; row < rows; ++row)
+        if (!chosen->topk(x + row * n, n, k, ids + row * k, values + row * k)) return 1;
+    return 0;
+}
+
 // Seconds to read `bytes` of a buffer once with all threads.
 EXPORT double decodery_read(const void* buffer, int64_t bytes) {
     Model model = {};

@@ -52,6 +52,7 @@ enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, 
 struct Kernels {
     const char* name;
     Job layers, head, linear, read;
+    bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DESCRIPTION, TOKENIZER, WEIGHTS = "model.json", "tokenizer.json", "int8.safetensors"
+CONTEXTS = "contexts.safetensors"
 
 SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
 """By name: the folder of a shipped draft."""
@@ -16,9 +17,15 @@ SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
 
 def shipped_for(vocabulary: str) -> str | None:
     """The shipped draft whose target has this vocabulary (`ModelConfig.vocabulary`), or None."""
+    return next((name for name in SHIPPED if _is_for(name, vocabulary)), None)
+
+
+def shipped_contexts(vocabulary: str) -> Path | None:
+    """The file of contexts that `auto` begins with for models with this vocabulary, or None."""
+    return next((SHIPPED[name] / CONTEXTS for name in SHIPPED if _is_for(name, vocabulary)), None)
+
+
+def _is_for(name: str, vocabulary: str) -> bool:
     from ..folder import read_json
 
-    for name, folder in SHIPPED.items():
-        if vocabulary and read_json(folder / DESCRIPTION)["config"]["vocabulary"] == vocabulary:
-            return name
-    return None
+    return bool(vocabulary) and read_json(SHIPPED[name] / DESCRIPTION)["config"]["vocabulary"] == vocabulary

@@ -1,0 +1,152 @@
+"""How likely each token is to come next, by what was copied and ranked before and by how often that was right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+import numpy as np
+
+from .contexts import Contexts
+from .ngrams import NGrams, copy
+
+LEAST = 0.01
+"""What is left to guess at worst; nothing less likely is worth a row."""
+_LENGTHS = (1, 2, 3, 4, 6, 9, 14, 22)
+"""Lengths of repetitions at which copies are trusted anew."""
+_TRUST = (0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""How often a copy is right after a repetition of each length, until it is measured."""
+_PRIOR = 6.0
+CONTEXTS = (3, 2, 1)
+"""Lengths of the contexts whose successors are known."""
+_NOWHERE = len(CONTEXTS)
+_FORGET = 0.97
+_chance = itemgetter(0)
+
+
+class CopyRates:
+    """How often the token after a repetition was repeated too, by the repetition's length; recent times count more."""
+
+    def __init__(self) -> None:
+        self._hits = [trust * _PRIOR for trust in _TRUST]
+        self._seen = [_PRIOR] * len(_TRUST)
+
+    def rate(self, length: int) -> float:
+        """Chance that a copy of the token after a repetition of `length` tokens is right."""
+        at = _bucket(length)
+        return self._hits[at] / self._seen[at]
+
+    def learn(self, length: int, right: bool) -> None:
+        """One copy turned out right or wrong."""
+        at = _bucket(length)
+        # What was believed first never loses all its weight, so that one mistake in a long text is not the end.
+        self._hits[at] = self._hits[at] * _FORGET + right + (1 - _FORGET) * _TRUST[at]
+        self._seen[at] = self._seen[at] * _FORGET + 1 + (1 - _FORGET)
+
+
+class SuccessorRates:
+    """How often the token at each place of a ranking came next, where nothing told before it did.
+
+    Kept apart by the longest context that was known and by the one whose ranking it is: of[best][order][rank]. first:
+    the rates that are believed until they are measured; by default rank r is right once in (r + 1)(r + 2) times.
+    """
+
+    def __init__(self, orders: int, width: int, first: np.ndarray | None = None) -> None:
+        ranks = np.arange(width)
+        believed = np.tile(1 / ((ranks + 1.0) * (ranks + 2.0)), (orders, orders, 1))
+        if first is not None:
+            believed[:, :, : first.shape[2]] = first[:, :, :width]
+        self.of: list[list[list[float]]] = believed.tolist()
+        self._seen = np.full(believed.shape, _PRIOR).tolist()
+
+    def learn(self, best: int, order: int, rank: int, right: bool) -> None:
+        rates, seen = self.of[best][order], self._seen[best][order]
+        seen[rank] += 1
+        rates[rank] += (right - rates[rank]) / seen[rank]
+
+
+Candidate = tuple[float, int, tuple[int, int, int] | None]
+"""A token that may come next: its chance, itself, and whose guess it is: (best order, order, rank), None for a copy."""
+
+
+@dataclass(slots=True)
+class Expectations:
+    """What may come next in one text: the copy of what followed its end where it stood before, and the contexts.
+
+    copied: the copy since the last `find`; repeated: over how many tokens the text before it agrees with the end.
+    """
+
+    copies: NGrams
+    contexts: Contexts
+    rates: SuccessorRates
+    trust: CopyRates = field(default_factory=CopyRates)
+    copied: list[int] = field(default_factory=list)
+    repeated: int = 0
+
+    def find(self, text: list[int], length: int) -> None:
+        """Copy up to `length` tokens for the end of `text`, which has only grown."""
+        self.copies.extend(text)
+        found = self.copies.find(text)
+        self.copied = copy(text, found[0], length) if found else []
+        self.repeated = _repeated(text, found[0]) if found else 0
+
+    def follows(self, followed: int, token: int) -> int:
+        """How far `token` follows the copy after a node that does so for `followed` tokens; -1 where either left it."""
+        return followed + 1 if 0 <= followed < len(self.copied) and self.copied[followed] == token else -1
+
+    def candidates(self, context: list[int], followed: int, least: float = 0.0) -> list[Candidate]:
+        """What may follow `context` with a chance of `least` or more, likeliest first.
+
+        followed: how far the context follows the copy, -1 if it left it.
+        """
+        found: list[Candidate] = []
+        told, left = set(), 1.0
+        if 0 <= followed < len(self.copied):
+            chance = self.trust.rate(self.repeated + followed)
+            found.append((chance, self.copied[followed], None))
+            told.add(self.copied[followed])
+            left -= chance
+        best = -1
+        for order, row in enumerate(self.contexts.rows(context)):
+            if row is None:
+                continue
+            best = order if best < 0 else best
+            spent = 0.0
+            for rank, (token, rate) in enumerate(zip(row, self.rates.of[best][order], strict=True)):
+                if token >= 0 and token not in told:
+                    chance = left * rate
+                    spent += chance
+                    told.add(token)
+                    if chance >= least:
+                        found.append((chance, token, (best, order, rank)))
+            left = max(left - spent, LEAST)
+        found.sort(key=_chance, reverse=True)
+        return found
+
+    def learn(self, context: list[int], followed: int, token: int) -> None:
+        """`token` came after `context`: whoever was asked before it was told is right or wrong."""
+        guesses = self.candidates(context, followed)
+        if 0 <= followed < len(self.copied):
+            copied = self.copied[followed] == token
+            self.trust.learn(self.repeated + followed, copied)
+            if copied:
+                return
+        told = next((source[1] for _, guess, source in guesses if source and guess == token), _NOWHERE)
+        for _, guess, source in guesses:
+            if source is not None and source[1] <= told:
+                self.rates.learn(*source, guess == token)
+
+
+def _bucket(length: int) -> int:
+    at = 0
+    while at + 1 < len(_LENGTHS) and _LENGTHS[at + 1] <= length:
+        at += 1
+    return at
+
+
+def _repeated(tokens: list[int], start: int) -> int:
+    """Over how many tokens, `_LENGTHS[-1]` at most, the text before `start` agrees with the text's end."""
+    length = 0
+    while length < min(start, _LENGTHS[-1]) and tokens[start - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length

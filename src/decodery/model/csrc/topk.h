@@ -1,0 +1,36 @@
+// The largest of many numbers in one sweep: blocks of 128 whose maximum does not reach the list so far are passed over.
+// Included once per instruction set, inside its namespace.
+
+// The k largest of row [n], best first, the lowest index among equals, into ids and values [k], k <= n; false: one is
+// not a number.
+static bool run_topk(const float* row, int32_t n, int32_t k, int32_t* ids, float* values) {
+    constexpr int32_t block = 128;
+    int32_t found = 0;
+    i16 strange = isplat(0);
+    for (int32_t start = 0; start < n; start += block) {
+        const int32_t stop = start + block < n ? start + block : n;
+        if (stop - start == block) {
+            f16 most = load(row + start);
+            strange |= most != most;
+            for (int32_t i = 16; i < block; i += 16) {
+                const f16 x = load(row + start + i);
+                strange |= x != x;
+                most = larger(x, most);
+            }
+            if (found == k && !(maximum<float>(most) > values[k - 1])) continue;
+        }
+        for (int32_t i = start; i < stop; ++i) {
+            const float x = row[i];
+            if (x != x) return false;
+            if (found == k && !(x > values[k - 1])) continue;
+            int32_t place = found < k ? found++ : k - 1;
+            for (; place > 0 && x > values[place - 1]; --place) {
+                values[place] = values[place - 1];
+                ids[place] = ids[place - 1];
+            }
+            values[place] = x;
+            ids[place] = i;
+        }
+    }
+    return isum(strange) == 0;
+}
