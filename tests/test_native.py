@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.topk import topk
+from decodery.errors import NumericalError
 from decodery.model import native
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
@@ -222,6 +224,22 @@ def test_not_a_number_is_not_hidden(kernels):
     logits = stack.head(stack.layers(hidden, batch, range(3))[0])
     assert logits[1].isnan().all()
     assert logits[0].isfinite().all()
+
+
+def test_the_largest_of_many(kernels):
+    torch.manual_seed(0)
+    for vocab, k in ((1, 1), (130, 64), (49152, 6), (1000, 3)):
+        logits = (2 * torch.randn(5, vocab)).round(decimals=1)  # with ties
+        logits[1, vocab // 2 :] = -torch.inf
+        logits[2] = torch.arange(vocab)
+        ids, values = topk(logits, k)
+        expected = np.lexsort((np.broadcast_to(np.arange(vocab), logits.shape), -logits.numpy()), axis=1)[:, :k]
+        assert (ids == expected).all()
+        assert (values == np.take_along_axis(logits.numpy(), expected, 1)).all()
+        # Far below the largest ones too, where whole blocks are passed over.
+        logits[2, vocab // 3] = torch.nan
+        with pytest.raises(NumericalError, match="NaN"):
+            topk(logits, k)
 
 
 def test_threads_may_call_at_the_same_time():

@@ -31,10 +31,10 @@ def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         return ids.cpu().numpy(), values.float().cpu().numpy()
     rows = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy()
     if k <= _FEW and rows.dtype == np.float32 and rows.flags.c_contiguous and (lib := library()) is not None:
-        ids, values = np.empty((len(rows), k), dtype=np.int32), np.empty((len(rows), k), dtype=np.float32)
-        if lib.decodery_topk(rows.ctypes.data, *rows.shape, k, ids.ctypes.data, values.ctypes.data):
+        best, most = np.empty((len(rows), k), dtype=np.int32), np.empty((len(rows), k), dtype=np.float32)
+        if lib.decodery_topk(rows.ctypes.data, *rows.shape, k, best.ctypes.data, most.ctypes.data):
             raise NumericalError(_NAN)
-        return ids.astype(np.int64), values
+        return best.astype(np.int64), most
     parts = [_topk(rows[start : start + _ROWS], k) for start in range(0, len(rows), _ROWS)]
     if len(parts) == 1:
         return parts[0]

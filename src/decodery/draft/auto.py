@@ -51,9 +51,11 @@ class Auto(Drafter):
 
         def make() -> tuple[Contexts, SuccessorRates]:
             contexts, warm = Contexts(CONTEXTS, width), self._warm(seq)
-            for order in CONTEXTS if warm else ():
+            if warm is None:
+                return contexts, SuccessorRates(len(CONTEXTS), width)
+            for order in CONTEXTS:
                 contexts.fill(order, warm.contexts[order], warm.rows[order])
-            return contexts, SuccessorRates(len(CONTEXTS), width, warm.rates if warm else None)
+            return contexts, SuccessorRates(len(CONTEXTS), width, warm.rates)
 
         contexts, rates = seq.memory.recall("process", seq, ("auto", seq.vocab_size, width, self.warm), make)
         return Expectations(NGrams(self.orders), contexts, rates)
@@ -77,7 +79,7 @@ class Auto(Drafter):
         memory: Expectations = seq.draft_state
         limit = min(self.most, budget.nodes)
         memory.find(seq.tokens, min(limit, budget.depth))
-        return _grow(seq, memory, _Worth(budget, limit), budget.depth)
+        return _grow(seq, memory, Worth(budget, limit), budget.depth)
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         memory: Expectations = seq.draft_state
@@ -90,7 +92,7 @@ class Auto(Drafter):
         memory.contexts.learn(seq.tokens, seen)
 
 
-class _Worth:
+class Worth:
     """Which number of drafted nodes gives most tokens per second, as nodes are offered by falling chance.
 
     costs: times of this pass with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own.
@@ -104,9 +106,9 @@ class _Worth:
         self._nodes = 0
         self.best = 0
         """The number of nodes that is worth most among those taken."""
-        slopes = (self._costs[1:] - self._costs[0]) / self._counts
-        self.least = max(LEAST, float(slopes.min(initial=1.0) * self._most))
-        """The chance below which no node is worth its row, even among as many as make rows cheapest."""
+        cheapest = float(np.diff(self._costs).min(initial=self._costs[0]))
+        self.least = max(LEAST, cheapest * self._most)
+        """The chance below which no node is worth its row, even where rows are cheapest."""
 
     @property
     def full(self) -> bool:
@@ -125,13 +127,14 @@ class _Worth:
             self._most, self.best = worth, self._nodes
 
 
-def _grow(seq: Sequence, memory: Expectations, worth: _Worth, depth: int) -> TokenTree:
+def _grow(seq: Sequence, memory: Expectations, worth: Worth, depth: int) -> TokenTree:
     """The likeliest nodes, as many as are worth most."""
     tokens, parents, depths = [seq.pending], [-1], [0]
     # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
     followed, contexts = [0], [seq.tokens[-CONTEXTS[0] :]]
     candidates: list[list[Candidate]] = []
-    chances, heap = [1.0], []
+    chances = [1.0]
+    heap: list[tuple[float, int, int]] = []
 
     def expand(node: int) -> None:
         ended = depths[node] >= depth or (node > 0 and tokens[node] in seq.eos_ids)

@@ -112,4 +112,4 @@ def _tried(
             among += tokens[at] in guesses
             places += 1
             expected.learn(context, -1, tokens[at])
-    return np.array(rates.of), {"held_out": places, "first": first / places, "among": among / places}
+    return np.array(rates.of), {"held_out": places, "first": first / max(1, places), "among": among / max(1, places)}

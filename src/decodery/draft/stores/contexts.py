@@ -29,8 +29,8 @@ class Contexts:
         rows = np.full((len(self.orders), width << _BITS), -1, dtype=np.int32)
         # Steps look up and learn a handful of contexts: single places of memory are many times faster at that than
         # array operations.
-        self._keys = [memoryview(each) for each in keys]
-        self._rows = [memoryview(each) for each in rows]
+        self._keys = [each.data for each in keys]
+        self._rows = [each.data for each in rows]
         self._lock = Lock()
 
     def rows(self, context: Sequence[int]) -> list[list[int] | None]:
@@ -50,7 +50,7 @@ class Contexts:
         text: all tokens of the sequence; the tree's root stands at `seen.start` in it.
         """
         ids, _ = topk(seen.logits, self.width)
-        ranked = memoryview(ids.astype(np.int32).reshape(-1))
+        ranked = ids.astype(np.int32).reshape(-1).data
         contexts: list[list[int]] = []
         for token, parent in zip(seen.tree.tokens.tolist(), seen.tree.parents.tolist(), strict=True):
             before = contexts[parent] if contexts else text[max(0, seen.start + 1 - self.longest) : seen.start]

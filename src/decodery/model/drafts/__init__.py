@@ -1,4 +1,4 @@
-"""Small draft models that come with the package, and how a trained draft is written.
+"""Small draft models that come with the package, what `auto` begins with, and how a trained draft is written.
 
 A draft is a folder: `int8.safetensors` in the form of `fused`, `model.json` with its configuration and a README.md that
 says how it was made. One that stands alone has its `tokenizer.json` too; a shipped one uses its target's.
