@@ -3,16 +3,19 @@
     python benchmarks/samplers.py [GROUP ...] [--texts 16] [--tokens 128] [--out benchmarks/results]
 
 Texts continue the beginnings of Spec-Bench passages (DECODERY_DATA); the model is the embedded one at its own
-precision. Nothing is timed, so that the machine's load does not matter. Every group writes samplers-GROUP.json.
+precision. Nothing is timed, so that the machine's load does not matter. Every group writes samplers-GROUP.json, row by
+row: an interrupted run goes on where it stopped, and --again begins anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,10 @@ import decodery as dc
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Mirostat, Temperature, TopH
 from decodery.sample.entropy import entropy
+from decodery.search import Beam, ContrastiveSearch, ControlledBlocks, DiverseBeam, ExactExtract
+from decodery.search.base import Search
+from decodery.source import USCD, ControlledDecoding, PartialAttention, PartialWeights, TextReward, TransferQ
+from decodery.source.value import LinearValue
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 BEGINNING = 40
@@ -33,8 +40,8 @@ BEGINNING = 40
 class Bench:
     """One loaded model and the prompts."""
 
-    def __init__(self, texts: int, tokens: int) -> None:
-        self.lm = dc.load("smollm2")
+    def __init__(self, texts: int, tokens: int, dtype: str = "auto") -> None:
+        self.lm = dc.load("smollm2", dtype=dtype)
         self.tokens = tokens
         lines = (DATA / "spec_bench_dev.jsonl").read_text("utf-8").splitlines()
         passages = [question["turns"][0] for question in map(json.loads, lines) if len(question["turns"][0]) > 600]
@@ -63,6 +70,23 @@ class Bench:
         return -float(logprobs[torch.arange(len(out.tokens)), out.tokens].mean()) / math.log(2)
 
 
+class Results:
+    """The rows of one group, in a file that has each as soon as it is known."""
+
+    def __init__(self, path: Path, facts: dict[str, Any], *, again: bool) -> None:
+        self.path, self.facts = path, facts
+        kept = json.loads(path.read_text("utf-8")) if path.exists() and not again else {}
+        self.rows: dict[str, Any] = kept.get("results", {}) if facts.items() <= kept.items() else {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.rows
+
+    def __setitem__(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] = row
+        self.path.write_text(json.dumps(self.facts | {"results": self.rows}, indent=1) + "\n", encoding="utf-8")
+        print(name, row, flush=True)
+
+
 def repeated(tokens: Sequence[int], n: int) -> float:
     """Share of n-grams that stood in the text before."""
     grams = [tuple(tokens[at : at + n]) for at in range(len(tokens) - n + 1)]
@@ -83,16 +107,15 @@ def character(bench: Bench, outputs: list[dc.Output]) -> dict[str, float]:
     }
 
 
-def mirostat(bench: Bench) -> dict[str, Any]:
+def mirostat(bench: Bench, found: Results) -> None:
     """Observed surprise against the target; spread of the texts' means against top-p and against plain sampling."""
-    found: dict[str, Any] = {}
-    for version in (1, 2):
-        for tau in (1.5, 2.0, 3.0, 4.0):
+    for version, tau in itertools.product((1, 2), (1.5, 2.0, 3.0, 4.0)):
+        if (name := f"version {version}, tau {tau:g}") not in found:
             outputs = bench.run(sampler=[Mirostat(tau, 0.1, version)])  # type: ignore[arg-type]
             states = [out.sequence.sampler_state[0] for out in outputs]
             means = [state.surprise / state.tokens for state in states]
             predicted = [tau + (2 * tau - state.mu) / (0.1 * state.tokens) for state in states]
-            found[f"version {version}, tau {tau:g}"] = {
+            found[name] = {
                 "bits per token": round(statistics.mean(means), 3),
                 "deviation between texts": round(statistics.stdev(means), 3),
                 "greatest departure from the identity": max(
@@ -100,41 +123,43 @@ def mirostat(bench: Bench) -> dict[str, Any]:
                 ),
             }
     for name, settings in {"top-p 0.9": {"top_p": 0.9}, "plain": {}}.items():
-        surprises = [bench.surprise(out) for out in bench.run(temperature=1.0, **settings)]
-        found[name] = {
-            "bits per token": round(statistics.mean(surprises), 3),
-            "deviation between texts": round(statistics.stdev(surprises), 3),
-        }
-    return found
-
-
-def top_h(bench: Bench) -> dict[str, Any]:
-    """The share of the entropy that is left at every position, and how surprising texts become with the temperature."""
-    found: dict[str, Any] = {}
-    for bound in ("renormalised", "partial"):
-        warp = TopH(bound=bound)  # type: ignore[arg-type]
-        for temperature in (1.0, 1.5, 2.0):
-            outputs = bench.run(sampler=[Temperature(temperature), warp])
-            shares: list[float] = []
-            for out in outputs:
-                tempered = bench.logits(out) / temperature
-                whole = entropy(tempered.double().log_softmax(dim=-1)).flatten()
-                left = entropy(warp.warp(tempered, []).double().log_softmax(dim=-1)).flatten()
-                shares += (left / whole).tolist()
-            found[f"top-h {bound}, temperature {temperature:g}"] = {
-                "positions": len(shares),
-                "positions above alpha": int(np.sum(np.array(shares) > warp.alpha * (1 + 1e-6))),
-                "greatest share of the entropy": round(max(shares), 6),
-                "bits per token": round(statistics.mean(map(bench.surprise, outputs)), 3),
+        if name not in found:
+            surprises = [bench.surprise(out) for out in bench.run(temperature=1.0, **settings)]
+            found[name] = {
+                "bits per token": round(statistics.mean(surprises), 3),
+                "deviation between texts": round(statistics.stdev(surprises), 3),
             }
-    for name, settings in {"min-p 0.1": {"min_p": 0.1}, "top-p 0.9": {"top_p": 0.9}}.items():
-        for temperature in (1.0, 1.5, 2.0):
+
+
+def top_h(bench: Bench, found: Results) -> None:
+    """The share of the entropy that is left at every position, and how surprising texts become with the temperature."""
+    temperatures = (1.0, 1.5, 2.0)
+    for bound, temperature in itertools.product(("renormalised", "partial"), temperatures):
+        if (name := f"top-h {bound}, temperature {temperature:g}") in found:
+            continue
+        warp = TopH(bound=bound)  # type: ignore[arg-type]
+        outputs = bench.run(sampler=[Temperature(temperature), warp])
+        shares: list[float] = []
+        for out in outputs:
+            tempered = bench.logits(out) / temperature
+            whole = entropy(tempered.double().log_softmax(dim=-1)).flatten()
+            left = entropy(warp.warp(tempered, []).double().log_softmax(dim=-1)).flatten()
+            shares += (left / whole).tolist()
+        found[name] = {
+            "positions": len(shares),
+            "positions above alpha": int(np.sum(np.array(shares) > warp.alpha * (1 + 1e-6))),
+            "greatest share of the entropy": round(max(shares), 6),
+            "bits per token": round(statistics.mean(map(bench.surprise, outputs)), 3),
+        }
+    for (kind, settings), temperature in itertools.product(
+        {"min-p 0.1": {"min_p": 0.1}, "top-p 0.9": {"top_p": 0.9}}.items(), temperatures
+    ):
+        if (name := f"{kind}, temperature {temperature:g}") not in found:
             surprises = map(bench.surprise, bench.run(temperature=temperature, **settings))
-            found[f"{name}, temperature {temperature:g}"] = {"bits per token": round(statistics.mean(surprises), 3)}
-    return found
+            found[name] = {"bits per token": round(statistics.mean(surprises), 3)}
 
 
-def repetition(bench: Bench) -> dict[str, Any]:
+def repetition(bench: Bench, found: Results) -> None:
     """Greedy texts, and what keeps them from repeating themselves."""
     methods: dict[str, dict[str, Any]] = {
         "greedy": {},
@@ -146,7 +171,9 @@ def repetition(bench: Bench) -> dict[str, Any]:
         "temperature 0.8": {"temperature": 0.8},
         "temperature 0.8, xtc 0.5": {"temperature": 0.8, "xtc": 0.5},
     }
-    return {name: character(bench, bench.run(**settings)) for name, settings in methods.items()}
+    for name, settings in methods.items():
+        if name not in found:
+            found[name] = character(bench, bench.run(**settings))
 
 
 def sums(count: int) -> list[tuple[str, str]]:
@@ -157,7 +184,7 @@ def sums(count: int) -> list[tuple[str, str]]:
     return [(f"{shots}{a} + {b} =", str(a + b)) for a, b in pairs[4:]]
 
 
-def lookahead(bench: Bench) -> dict[str, Any]:
+def lookahead(bench: Bench, found: Results) -> None:
     """Rules that look ahead beside the plain ones: prose, and sums that are right or wrong."""
     sampled = {"temperature": 0.8, "top_p": 0.95}
     methods: dict[str, dict[str, Any]] = {
@@ -168,23 +195,30 @@ def lookahead(bench: Bench) -> dict[str, Any]:
         "cntp": {"rule": "cntp", **sampled},
     }
     questions = sums(100)
-    found: dict[str, Any] = {}
     for name, settings in methods.items():
+        if name in found:
+            continue
         outputs = bench.run([question for question, _ in questions], max_new_tokens=6, stop="\n", **settings)
         right = [out.text.strip() == answer for out, (_, answer) in zip(outputs, questions, strict=True)]
-        rows = sum(step.rows for out in outputs for step in out.trace.decoding) / sum(
-            len(out.tokens) for out in outputs
-        )
         found[name] = {
             "sums right of 100": sum(right),
-            "rows per token of a sum": round(rows, 2),
+            "rows per token of a sum": round(_total(outputs, "rows") / sum(len(out.tokens) for out in outputs), 2),
             "prose": character(bench, bench.run(**settings)),
         }
-    return found
 
 
-def speculation(bench: Bench) -> dict[str, Any]:
-    """Texts with the default drafter that are those without, and tokens per pass."""
+def speculation(bench: Bench, found: Results) -> None:
+    """Every method that could mind: what it costs per token, and whether a drafter leaves its texts as they are."""
+    value = LinearValue(torch.ones(bench.lm.model.config.hidden_size), torch.tensor(0.0), tap=20)
+    reward = TextReward(bench.lm.tokenizer.decode, lambda text: text.count("e") / max(1, len(text)))
+    source = {
+        "guidance": "guidance:scale=1.5",
+        "uscd": USCD(tuple(bench.lm.tokenizer.encode("A text."))),
+        "entropy-adaptive": "entropy-adaptive:small=smollm2-draft,threshold=2.0,stay=3",
+        "dola": "dola",
+        "controlled-decoding": ControlledDecoding(value, 0.1, k=5),
+        "transfer-q": TransferQ(reward, k=2, length=2, weight=10.0),
+    }
     methods: dict[str, dict[str, Any]] = {
         "top-h": {"temperature": 1.0, "top_h": 0.4},
         "xtc": {"temperature": 0.7, "xtc": 0.5},
@@ -193,22 +227,61 @@ def speculation(bench: Bench) -> dict[str, Any]:
         "momentum": {"sampler": ["momentum"]},
         "adadec": {"rule": "adadec"},
         "cntp": {"rule": "cntp", "temperature": 0.8, "top_p": 0.95},
+        **{name: {"source": each, "temperature": 0.7} for name, each in source.items()},
     }
-    found: dict[str, Any] = {}
     for name, settings in methods.items():
-        same, passes, tokens = 0, 0, 0
-        prompts = bench.prompts[::2]
-        for prompt in prompts:
-            (plain,) = bench.run([prompt], max_new_tokens=64, **settings)
-            (drafted,) = bench.run([prompt], max_new_tokens=64, drafter="token-recycling:nodes=16", **settings)
-            same += plain.tokens == drafted.tokens
-            passes += drafted.trace.passes
-            tokens += drafted.trace.tokens
-        found[name] = {"texts": len(prompts), "same": same, "tokens per pass": round(tokens / passes, 3)}
-    return found
+        if name not in found:
+            found[name] = _drafted(bench, settings)
+    if "partial-attention" not in found:
+        floating = Bench(len(bench.prompts), bench.tokens, dtype="float32")
+        weights = PartialWeights.initial(floating.lm.model)  # type: ignore[arg-type]
+        for layer in weights.layers:
+            layer["output"].copy_(layer["bend"] / 10)
+        found["partial-attention"] = _drafted(floating, {"source": PartialAttention(weights), "temperature": 0.7})
+    passage = "The tower is in Paris, and it was built in 1889."
+    searches: dict[str, Callable[[], list[dc.Output]]] = {
+        "beam": lambda: _searched(bench, Beam()),
+        "diverse-beam": lambda: _searched(bench, DiverseBeam()),
+        "contrastive-search": lambda: _searched(bench, ContrastiveSearch()),
+        "controlled-blocks": lambda: _searched(bench, ControlledBlocks(value), temperature=0.7),
+        "coupling": lambda: [bench.lm.hide("Tell me about rivers.", "noon", max_new_tokens=400)],
+        "exact-extract": lambda: [bench.lm.search(f"{passage} Where is the tower?", ExactExtract(passage))[0]],
+    }
+    for name, run in searches.items():
+        if name not in found:
+            found[name] = per_token(run())
 
 
-GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+def _searched(bench: Bench, search: Search, **settings: Any) -> list[dc.Output]:
+    settings = {"raw": True, "ignore_eos": True, "max_new_tokens": bench.tokens, **settings}
+    return [bench.lm.search(prompt, search, **settings)[0] for prompt in bench.prompts[:4]]
+
+
+def _drafted(bench: Bench, settings: dict[str, Any]) -> dict[str, float]:
+    """What a method costs without drafts, and how its texts fare with them."""
+    plain, drafted = bench.run(**settings), bench.run(drafter="token-recycling:nodes=16", **settings)
+    return per_token(plain) | {
+        "texts": len(plain),
+        "same": sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        "tokens per pass, drafted": round(sum(out.trace.tokens for out in drafted) / _total(drafted, "passes"), 3),
+    }
+
+
+def per_token(outputs: Sequence[dc.Output]) -> dict[str, float]:
+    """Passes, rows and whatever else was counted behind the prompt, by the tokens written there."""
+    tokens, counted = _total(outputs, "tokens"), Counter[str]()
+    for out in outputs:
+        for step in out.trace.decoding:
+            counted.update(step.counts)
+    shares = {"passes": _total(outputs, "passes"), "rows": _total(outputs, "rows"), **counted}
+    return {name: round(count / tokens, 3) for name, count in shares.items()}
+
+
+def _total(outputs: Sequence[dc.Output], name: str) -> int:
+    return sum(getattr(out.trace, name) for out in outputs)
+
+
+GROUPS: dict[str, Callable[[Bench, Results], None]] = {
     "mirostat": mirostat,
     "top-h": top_h,
     "repetition": repetition,
@@ -222,6 +295,7 @@ def main() -> None:
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--texts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--again", action="store_true", help="measure also what is known")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     bench = Bench(options.texts, options.tokens)
@@ -232,9 +306,8 @@ def main() -> None:
             "texts": options.texts,
             "tokens": options.tokens,
         }
-        result = facts | {"results": GROUPS[name](bench)}
-        (options.out / f"samplers-{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        print(name, json.dumps(result["results"], indent=1), flush=True)
+        print(f"# {name}", flush=True)
+        GROUPS[name](bench, Results(options.out / f"samplers-{name}.json", facts, again=options.again))
 
 
 if __name__ == "__main__":

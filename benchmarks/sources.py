@@ -113,7 +113,7 @@ def distinct(texts: Iterable[Sequence]) -> float:
 
 
 def entropy_adaptive(bench: Bench) -> dict[str, Any]:
-    """Thresholds in bits: the large model's share of tokens, the text's NLL under it, and passes and rows of both."""
+    """Thresholds in bits: the large model's share of tokens, agreement with its own choices, passes and rows."""
     model, prompts = bench.lm.model, [bench.lm.encode(each) for each in bench.questions(10)]
     small = small_model(bench)
     found: dict[str, Any] = {"small": bench.small, "window": 5, "stay": 10, "thresholds": {}}

@@ -21,6 +21,9 @@ from decodery.bench.result import BENCHMARK, PASSES, Result, read
 from decodery.cli.main import COMMANDS, cli
 from decodery.registry import Method
 
+sys.path.insert(0, str(Path(__file__).parent))
+import sampling  # beside this file, wherever it is run from
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FAMILIES = {
@@ -442,6 +445,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "continuous": continuous,
     "trained": trained,
     "constraints": constraints,
+    **sampling.SECTIONS,
 }
 
 

@@ -1,0 +1,158 @@
+"""The generated parts of the documentation about samplers, sources and searches, from what the benchmarks recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from decodery import registry
+from decodery.bench.report import markdown
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.errors import SettingsError
+from decodery.testing import tiny_transformer
+from decodery.verify.lookahead import Lookahead
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+KINDS = {"sample": "warp", "verify": "rule", "source": "source", "search": "search"}
+"""What a method of these families is."""
+
+
+def samplers() -> str:
+    """What samplers and rules that look ahead do to texts."""
+    parts = []
+    for group, (about, columns) in _GROUPS.items():
+        if not (RESULTS / f"samplers-{group}.json").exists():
+            continue
+        result = _load(f"samplers-{group}")
+        rows = {name: _flat(run) for name, run in result["results"].items()}
+        facts = f"`{result['command']}`: {result['texts']} texts of {result['tokens']} tokens"
+        parts.append(f"**{_TITLES[group]}.** {about} {facts}.\n\n{_runs(rows, columns)}")
+    return "\n\n".join(parts)
+
+
+_TITLES = {"mirostat": "Mirostat", "top-h": "Top-H", "repetition": "Repetition", "lookahead": "Looking ahead"}
+_GROUPS = {
+    "mirostat": (
+        "Surprise against its target `tau`, and how far the means of single texts lie apart.",
+        ("bits per token", "deviation between texts"),
+    ),
+    "top-h": (
+        "At every position the entropy of what is drawn from, as a share of the whole one: the paper's bound of 0.4 "
+        "holds at all of them, that of the published code is another. Surprise is under the model at temperature 1.",
+        ("positions", "positions above alpha", "greatest share of the entropy", "bits per token"),
+    ),
+    "repetition": (
+        "How repetitive and how surprising texts are that begin like a passage.",
+        ("repeated 4-grams", "distinct 2-grams", "bits per token"),
+    ),
+    "lookahead": (
+        "Sums of two-digit numbers behind four examples, and prose; what is read ahead is extra.",
+        (
+            *("sums right of 100", "rows per token of a sum", "bits per token", "repeated 4-grams"),
+            *("extra passes per token", "extra rows per token"),
+        ),
+    ),
+}
+
+
+def speculation() -> str:
+    """What every method that could mind drafts costs, and whether its texts stay the same with them."""
+    result = _load("samplers-speculation")
+    rows = [
+        (f"`{method.name}`", kind, *_costs(result["results"].get(method.name, {}), takes_drafts=kind != "search"))
+        for family, kind in KINDS.items()
+        for method in registry.methods(family)
+        if family in ("source", "search") or method.name in result["results"] or issubclass(method.cls, Lookahead)
+    ]
+    head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
+    refused = f'A search that is given a drafter says: "{_refusal()}".'
+    return f"`{result['command']}`\n\n{markdown(head, rows)}\n\n{refused}"
+
+
+def _costs(run: dict[str, Any], *, takes_drafts: bool) -> tuple[str, ...]:
+    """Passes, rows and what else was counted of a run, if there is one; how its texts fare with a drafter."""
+    known = {"passes", "rows", "texts", "same", _DRAFTED}
+    counts = [f"{name.replace('_', ' ')} {count:.2f}" for name, count in run.items() if name not in known]
+    figures = *(f"{run[name]:.2f}" if name in run else "" for name in ("passes", "rows")), ", ".join(counts)
+    if not takes_drafts:
+        return *figures, "takes none", ""
+    if "same" not in run:
+        return *figures, "the same text", ""
+    return *figures, f"{run['same']} of {run['texts']} texts the same", f"{run[_DRAFTED]:.2f}"
+
+
+_DRAFTED = "tokens per pass, drafted"
+
+
+def _refusal() -> SettingsError:
+    """What a search says to a drafter."""
+    try:
+        registry.resolve("search", "beam").run(Engine(tiny_transformer()), Request([1], drafter=PromptLookup()))
+    except SettingsError as error:
+        return error
+    raise AssertionError("a search takes drafts: this section has to be written anew")
+
+
+def agreement() -> str:
+    """What was compared with transformers, text by text and law by law."""
+    result = _load("agreement")
+    rows = []
+    for group, what in (("texts", "texts"), ("laws", "laws")):
+        for name, facts in result[group].items():
+            rows.append((name, f"{facts['same']} of {facts[what]} {what}", facts["transformers"]))
+    return markdown(("method", "the same", "transformers"), rows)
+
+
+def searches() -> str:
+    """What exact-extract and contrastive search find and cost."""
+    extract, contrastive = _load("search-extract")["figures"], _load("search-contrastive")["figures"]
+    whole = {name: f"{count:g}" for name, count in extract.items()}
+    return (
+        f"**Exact-extract.** {whole['passages']} problems of GSM8K as passages, with {whole['spans']} spans: the "
+        f"answer is the one found by scoring every span in {whole['agree_with_every_span_scored']} of "
+        f"{whole['passages']}, its score in {whole['agree_in_score_to_1e-6']}. That took {whole['rows']} rows in "
+        f"{whole['passes']} passes in place of {whole['rows_to_score_every_span']} in "
+        f"{whole['passes_to_score_every_span']}. The greedy answer was the best span in "
+        f"{whole['greedy_is_the_optimum']} of {whole['passages']}.\n\n"
+        "**Contrastive search.** 96 tokens that continue a prompt as plain text.\n\n"
+        + _runs(
+            {f"`{name}`": run for name, run in contrastive.items()},
+            ("repeated_2", "repeated_4", "distinct_2", "nats_per_token", "passes_per_token", "rows_per_token"),
+        )
+    )
+
+
+def _runs(runs: dict[str, dict[str, Any]], columns: Iterable[str]) -> str:
+    """A row per run."""
+    shown = tuple(columns)
+    body = [(name, *(_cell(run.get(column)) for column in shown)) for name, run in runs.items()]
+    return markdown(("", *(column.replace("_", " ") for column in shown)), body)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    """A run whose groups of figures stand among its figures."""
+    return {
+        key: each
+        for name, value in run.items()
+        for key, each in (value.items() if isinstance(value, dict) else ((name, value),))
+    }
+
+
+def _load(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "samplers": samplers,
+    "speculation": speculation,
+    "agreement": agreement,
+    "searches": searches,
+}
