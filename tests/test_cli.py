@@ -206,23 +206,24 @@ def test_interrupted_generate_keeps_its_text(model: Path) -> None:
     assert text.endswith("\n") and 1 < len(text) < 4000
 
 
-def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LM) -> None:
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LM, kind: signal.Signals) -> None:
     pieces: list[str] = []
 
     def write(piece: str) -> None:
         pieces.append(piece)
         if len("".join(pieces)) > 20 and not interrupted:
             interrupted.append(True)
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(kind)
 
     interrupted: list[bool] = []
     lm = smollm2_int8
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(kind)
     (output,) = decode(lm, [lm.request(lm.encode(PROMPT), ignore_eos=True)], write)
     assert output.finish_reason == "cancelled" and output.text == "".join(pieces)
     assert 0 < len(output.tokens) < 256
     assert output.sequence.cache.next_position == len(output.sequence.tokens) - 1
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(kind) is before
 
 
 def test_chat_reads_only_what_is_new(smollm2_int8: LM) -> None:

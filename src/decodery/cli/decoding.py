@@ -19,7 +19,7 @@ _CONTROLS = {code: None for code in [*range(32), *range(127, 160)] if code not i
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C inside is only noted, for the function this gives to report; a second one interrupts.
+    """The first Ctrl-C or SIGTERM inside is only noted, for the function this gives to report; a second one interrupts.
 
     A pass is never cut in two, so that the cache stays fit for use.
     """
@@ -31,11 +31,12 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed = True
 
-    previous = signal.signal(signal.SIGINT, note)
+    previous = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: pressed
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for kind, handler in previous.items():
+            signal.signal(kind, handler)
 
 
 def decode(lm: LM, requests: list[Request], write: Callable[[str], None] | None = None) -> list[Output]:

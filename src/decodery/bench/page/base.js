@@ -47,6 +47,13 @@ function drawing(width, height, label, ...children) {
   return sv("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, children);
 }
 
+// Room for the names left of bars: that of the longest one, and never more than half of the width.
+const ruler = document.createElement("canvas").getContext("2d");
+function gutter(names, width) {
+  ruler.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  return Math.min(width / 2, Math.max(...names.map((name) => ruler.measureText(name).width)) + 16);
+}
+
 const plots = [];
 // A plot is drawn to the width it has, and again when that changes.
 function plot(draw) {

@@ -6,7 +6,7 @@ const interval = (row) => number(row.speedup, 2) + (spread(row) ? ` (${number(ro
 // Overall speed-ups as bars with their intervals.
 function overallPlot(rows) {
   return plot((width) => {
-    const step = narrow() ? 44 : 32, left = narrow() ? 0 : 190, right = width - 150, lift = narrow() ? 18 : 0;
+    const step = narrow() ? 44 : 32, left = narrow() ? 0 : gutter(rows.map((row) => row.label), width), right = width - 150, lift = narrow() ? 18 : 0;
     const most = Math.max(1.2, ...rows.map((row) => row.speedup_high || row.speedup || 0)) * 1.02;
     const x = linear(0, most, left, right), height = rows.length * step + 24;
     const label = `Speed-up over plain decoding. ${rows.map((row) => `${row.label}: ${interval(row)}`).join("; ")}`;
@@ -119,7 +119,7 @@ function costPlot(curves, dots) {
 const PARTS = { propose: "--m2", score: "--m1", choose: "--m4", commit: "--m3" };
 function sharePlot(rows) {
   return plot((width) => {
-    const step = narrow() ? 42 : 30, left = narrow() ? 0 : 190, lift = narrow() ? 18 : 0, x = linear(0, 1, left, width - 4);
+    const step = narrow() ? 42 : 30, left = narrow() ? 0 : gutter(rows.map((row) => row.label), width), lift = narrow() ? 18 : 0, x = linear(0, 1, left, width - 4);
     const bars = rows.map((row, place) => {
       const y = place * step + lift;
       let from = 0;

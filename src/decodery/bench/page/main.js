@@ -90,7 +90,7 @@ function benchmarkPage() {
     el("h1", {}, `Decoding ${result.model.name}`),
     el("p", { class: "soft" }, `${result.model.precision}, ${result.machine.processor}, ${count(result.machine.threads, "thread")}; ` +
       `temperature ${result.settings.temperature}, at most ${result.settings.max_new_tokens} tokens, ${count(result.settings.rounds, "round")}; ${result.created.slice(0, 10)}`),
-    notes.map((note) => el("p", { class: "warn" }, note)),
+    ...notes.map((note) => el("p", { class: "warn" }, note)),
     sets.length > 1 ? el("div", { class: "controls" }, el("label", {}, "Workload ", chosen)) : "",
     view,
     recorded.length ? timelineSection(recorded) : "",
