@@ -98,15 +98,16 @@ class KVCache:
 
     def reserve(self, positions: np.ndarray) -> None:
         """Make room, owned by this cache alone, for scratch rows at `positions` [n]. Called once by each pass."""
-        n = len(positions)
-        needed = self.length + n
+        n, starts = len(positions), set(self.lengths.tolist())
+        needed = max(starts) + n
         if needed > self.capacity:
             self._replace(max(needed, 2 * self.capacity, self._first))
         elif self.storage.owners > 1:
             self._replace(self.capacity)
         self.scratch = n
-        for start in np.unique(self.lengths):
-            self.positions[self.lengths == start, start : start + n] = positions
+        for start in starts:
+            layers = slice(None) if len(starts) == 1 else self.lengths == start
+            self.positions[layers, start : start + n] = positions
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the scratch rows' keys and values, each [n, kv_heads, head_dim], of one layer."""
