@@ -387,6 +387,24 @@ def _tokens_per_pass(figures: dict[str, float]) -> str:
     return markdown(("drafter", *settings), rows)
 
 
+def steered() -> str:
+    """How often completions are secure behind each of SVEN's prefixes, and what these do to other code."""
+    found = _load("sven")
+    weaknesses = list(found["none"]["counts"])
+    rows = []
+    for control in ("secure", "none", "unsafe"):
+        counts = found[control]["counts"]
+        cells = [f"{each['secure']} / {each['unsafe']} / {each['neither']}" for each in counts.values()]
+        moved = f"{found['kl'][control]:.3f}" if control in found["kl"] else ""
+        rows.append([control, f"{found[control]['rate']:.0%}", *cells, moved])
+    return (
+        f"{found['templates']} beginnings of programs, {found['samples']} continuations each at temperature "
+        f"{found['temperature']}: the rate of secure ones among secure and unsafe ones, then secure / unsafe / neither "
+        f"by weakness, and the divergence from the model on neutral code, in nats per token. `{found['command']}`\n\n"
+        + _table(["control", "secure rate", *weaknesses, "KL"], rows)
+    )
+
+
 def growth() -> str:
     """Tokens per pass of every growth policy, a table per drafter, temperature and rule."""
     parts = []
@@ -446,6 +464,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "trained": trained,
     "constraints": constraints,
     **sampling.SECTIONS,
+    "steered": steered,
 }
 
 

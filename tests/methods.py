@@ -49,6 +49,7 @@ from decodery.draft.stores.datastore import Datastore
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
 from decodery.sample import DRY, XTC, Mirostat, Momentum, Sampler, Temperature, TopH
 from decodery.search.base import Search
@@ -64,6 +65,7 @@ from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
 from decodery.source.guidance import Guidance
 from decodery.source.partial_attention import PartialAttention, PartialWeights
+from decodery.source.sven import SVEN
 from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
 from decodery.source.value import LinearValue
@@ -228,6 +230,13 @@ def _partial_weights() -> PartialWeights:
     return weights
 
 
+@cache
+def _prefixes() -> Prefixes:
+    """Two that fit the tiny model and do something."""
+    empty, generator = KVPrefix.zeros(tiny_transformer(0).config, 3).data, torch.Generator().manual_seed(0)
+    return Prefixes({name: KVPrefix(torch.randn(empty.shape, generator=generator)) for name in ("secure", "unsafe")})
+
+
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
@@ -238,5 +247,6 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "transfer-q": lambda other: TransferQ(_even_tokens, other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
+    "sven": lambda other: SVEN("unsafe", _prefixes()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""

@@ -180,6 +180,49 @@ def contexts(out: Path, model: str, texts: int, prompts: Path | None, max_new_to
     click.echo(f"on texts held out the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
 
 
+@train.command(short_help="Train prefixes for --source sven:prefix=DIR.")
+@click.argument("pairs", required=False, type=_FILE)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make.")
+@click.option("-m", "--model", default="smollm2", show_default=True, help="The model that is to be steered.")
+@click.option("--length", default=5, show_default=True, help="Positions of a prefix.")
+@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all pairs are learned from.")
+@click.option("--lr", default=1e-2, show_default=True, help="Learning rate of the first step.")
+@click.option("--seed", default=0, show_default=True, help="Decides the order and what is left out.")
+def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, lr: float, seed: int) -> None:
+    """Train two short prefixes that turn MODEL towards programs as they are after a fix, or before it.
+
+    PAIRS holds one object a line: {"before": ..., "after": ...}, the same program before and after. Without it, 100
+    built-in pairs about security are used. Only the prefixes learn, never the model; one pair in ten is kept for
+    validation. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    """
+    import json
+    import shlex
+    import sys
+
+    import torch
+
+    from ..model.load import choose_dtype, load
+    from ..model.store import terminal_progress
+    from ..train.fixes import built_in_pairs
+    from ..train.sven import CONTROLS, Recipe, check_folder, read_pairs, train_sven
+
+    recipe = Recipe(length=length, epochs=epochs, lr=lr, seed=seed)
+    check_folder(out)
+    given = read_pairs(pairs) if pairs else built_in_pairs(100)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Gradients need floating point; bfloat16 is twice as fast where the processor computes in it.
+    loaded = load(model, dtype=choose_dtype("auto", "bfloat16", device))
+    try:
+        with terminal_progress(counts=True) as progress:
+            command = shlex.join(["decodery", *sys.argv[1:]])
+            found, _ = train_sven(loaded, given, out, recipe=recipe, command=command, progress=progress)
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
+        raise
+    click.echo(json.dumps(found.facts["validation"], indent=1))
+    click.echo(f"The prefixes are ready: --source sven:control={CONTROLS[0]},prefix={out}")
+
+
 @train.command(short_help="Learn where --rule adadec:tau=TAU should pause.")
 @click.argument("solutions", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("-m", "--model", default="smollm2", show_default=True, help="The model whose threshold is learned.")

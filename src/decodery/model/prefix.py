@@ -64,7 +64,7 @@ class Prefixes:
             with safe_open(path, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["facts"])
                 found = {name: KVPrefix(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-        except (OSError, KeyError, ValueError, SafetensorError) as error:
+        except (OSError, KeyError, ValueError, RecursionError, SafetensorError) as error:
             raise CorruptFile(f"{path} holds no learned prefixes: train some with `decodery train sven`") from error
         if not found or not all(each.data.is_floating_point() and each.data.ndim == 5 for each in found.values()):
             raise CorruptFile(f"{path} holds something else than learned prefixes")

@@ -5,11 +5,13 @@ from .dola import DoLa
 from .entropy_adaptive import EntropyAdaptive
 from .guidance import Guidance
 from .partial_attention import PartialAttention, PartialWeights
+from .sven import SVEN
 from .transfer_q import TransferQ
 from .uscd import USCD
 from .value import LinearValue, TextReward
 
 __all__ = [
+    "SVEN",
     "USCD",
     "ControlledDecoding",
     "DoLa",

@@ -1,0 +1,53 @@
+"""SVEN: a learned prefix of keys and values that turns a model towards a property, or away from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ..errors import SettingsError, UnsupportedModel
+from ..model.prefix import Prefixed, Prefixes
+from ..model.prefixes import WEIGHTS, shipped_for
+from ..model.protocol import LanguageModel
+from ..registry import register
+from .base import Source
+
+
+@register(
+    "sven",
+    paper="Large Language Models for Code: Security Hardening and Adversarial Testing (2023)",
+    guarantee="the model's weights are left as they are, and so is every text without it",
+    needs=("trained prefixes",),
+)
+@dataclass(frozen=True)
+class SVEN(Source):
+    """Begins the text behind a learned prefix, which turns the model towards a property or away from it.
+
+    control: the prefix by its name, such as "secure" or "unsafe". prefix: `Prefixes`, or the folder or file of trained
+    ones; None: those that come with this package for the embedded model. Texts with different prefixes, and without
+    one, share passes. Cost: a few more positions to attend to (5 in those shipped).
+    """
+
+    control: str = "secure"
+    prefix: Prefixes | str | None = None
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+        found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)
+        if found is None:
+            raise SettingsError(
+                "no prefixes for this model come along: train some with `decodery train sven --out DIR` and name them, "
+                "as in sven:prefix=DIR"
+            )
+        if self.control not in found.by_name:
+            raise SettingsError(f"sven has no prefix for {self.control!r} here; there is {', '.join(found.by_name)}")
+        prefix = found.by_name[self.control]
+        if not prefix.fits(model.config):
+            raise UnsupportedModel("these prefixes were made for a model of another shape: train some for this one")
+        return Prefixed(model, prefix)
+
+
+@lru_cache(maxsize=4)
+def _load(path: str) -> Prefixes:
+    return Prefixes.load(Path(path) / WEIGHTS if Path(path).is_dir() else path)
