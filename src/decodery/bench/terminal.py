@@ -72,10 +72,19 @@ def _differs(row: dict[str, Any]) -> bool:
     return row["share"]["score"] is not None and counts["checked"] > counts["identical"] + counts["excused"]
 
 
+_COLUMNS = 8
+"""Methods side by side that can still be read in a terminal."""
+
+
 def _categories(rows: list[dict[str, Any]]) -> Table:
-    names = list(dict.fromkeys(row["method"] for row in rows if row["speedup"] is not None and row["method"] != PLAIN))
     found = {(row["method"], row["category"]): row for row in rows}
-    table = _table("speed-up by category (tokens per pass)")
+    names = list(dict.fromkeys(row["method"] for row in rows if row["speedup"] is not None and row["method"] != PLAIN))
+    what = "speed-up by category (tokens per pass)"
+    if len(names) > _COLUMNS:
+        fastest = sorted(names, key=lambda name: -(found[name, ALL]["speedup"] or 0.0))[:_COLUMNS]
+        names = [name for name in names if name in fastest]
+        what += f" of the {_COLUMNS} fastest; the page and the results file have all"
+    table = _table(what)
     for name in ("category", *names):
         table.add_column(name, justify="left" if name == "category" else "right", overflow="fold")
     for category in dict.fromkeys(row["category"] for row in rows if row["category"] != ALL):
