@@ -108,6 +108,17 @@ def speed() -> str:
     return "\n\n".join(tables) or "No results yet: `make bench` writes them."
 
 
+def unguessable() -> str:
+    """What `auto` costs where nothing can be guessed."""
+    found = _load("draft-unguessable")
+    low, high = found["interval"]
+    return (
+        f"{found['texts']} texts of {found['new_tokens']} tokens at temperature {found['temperature']:g} after random "
+        f"tokens: `auto` takes {found['ratio']:.3f} times as long as plain decoding (95 % interval {low:.3f} to "
+        f"{high:.3f}); it drafts {found['drafted_per_pass']:.2f} tokens per pass there."
+    )
+
+
 def headline() -> str:
     """The methods and the peers over the built-in workload, for a reader in a hurry."""
     result = read(ROOT / "benchmarks" / "results" / "peers.json")
@@ -448,6 +459,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "successor": successor,
     "speed": speed,
+    "unguessable": unguessable,
     "headline": headline,
     "passes": passes,
     "growth": growth,
