@@ -267,7 +267,8 @@ def budgets_pareto() -> str:
             f"{family} {count} of {len(runs[family])}" for family, count in below.items() if family != "fixed"
         )
         columns = ["budget", "setting", "discarded per token", "passes per token", "drafted per pass"]
-        parts.append(f"{name.capitalize()}; below fixed lengths: {counts}.\n\n{_table(columns, rows)}")
+        title = f"{name.capitalize()}; below fixed lengths: {counts}." if counts else f"{name.capitalize()}:"
+        parts.append(f"{title}\n\n{_table(columns, rows)}")
     return "\n\n".join(parts)
 
 
