@@ -128,6 +128,8 @@ def test_lengths_beginnings_and_ends() -> None:
     found = run(model, ExactExtract(tuple(passage), end=ends), [1])
     assert found.generated[:-1] == expected[1] and found.generated[-1] in ends and found.finish_reason == "stop"
     assert found.score == pytest.approx(expected[0])
+    apart = max((brute(model, [1], piece) for piece in ([2], [5, 1, 4, 2, 5], [1, 2])), key=lambda found: found[0])
+    assert run(model, ExactExtract(tuple(passage), excluded=(3,)), [1]).generated[:-1] == apart[1]
     # Of a beginning only what begins with its first token counts.
     begun = max((score(model, [1], passage[:n], END), passage[:n]) for n in range(1, 11))
     assert run(model, ExactExtract((0,), beginnings=(tuple(passage),)), [1]).generated[:-1] == begun[1]
@@ -156,6 +158,8 @@ def test_a_text_is_spelt_as_in_the_passage_and_as_an_answer() -> None:
     class Words:
         """One token per word; a word behind a space is another token than at the beginning."""
 
+        special_ids = frozenset({7})
+
         def encode(self, text: str, *, special: bool) -> list[int]:
             pieces = re.findall(r"\s?\S+", text)
             return [sum(map(ord, piece.strip())) % 100 + 100 * piece.startswith(" ") for piece in pieces]
@@ -166,3 +170,4 @@ def test_a_text_is_spelt_as_in_the_passage_and_as_an_answer() -> None:
     for n, begun in enumerate(bound.beginnings):
         assert list(begun) == [whole[n] % 100, *whole[n + 1 : n + 256]]
     assert ExactExtract((1, 2)).bind(Words()) == ExactExtract((1, 2))
+    assert ExactExtract().bind(Words()) == ExactExtract(excluded=(7,))

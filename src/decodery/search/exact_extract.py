@@ -41,16 +41,17 @@ class ExactExtract(Search):
     passage: token ids, of which every span is a candidate, or a text; empty for the prompt itself. A text's spans are
     candidates as they are spelt in the passage and, from the beginning of every word, as an answer that begins there
     would be spelt. beginnings: further texts as token ids, of which the beginnings are candidates. end: ids of which
-    any may end an answer, the request's end tokens where empty; no span holds one. normalised: divide log-probabilities
-    by the number of tokens, end included. rows: rows of a pass. Spans that begin alike share their rows (a trie), and
-    what is already less likely than the best whole answer is not followed: the published way scores all spans. Spans
-    are as long as max_new_tokens allows. Ties: the span that begins first, then the shorter. Score: its
-    log-probability.
+    any may end an answer, the request's end tokens where empty; no span holds one, nor one of `excluded`: special
+    tokens, where the passage is the prompt. normalised: divide log-probabilities by the number of tokens, end included.
+    rows: rows of a pass. Spans that begin alike share their rows (a trie), and what is already less likely
+    than the best whole answer is not followed: the published way scores all spans. Spans are as long as max_new_tokens
+    allows. Ties: the span that begins first, then the shorter. Score: its log-probability.
     """
 
     passage: str | tuple[int, ...] = ()
     beginnings: tuple[tuple[int, ...], ...] = ()
     end: tuple[int, ...] = ()
+    excluded: tuple[int, ...] = ()
     normalised: bool = False
     rows: int = 64
 
@@ -59,6 +60,8 @@ class ExactExtract(Search):
             raise SettingsError(f"exact-extract needs rows >= 1, not {self.rows!r}")
 
     def bind(self, tokenizer: Tokenizer) -> ExactExtract:
+        if self.passage in ("", ()):
+            return replace(self, excluded=(*self.excluded, *sorted(tokenizer.special_ids)))
         if not isinstance(self.passage, str):
             return self
         text = self.passage
@@ -77,7 +80,8 @@ class ExactExtract(Search):
         seq = branches.root
         ends = np.array(self.end or sorted(seq.eos_ids), dtype=np.int64)
         self._check(request, seq, ends)
-        trie = _Trie(self._texts(seq), ends, seq.max_new_tokens - 1, self.normalised)
+        apart = np.union1d(ends, self.excluded)
+        trie = _Trie(self._texts(seq), ends, apart, seq.max_new_tokens - 1, self.normalised)
         trie.settle(0, branches.score([seq])[0])
         while (tree := trie.pick(self.rows)) is not None:
             segment = Segment(seq.cache.next_position - 1 + tree.depths[1:], tree.tokens[1:], cache=seq.cache)
@@ -140,12 +144,14 @@ class _Node:
 class _Trie:
     """All candidates, made as far as they may still win.
 
-    open: (loss, node) of nodes not scored yet, a heap. settled: scored nodes. best: score to be smallest (negative
-    log-probability), first place, depth, node and number of the likeliest end of the best whole answer so far.
+    apart: ids that no span holds. open: (loss, node) of nodes not scored yet, a heap. settled: scored nodes. best:
+    score to be smallest (negative log-probability), first place, depth, node and number of the likeliest end of the
+    best whole answer so far.
     """
 
     texts: list[tuple[np.ndarray, bool]]
     ends: np.ndarray
+    apart: np.ndarray
     longest: int
     normalised: bool
     nodes: list[_Node] = field(default_factory=list)
@@ -162,8 +168,8 @@ class _Trie:
             for begin, end, (_, anywhere) in zip(borders, borders[1:], self.texts, strict=False)
         ]
         places = np.concatenate([np.empty(0, np.int64), *starts])
-        # A span goes on to the end of its text, or to the next end token, which may be where it would begin.
-        ended = np.append(np.flatnonzero(np.isin(self.source, self.ends)), len(self.source))
+        # A span goes on to the end of its text, or to the next token kept apart, which may be its first.
+        ended = np.append(np.flatnonzero(np.isin(self.source, self.apart)), len(self.source))
         limits = np.minimum(
             borders[np.searchsorted(borders, places, side="right")], ended[np.searchsorted(ended, places)]
         )
