@@ -9,9 +9,10 @@ Run it with `python examples/extraction.py`.
 import ast
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import decodery as dc
 
@@ -23,8 +24,27 @@ class Entity:
     name: str
 
 
+@dataclass(frozen=True)
+class Relation:
+    """What holds between two entities."""
+
+    head_entity: Entity
+    tail_entity: Entity
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happens, as the word that says so; everything that takes part is a list of entities."""
+
+    trigger: str
+
+
 class Human(Entity):
     """Description: a person. Examples: "Marie Curie", "the surgeon"."""
+
+
+class Scientist(Human):
+    """Description: a person who does research. Examples: "the chemist"."""
 
 
 class City(Entity):
@@ -36,7 +56,7 @@ class Organization(Entity):
 
 
 @dataclass(frozen=True)
-class PlaceOfBirth:
+class PlaceOfBirth(Relation):
     """Description: where a person was born."""
 
     head_entity: Human
@@ -44,14 +64,25 @@ class PlaceOfBirth:
 
 
 @dataclass(frozen=True)
-class Employer:
+class Employer(Relation):
     """Description: whom a person works for."""
 
     head_entity: Human
     tail_entity: Organization
 
 
-CLASSES = (Human, City, Organization, PlaceOfBirth, Employer)
+@dataclass(frozen=True)
+class Founding(Event):
+    """Description: somebody sets up a company. Examples: "founded", "started"."""
+
+    founder: list[Human]
+    organization: list[Organization]
+
+
+CLASSES = (Human, Scientist, City, Organization, PlaceOfBirth, Employer, Founding)
+
+Example = tuple[str, str]
+"""A sentence and its answer."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +93,28 @@ class Found:
     spans: dict[str, list[tuple[int, int]]]
 
 
-def prompt(sentence: str, classes: tuple[type, ...] = CLASSES) -> str:
-    """The schema as source code, the task, and the sentence."""
+def prompt(sentence: str, classes: tuple[type, ...] = CLASSES, examples: Sequence[Example] = ()) -> str:
+    """The schema as source code, solved examples, the task, and the sentence."""
     lines = []
-    for cls in classes:
-        arguments = ", ".join(f"{name}: {hint.__name__}" for name, hint in hints(cls).items())
-        base = cls.__bases__[0].__name__
+    bases = dict.fromkeys(base for cls in classes for base in cls.__mro__[-2:0:-1] if base not in classes)
+    for cls in (*bases, *classes):
+        arguments = ", ".join(f"{name}: {_spelled(hint)}" for name, hint in hints(cls).items())
+        parent = "" if cls in bases else f"({cls.__bases__[0].__name__})"
         lines.append(
-            f'class {cls.__name__}({base}):\n    """{cls.__doc__}"""\n    def __init__(self, {arguments}): ...\n'
+            f'class {cls.__name__}{parent}:\n    """{cls.__doc__}"""\n    def __init__(self, {arguments}): ...\n'
         )
     task = '"""\nInstantiate all objects of these classes that the following sentence names.\n"""'
-    return "\n".join([*lines, task, f"sentence = {json.dumps(sentence, ensure_ascii=False)}", ""])
+    for text, answer in examples:
+        lines.append(f"{task}\n{_assigned(text)}\n{answer}\n")
+    return "\n".join([*lines, task, _assigned(sentence), ""])
+
+
+def _assigned(sentence: str) -> str:
+    return f"sentence = {json.dumps(sentence, ensure_ascii=False)}"
+
+
+def _spelled(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint).replace(f"{__name__}.", "")
 
 
 def hints(cls: type) -> dict[str, Any]:
@@ -89,7 +131,7 @@ def words(sentence: str) -> list[str]:
 def grammar(sentence: str, classes: tuple[type, ...] = CLASSES) -> dc.constrain.Grammar:
     """What may be answered: a list of constructor calls, typed by the hints, on spans of the sentence.
 
-    A span is made of whole words and begins with one, and a list has 12 objects at most.
+    A span is made of whole words and begins with one; a list has 12 objects at most, one within an object 4.
     """
     # Written as in a Python literal: a quote or a backslash of the sentence is escaped.
     pieces = [json.dumps(word, ensure_ascii=False)[1:-1] for word in words(sentence)]
@@ -100,14 +142,17 @@ def grammar(sentence: str, classes: tuple[type, ...] = CLASSES) -> dc.constrain.
         f"SPAN: %regex {json.dumps({'substring_chunks': pieces}, ensure_ascii=False)} & /\\w(?s:.*)/",
     ]
     for cls in classes:
-        arguments = [_argument(hint, classes) for hint in hints(cls).values()]
+        arguments = [_argument(name, hint, classes) for name, hint in hints(cls).items()]
         rules.append(f'{cls.__name__.lower()}: "{cls.__name__}(" ' + ' ", " '.join(arguments) + ' ")"')
     return dc.constrain.Grammar("\n".join(rules))
 
 
-def _argument(hint: Any, classes: tuple[type, ...]) -> str:
+def _argument(name: str, hint: Any, classes: tuple[type, ...]) -> str:
     if hint is str:
         return "text"
+    if get_origin(hint) is list:
+        one = _argument(name, *get_args(hint), classes)
+        return f'"{name}=[" ({one} (", " {one}){{0,3}})? "]"'
     wanted = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     return "(" + " | ".join(cls.__name__.lower() for cls in classes if issubclass(cls, wanted)) + ")"
 
@@ -117,7 +162,7 @@ def parse(answer: str, sentence: str, classes: tuple[type, ...] = CLASSES) -> li
     known = {cls.__name__: cls for cls in classes}
     try:
         (statement,) = ast.parse(answer).body
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f"the answer is not one Python statement: {error}") from error
     if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.List):
         raise ValueError("the answer is not a list")
@@ -125,37 +170,57 @@ def parse(answer: str, sentence: str, classes: tuple[type, ...] = CLASSES) -> li
 
 
 def _built(node: ast.expr, sentence: str, known: dict[str, type]) -> Found:
-    if (
-        not isinstance(node, ast.Call)
-        or not isinstance(node.func, ast.Name)
-        or node.func.id not in known
-        or node.keywords
-    ):
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise ValueError(f"{ast.unparse(node)} is not an object of the schema")
     cls = known[node.func.id]
     wanted = hints(cls)
-    if len(node.args) != len(wanted) or node.keywords:
-        raise ValueError(f"{cls.__name__} takes {len(wanted)} arguments, not {len(node.args)}")
-    values, spans = [], {}
-    for hint, argument in zip(wanted.values(), node.args, strict=True):
-        if isinstance(argument, ast.Constant):
-            value = argument.value
-            if not isinstance(value, str) or not _is_span(value, sentence):
-                raise ValueError(f"{value!r} is not a span of the sentence")
-            spans[value] = [(at.start(), at.end()) for at in re.finditer(re.escape(value), sentence)]
+    # Lists are given by name, all else by place.
+    named = [name for name, hint in wanted.items() if get_origin(hint) is list]
+    if len(node.args) != len(wanted) - len(named) or [each.arg for each in node.keywords] != named:
+        takes = ", ".join(f"{name}=[...]" if name in named else name for name in wanted)
+        raise ValueError(f"{cls.__name__} takes ({takes}), not {ast.unparse(node)}")
+    values: list[Any] = []
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for hint, argument in zip(wanted.values(), [*node.args, *(each.value for each in node.keywords)], strict=True):
+        if get_origin(hint) is list:
+            if not isinstance(argument, ast.List):
+                raise ValueError(f"{ast.unparse(argument)} is not a list")
+            value: Any = [_value(each, *get_args(hint), sentence, known, spans) for each in argument.elts]
         else:
-            found = _built(argument, sentence, known)
-            value, spans = found.value, spans | found.spans
-        if not isinstance(value, hint):
-            raise ValueError(f"{ast.unparse(argument)} is not of the type {hint}")
+            value = _value(argument, hint, sentence, known, spans)
         values.append(value)
     return Found(cls(*values), spans)
 
 
-def _is_span(text: str, sentence: str) -> bool:
-    """Whether the text is made of whole words of the sentence that follow each other."""
+def _value(
+    node: ast.expr, hint: Any, sentence: str, known: dict[str, type], spans: dict[str, list[tuple[int, int]]]
+) -> Any:
+    """A span or an object of the type `hint`; where its strings stand goes to `spans`."""
+    if isinstance(node, ast.Constant):
+        value = node.value
+        places = offsets(value, sentence) if isinstance(value, str) else []
+        if not places:
+            raise ValueError(f"{value!r} is not a span of the sentence")
+        spans[value] = places
+    else:
+        found = _built(node, sentence, known)
+        value = found.value
+        spans |= found.spans
+    if not isinstance(value, hint):
+        raise ValueError(f"{ast.unparse(node)} is not of the type {_spelled(hint)}")
+    return value
+
+
+def offsets(text: str, sentence: str) -> list[tuple[int, int]]:
+    """Where the text stands in the sentence as whole words, from left to right without overlaps."""
     wanted, whole = words(text), words(sentence)
-    return bool(wanted) and any(whole[at : at + len(wanted)] == wanted for at in range(len(whole)))
+    found: list[tuple[int, int]] = []
+    start = 0
+    for at, word in enumerate(whole):
+        if wanted and whole[at : at + len(wanted)] == wanted and (not found or start >= found[-1][1]):
+            found.append((start, start + len(text)))
+        start += len(word)
+    return found
 
 
 def extract(lm: dc.LM, sentence: str, classes: tuple[type, ...] = CLASSES, **settings: Any) -> list[Found]:

@@ -41,7 +41,14 @@ def test_gold_answers_pass_and_are_read(extraction: ModuleType, constraint: Cons
     people, places = ("Ada", "Ada Okafor", "Marie"), ("Lima", "Acme \\ Sons", "Okafor, born in Lima")
     for person, place in itertools.product(people, places):
         human, city = (f"{kind}({extraction.json.dumps(name)})" for kind, name in (("Human", person), ("City", place)))
-        for items in ((), (human,), (human, city, f"PlaceOfBirth({human}, {city})")):
+        scientist = human.replace("Human", "Scientist")
+        events = [
+            f'Founding("runs", founder=[{founders}], organization=[{bodies}])'
+            for founders in ("", f"{human}, {scientist}")
+            for bodies in ("", 'Organization("Acme")')
+        ]
+        related = (human, city, f"PlaceOfBirth({human}, {city})", f"PlaceOfBirth({scientist}, {city})")
+        for items in ((), (human,), related, (human, *events)):
             assert accepts(constraint, answer(*items)), items
             found = extraction.parse(answer(*items), SENTENCE)
             assert len(found) == len(items)
@@ -63,6 +70,12 @@ def test_gold_answers_pass_and_are_read(extraction: ModuleType, constraint: Cons
             'Human(Human("Ada"))',
         ),
         *('PlaceOfBirth(City("Lima"), City("Lima"))', 'PlaceOfBirth("Ada", "Lima")', '__import__("Ada")', '"Ada"'),
+        *('Founding("runs")', 'Founding("runs", [], [])', 'Founding("runs", organization=[], founder=[])'),
+        *('Founding("runs", founder=[], organization=[City("Lima")])', 'Founding("run", founder=[], organization=[])'),
+        *(
+            'Founding("runs", founder=["Ada"], organization=[])',
+            'Founding("runs", founder=Human("Ada"), organization=[])',
+        ),
         *('Human(name="Ada")', 'Human("Ada" + "Ada")', 'Human("Okafor Ada")', "Human(", 'Human("Ada").name'),
     ],
 )
@@ -70,6 +83,23 @@ def test_mutated_answers_do_not_pass(extraction: ModuleType, constraint: Constra
     assert not accepts(constraint, answer(item))
     with pytest.raises(ValueError, match=r"not|takes"):
         extraction.parse(answer(item), SENTENCE)
+
+
+def test_offsets_are_those_of_whole_words(extraction: ModuleType) -> None:
+    sentence = "Adam met Ada; Ada Ada left."
+    assert [sentence[a:b] for a, b in extraction.offsets("Ada", sentence)] == ["Ada"] * 3
+    assert extraction.offsets("Ada", sentence)[0] == (9, 12)
+    assert extraction.offsets("a a", "a a a a") == [(0, 3), (4, 7)]
+    assert extraction.offsets("Ad", sentence) == extraction.offsets("", sentence) == []
+
+
+def test_the_prompt_is_python_with_solved_examples(extraction: ModuleType) -> None:
+    gold = answer('Human("Ada")')
+    text = extraction.prompt(SENTENCE, examples=[("Ada came.", gold)]) + gold
+    names = [node.name for node in extraction.ast.parse(text).body if isinstance(node, extraction.ast.ClassDef)]
+    assert names == ["Entity", "Relation", "Event", *(cls.__name__ for cls in extraction.CLASSES)]
+    assert "founder: list[Human]" in text and "class Scientist(Human):" in text
+    assert extraction.parse(gold, "Ada came.")[0].spans == {"Ada": [(0, 3)]}
 
 
 def test_what_is_written_is_read(extraction: ModuleType, smollm2_int8) -> None:
