@@ -150,6 +150,9 @@ RULES: dict[str, Rule] = {
     "k-seq": KSeq(),
 }
 
+CHECKING_RULES = {"awrs"}
+"""Rules that give the coupled rule's tokens and ask constraints about single ones; they are tested with constraints."""
+
 CONTINUOUS_RULES = {"density-ratio"}
 """Rules for models of continuous values; they verify no tokens, and are tested with such models."""
 

@@ -23,14 +23,16 @@ class State:
     """Where a text stands. It keeps the states behind it, so that a draft and its verification walk them once.
 
     matcher: None after an end token, or after a token that was not allowed (broken). mask: [vocab] bool once asked for.
+    forced: the canonical tokens of what must come next, once asked for.
     """
 
-    __slots__ = ("broken", "mask", "matcher", "next")
+    __slots__ = ("broken", "forced", "mask", "matcher", "next")
 
     def __init__(self, matcher: LLMatcher | None, broken: bool = False) -> None:
         self.matcher = matcher
         self.broken = broken
         self.mask: np.ndarray | None = None
+        self.forced: list[int] | None = None
         self.next: dict[int, State] = {}
 
 
@@ -65,7 +67,7 @@ class GrammarConstraint(Constraint):
         matcher.unsafe_compute_mask_ptr(packed.ctypes.data, packed.nbytes)
         # The engine answers "the end" after an error; a text cut there would look complete.
         if matcher.is_error():
-            raise ConstraintError(f"the constraint is too complex at this point: {first_line(matcher.get_error())}")
+            raise ConstraintError(_too_complex(matcher))
         mask = np.unpackbits(packed.view(np.uint8), count=self.vocabulary.size, bitorder="little").view(bool)
         if not matcher.is_accepting():
             # A grammar can name the end token in its middle; the text would end there, incomplete.
@@ -98,6 +100,20 @@ class GrammarConstraint(Constraint):
         if state.mask is not None or state.matcher is None or token in self.vocabulary.eos_ids:
             return bool(self.allowed(state)[token])
         return state.matcher.validate_tokens([token]) == 1
+
+    def accepts(self, state: State, token: int) -> bool:
+        matcher = state.matcher
+        if state.mask is not None or matcher is None:
+            return bool(self.allowed(state)[token])
+        if token in self.vocabulary.eos_ids:
+            return matcher.is_accepting()
+        if state.forced is None:
+            state.forced = matcher.compute_ff_tokens()
+        # Where a stretch is forced the mask holds its canonical token alone; the bare grammar takes any spelling.
+        accepted = token == state.forced[0] if state.forced else matcher.validate_tokens([token]) == 1
+        if matcher.is_error():
+            raise ConstraintError(_too_complex(matcher))
+        return accepted
 
 
 class _Wrapper:
@@ -147,6 +163,10 @@ def _limits() -> Any:
         max_grammar_size=500_000,
         verbose_errors=False,
     )
+
+
+def _too_complex(matcher: LLMatcher) -> str:
+    return f"the constraint is too complex at this point: {first_line(matcher.get_error())}"
 
 
 def first_line(message: str) -> str:

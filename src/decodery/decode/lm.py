@@ -22,7 +22,9 @@ from ..registry import method_of, resolve
 from ..sample.constraint import Constrained, Constraint
 from ..sample.sampler import Sampler
 from ..source.base import Source
+from ..verify.awrs import AWRS
 from ..verify.base import Rule
+from ..verify.coupled import Coupled
 from .engine import Engine
 from .ngrams import NGrams
 from .request import Request
@@ -249,7 +251,7 @@ class LM:
         "guidance:scale=1.5"; None is the model alone. raw: whether the source's texts are plain, as prompts may be.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
         own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
-        also drafts what the constraint forces.
+        also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
         if shortcuts.get("dry"):
@@ -261,8 +263,13 @@ class LM:
             if stop or ignore_eos:
                 raise SettingsError("a constrained text ends where it is complete: leave out stop and ignore_eos")
             _check_rule(verifies)
-            built = Sampler((Constrained(self._compiled(constraint)), *built.warps))
-            drafts = drafts if drafts is None or isinstance(drafts, Forced) else Forced(drafts)
+            compiled = self._compiled(constraint)
+            built = Sampler((Constrained(compiled), *built.warps))
+            if not compiled.masked and verifies == Coupled():
+                # The same tokens, without a question about every one of the vocabulary.
+                verifies = AWRS()
+            if drafts is not None and not verifies.checks and not isinstance(drafts, Forced):
+                drafts = Forced(drafts)
         return Request(
             tokens,
             max_new_tokens=max_new_tokens,

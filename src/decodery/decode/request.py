@@ -9,6 +9,8 @@ from ..budget.base import Policy
 from ..core.sequence import Sequence
 from ..draft.base import Drafter
 from ..errors import SettingsError
+from ..sample.base import Stage
+from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..verify.base import Rule
@@ -62,6 +64,12 @@ class Request:
             raise SettingsError(
                 f"the rule {type(self.rule).__name__} compares log-probabilities, and this sampler (momentum) chooses "
                 "tokens by another score: leave one of them out"
+            )
+        cut = [warp for warp in self.sampler.warps if warp.stage is Stage.TRUNCATION or warp.ranks]
+        if self.rule.checks and cut and constrained(self.sampler.warps):
+            raise SettingsError(
+                f"{type(cut[0]).__name__} looks at what a mask leaves, and the rule {type(self.rule).__name__} has "
+                "none: leave it out, or use the coupled rule with a constraint that has a mask"
             )
         if self.drafter is not None and self.drafter.origin not in self.rule.origins:
             raise SettingsError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,7 +19,10 @@ class Constraint(ABC):
 
     End tokens are tokens like others: allowed exactly where the text may end. Every state that allowed tokens lead to
     allows at least one token; after an end token that is an end token again.
+    masked: whether `allowed` costs less than asking about every token would.
     """
+
+    masked: ClassVar[bool] = True
 
     @abstractmethod
     def init(self, prompt: Sequence[int]) -> Any:
@@ -42,6 +45,10 @@ class Constraint(ABC):
 
     def permits(self, state: Any, token: int) -> bool:
         """Whether `token` may come next, as far as a quick look can tell: False is certain, True need not be."""
+        return self.accepts(state, token)
+
+    def accepts(self, state: Any, token: int) -> bool:
+        """Whether `token` may come next, exactly as `allowed` says it; for whoever asks about few tokens."""
         return bool(self.allowed(state)[token])
 
     def forced(self, state: Any, most: int) -> list[int]:

@@ -22,7 +22,8 @@ def check_constraint(
     """Random walks through what is allowed, with looks at branches that are then left.
 
     A state never changes; one that is walked to again allows the same; the text may end exactly where it is complete;
-    forced tokens are all that is allowed; what is permitted includes what is allowed. Returns the walks.
+    forced tokens are all that is allowed; what is permitted includes what is allowed, and what is accepted is that.
+    Returns the walks.
     """
     random = np.random.default_rng(seed)
     ends = list(eos_ids)
@@ -67,6 +68,9 @@ def _check_forced(constraint: Constraint, state: object, tokens: list[int], ids:
 def _check_again(constraint: Constraint, prompt: Ordered[int], tokens: list[int], masks: list[np.ndarray]) -> None:
     state = constraint.init(prompt)
     for token, mask in zip(tokens, masks, strict=True):
+        for asked in (*np.flatnonzero(mask)[:5].tolist(), *np.flatnonzero(~mask)[:5].tolist()):
+            if constraint.accepts(state, asked) != mask[asked]:
+                raise LawBroken(f"token {asked} is allowed by the mask or accepted on its own, but not both")
         if not np.array_equal(constraint.allowed(state), mask):
             raise LawBroken(f"the same text {tokens} allows something else the second time")
         state = constraint.advance(state, token)

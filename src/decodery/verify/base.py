@@ -86,7 +86,8 @@ class Rule:
 
     taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds. greedy_only:
     whether it leaves nothing to chance, so that a temperature would be ignored. draws: whether it does nothing without
-    a temperature.
+    a temperature. checks: whether it asks a constraint about single tokens, so that nobody else should work out masks
+    for it.
     """
 
     origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled", "without-replacement"})
@@ -94,6 +95,7 @@ class Rule:
     taps: ClassVar[tuple[int, ...]] = ()
     greedy_only: ClassVar[bool] = False
     draws: ClassVar[bool] = False
+    checks: ClassVar[bool] = False
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Undecided:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.

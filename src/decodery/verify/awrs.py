@@ -1,0 +1,59 @@
+"""Adaptive weighted rejection sampling as a rule: constrained tokens without a mask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..errors import ConstraintError
+from ..registry import register
+from ..sample.awrs import Checks, Trial, first_accepted, in_order
+from .base import Accepted, Laws, Rule
+
+
+@register(
+    "awrs",
+    paper="Fast Controlled Generation from Language Models with Adaptive Weighted Rejection Sampling (2025)",
+    guarantee="seed-identical: the same tokens as constrained plain decoding with the same seed, whatever drafted them",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class AWRS(Rule):
+    """Tries tokens in the order of their noise until the constraint accepts one, so that no mask is worked out.
+
+    Each is an exact draw from the model's law cut to what is allowed, and it costs one check more than tokens were
+    rejected: the fewer, the more the model agrees with the constraint. The trace counts `checks` and `rejections`. For
+    constraints whose check of one token costs less than their mask, a `checker` above all; without a constraint it is
+    the coupled rule. The weights of the paper, which correct towards the law over whole texts, are used by the search
+    `smc`.
+    """
+
+    checks = True
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        checks = Checks(seq.sampler)
+        path: list[int] = []
+        node = 0
+        while True:
+            token = _draw(checks, laws, node, seq)
+            child = tree.child(node, token)
+            if child is None:
+                return Accepted(path, token)
+            path.append(child)
+            node = child
+
+
+def _draw(checks: Checks, laws: Laws, node: int, seq: Sequence) -> int:
+    context = laws.context(node)
+    law = checks.law(laws.logits[node : node + 1], [context])[0]
+    seed = None if seq.sampler.greedy else seq.seed
+    trial: Trial = first_accepted(in_order(law, seed, context.position), checks.accept(context))
+    seq.cache.counts["checks"] += trial.checks
+    seq.cache.counts["rejections"] += trial.rejections
+    if trial.token is None:
+        raise ConstraintError(
+            "no token the model could write is accepted here: the constraint accepts the beginning of a text that "
+            "nothing can complete"
+        )
+    return trial.token
