@@ -59,6 +59,7 @@ from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.exact_extract import ExactExtract
+from decodery.search.smc import SMC
 from decodery.source.base import Source
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa
@@ -221,7 +222,11 @@ SEARCHES: dict[str, Search] = {
     ),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "exact-extract": ExactExtract(),
+    "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
 }
+
+DRAWING = {"smc"}
+"""Searches that draw, so that their requests have a temperature."""
 
 
 @cache

@@ -178,7 +178,8 @@ search_option = _options(
         "Search",
         "--search",
         metavar="SPEC",
-        help="Follow several texts at once, such as beam:width=4; without a drafter and at temperature 0.",
+        help="Follow several texts at once, such as beam:width=4 at temperature 0, or smc:particles=8 at a higher one; "
+        "without a drafter.",
     ),
 )
 

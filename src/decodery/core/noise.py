@@ -31,6 +31,12 @@ COUPLE = 5
 """Choosing among the tokens that a hidden message leaves open."""
 DRAFT = 6
 """Drafters that draw apart from the token's own noise, so that no two nodes of a tree share any."""
+REPEAT = 7
+"""Draws with replacement among tokens that were tried before."""
+PARTICLE = 8
+"""Seeds of texts that part from each other."""
+RESAMPLE = 9
+"""Which texts a population keeps."""
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15

@@ -6,5 +6,19 @@ from .controlled_blocks import ControlledBlocks
 from .coupling import Coupling, Reading
 from .diverse_beam import DiverseBeam
 from .exact_extract import ExactExtract
+from .potential import Potential, TextPotential
+from .smc import SMC, Posterior
 
-__all__ = ["Beam", "ContrastiveSearch", "ControlledBlocks", "Coupling", "DiverseBeam", "ExactExtract", "Reading"]
+__all__ = [
+    "SMC",
+    "Beam",
+    "ContrastiveSearch",
+    "ControlledBlocks",
+    "Coupling",
+    "DiverseBeam",
+    "ExactExtract",
+    "Posterior",
+    "Potential",
+    "Reading",
+    "TextPotential",
+]

@@ -21,6 +21,7 @@ from ..errors import SettingsError
 from ..model.batch import Batch, Scores, Segment
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
+from ..sample.constraint import constrained
 from ..verify.base import Accepted, Laws
 from ..verify.coupled import Coupled
 
@@ -68,7 +69,9 @@ class Branches:
             raise SettingsError(
                 f"{name} needs the law of the next token, and this sampler (momentum) gives another score: leave it out"
             )
-        if request.budget is not None or not isinstance(request.rule, Coupled):
+        found = constrained(request.sampler.warps)
+        checks = request.rule.checks and found is not None and not found[1].masked
+        if request.budget is not None or not (isinstance(request.rule, Coupled) or checks):
             unused = "rule" if request.budget is None else "budget"
             raise SettingsError(f"{name} takes no drafts, so that a {unused} has nothing to do: leave the {unused} out")
         self.root = engine.open(request)

@@ -1,0 +1,293 @@
+"""Sequential Monte Carlo over texts: weighted particles that grow block by block, are resampled and moved.
+
+Nothing here knows a model: a `World` extends particles, and what it reports about their blocks decides their weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from ..errors import ConstraintError
+
+_TRIES = 8
+"""How often a population of which nothing lives starts again."""
+_NEAR = 2
+"""As many of these go on from the last block; the others from the beginning."""
+_FLOOR = 10.0
+"""How far below the least valued particle, in nats, one stands whose rollouts all died: it may be completed yet."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Natural logarithms of what the tokens of one block weigh.
+
+    mass: the unbiased weights of what a constraint accepts, -inf for a dead end. request, model, drawn: their
+    probability under the law the request asks for, under the model's own, and under what they were drawn from.
+    """
+
+    mass: float = 0.0
+    request: float = 0.0
+    model: float = 0.0
+    drawn: float = 0.0
+
+
+@dataclass
+class Particle:
+    """A weighted text. blocks: what was drawn; value: log of the potential, or of the lookahead, where it stands now.
+
+    finished: its text has ended, so that its weight stays as it is.
+    """
+
+    blocks: list[Block] = field(default_factory=list)
+    value: float = 0.0
+    log_weight: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not run into a dead end."""
+        return not self.blocks or self.blocks[-1].mass > -math.inf
+
+
+P = TypeVar("P", bound=Particle)
+
+
+class World(Protocol[P]):
+    """What particles live in."""
+
+    def start(self, count: int) -> list[P]:
+        """Particles that have drawn nothing yet, each with randomness of its own."""
+        ...
+
+    def extend(self, particles: Sequence[P], length: int | None, temperature: float = 1.0) -> None:
+        """Draw on until texts end or hold `length` tokens (None: until they end), by the request's law raised to
+        1 / temperature. Blocks are appended; a block begins at every multiple of the block's length."""
+        ...
+
+    def fork(self, particle: P) -> P:
+        """The same text, which goes on with randomness of its own."""
+        ...
+
+    def cut(self, particle: P, block: int) -> P:
+        """A fork that lost its blocks from `block` on."""
+        ...
+
+    def potentials(self, particles: Sequence[P]) -> list[float]:
+        """Log-weights of their texts, by `prefix` or `complete`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which distribution over texts is aimed at, besides its potential.
+
+    power: None for the request's law, else the model's own to this power. rollouts: how many continuations estimate
+    what a beginning is worth, 0 to take its potential for that. temperature: of the rollouts.
+    """
+
+    power: float | None = None
+    rollouts: int = 0
+    temperature: float = 0.1
+
+    def log_ratio(self, block: Block) -> float:
+        """Log of the target's factor over what the block was drawn from; its mean over draws is the block's mass."""
+        wanted = block.request if self.power is None else self.power * block.model
+        return block.mass + wanted - block.drawn if block.mass > -math.inf else -math.inf
+
+
+class Population(Generic[P]):
+    """N particles on their way to a target.
+
+    block: tokens drawn between two looks at the weights. threshold: share of N below which the effective sample size
+    calls for resampling. moves: Metropolis-Hastings steps per particle after that, towards `moving`. uniform: numbers
+    in (0, 1), each one once. After `run`, log_normaliser estimates the target's mass (its mean is that, had nothing to
+    start again), and counts tells what was done.
+    """
+
+    def __init__(
+        self,
+        world: World[P],
+        count: int,
+        *,
+        target: Target,
+        block: int,
+        threshold: float,
+        moves: int,
+        moving: Target,
+        uniform: Callable[[], float],
+    ) -> None:
+        self.world = world
+        self.target = target
+        self.moving = moving
+        self.block = block
+        self.threshold = threshold
+        self.moves = moves
+        self.uniform = uniform
+        self.counts = {"resamplings": 0, "moves": 0, "moved": 0, "restarts": 0}
+        self.particles = world.start(count)
+        self._length = 0
+        self._floor: float | None = None
+
+    @property
+    def log_weights(self) -> np.ndarray:
+        return np.array([particle.log_weight for particle in self.particles])
+
+    @property
+    def log_normaliser(self) -> float:
+        return log_mean(self.log_weights)
+
+    def run(self, progress: Callable[[int], None] = lambda length: None) -> None:
+        """Extend, weigh, resample and move until every living text has ended. Raises ConstraintError if none lives."""
+        while self._open():
+            before = [(len(each.blocks), each.value, each.log_weight) for each in self.particles]
+            self._advance()
+            if log_mean(self.log_weights) == -math.inf:
+                self._restart(before)
+            elif (self.moves or self._open()) and self._effective_share() < self.threshold:
+                self._resample()
+                for _ in range(self.moves):
+                    self._move()
+            progress(self._length)
+
+    def _effective_share(self) -> float:
+        return effective_size(self.log_weights) / len(self.particles)
+
+    def _open(self) -> list[P]:
+        return [each for each in self.particles if not each.finished and each.log_weight > -math.inf]
+
+    def _advance(self) -> None:
+        self._length += self.block
+        active = self._open()
+        self.world.extend(active, self._length)
+        values, self._floor = self._values(active, self.target, None)
+        for particle, value in zip(active, values, strict=True):
+            gain = self.target.log_ratio(particle.blocks[-1])
+            particle.log_weight += gain + value - particle.value if value > -math.inf else -math.inf
+            particle.value = value
+
+    def _values(self, particles: Sequence[P], target: Target, floor: float | None) -> tuple[list[float], float | None]:
+        """What the particles are worth, and what those count that may be completed though no rollout was.
+
+        A value may be any positive number that is kept with its particle: the next weight divides by it. floor: None
+        to find it from these particles; all that are compared with each other need the same.
+        """
+        living = [each for each in particles if each.alive]
+        found = dict(zip(map(id, living), self.world.potentials(living), strict=True))
+        if target.rollouts:
+            ahead = [each for each in living if not each.finished and found[id(each)] > -math.inf]
+            estimates = self._lookahead(ahead, target)
+            if floor is None:
+                floor = min((each for each in estimates if each > -math.inf), default=_FLOOR) - _FLOOR
+            found |= {id(each): max(value, floor) for each, value in zip(ahead, estimates, strict=True)}
+        return [found.get(id(each), -math.inf) for each in particles], floor
+
+    def _lookahead(self, particles: Sequence[P], target: Target) -> list[float]:
+        """Unbiased estimates of the log of the target's mass behind these texts, potential included."""
+        rollouts = [self.world.fork(each) for each in particles for _ in range(target.rollouts)]
+        self.world.extend(rollouts, None, target.temperature)
+        living = [each for each in rollouts if each.alive]
+        ends = dict(zip(map(id, living), self.world.potentials(living), strict=True))
+        weights = np.full(len(rollouts), -math.inf)
+        for number, rollout in enumerate(rollouts):
+            known = len(particles[number // target.rollouts].blocks)
+            if id(rollout) in ends:
+                weights[number] = sum(target.log_ratio(block) for block in rollout.blocks[known:]) + ends[id(rollout)]
+        return [log_mean(row) for row in weights.reshape(len(particles), target.rollouts)]
+
+    def _resample(self) -> None:
+        self.counts["resamplings"] += 1
+        weights, count = self.log_weights, len(self.particles)
+        mean = log_mean(weights)
+        chosen = systematic(np.exp(weights - mean) / count, self.uniform())
+        self.particles = [self.world.fork(self.particles[ancestor]) for ancestor in chosen]
+        for particle in self.particles:
+            particle.log_weight = mean
+
+    def _move(self) -> None:
+        """Offer every particle another ending, from a block of its own choice on."""
+        same = self.moving == self.target
+        held, floor = [each.value for each in self.particles], self._floor
+        if not same:
+            held, floor = self._values(self.particles, self.moving, None)
+        cuts = [min(int(self.uniform() * len(each.blocks)), len(each.blocks) - 1) for each in self.particles]
+        offers = [self.world.cut(each, cut) for each, cut in zip(self.particles, cuts, strict=True)]
+        self.world.extend(offers, self._length)
+        values, _ = self._values(offers, self.moving, floor)
+        for number, (offer, cut) in enumerate(zip(offers, cuts, strict=True)):
+            old = self.particles[number]
+            self.counts["moves"] += 1
+            ratio = move_log_ratio(self.moving, old.blocks, held[number], offer.blocks, values[number], cut)
+            if math.log(self.uniform()) < ratio:
+                offer.log_weight, offer.value = old.log_weight, values[number]
+                self.particles[number] = offer
+                self.counts["moved"] += 1
+        if not same:
+            living, _ = self._values(self.particles, self.target, None)
+            for particle, value in zip(self.particles, living, strict=True):
+                particle.value = value
+
+    def _restart(self, before: Sequence[tuple[int, float, float]]) -> None:
+        """Go back by a block, and after some tries to the beginning, with fresh randomness."""
+        if self.counts["restarts"] >= _TRIES:
+            raise ConstraintError(
+                f"none of {len(self.particles)} particles lived to its end in {_TRIES + 1} tries: use more particles, "
+                "a larger max_new_tokens, or ask for something the model is likelier to write"
+            )
+        self.counts["restarts"] += 1
+        if self.counts["restarts"] > _NEAR:
+            self._length, before = 0, [(0, 0.0, 0.0)] * len(self.particles)
+        else:
+            self._length -= self.block
+        for number, (blocks, value, weight) in enumerate(before):
+            if len(self.particles[number].blocks) > blocks:
+                self.particles[number] = self.world.cut(self.particles[number], blocks)
+            self.particles[number].value, self.particles[number].log_weight = value, weight
+
+
+def move_log_ratio(
+    target: Target, old: Sequence[Block], value: float, new: Sequence[Block], offered: float, cut: int
+) -> float:
+    """Log of the Metropolis-Hastings ratio of replacing the blocks from `cut` on, which were drawn anew.
+
+    value, offered: what the old and the new text are worth. The cut was one of as many as the old text has blocks; the
+    way back has as many as the new one.
+    """
+    if offered == -math.inf:
+        return -math.inf
+    gain = sum(target.log_ratio(block) for block in new[cut:]) - sum(target.log_ratio(block) for block in old[cut:])
+    return gain + offered - value + math.log(len(old)) - math.log(len(new))
+
+
+def log_mean(log_weights: np.ndarray) -> float:
+    """Log of the mean of exp(log_weights), -inf where all are."""
+    top = float(log_weights.max())
+    return top + math.log(float(np.exp(log_weights - top).mean())) if top > -math.inf else -math.inf
+
+
+def effective_size(log_weights: np.ndarray) -> float:
+    """(sum w)^2 / sum w^2, between 1 and their number; 0 where all weights are 0."""
+    top = log_weights.max()
+    if top == -math.inf:
+        return 0.0
+    weights = np.exp(log_weights - top)
+    return float(weights.sum() ** 2 / (weights**2).sum())
+
+
+def systematic(weights: np.ndarray, uniform: float) -> list[int]:
+    """Indices [n]: number i comes floor or ceil of n times weights[i] often, on average exactly that.
+
+    weights: [n], summing to 1. uniform: one number in (0, 1) that shifts n equal steps.
+    """
+    count = len(weights)
+    edges = np.cumsum(weights)
+    # The last step must meet a particle that lives, whatever the sum rounds to.
+    edges[np.flatnonzero(weights)[-1] :] = np.inf
+    return np.searchsorted(edges, (np.arange(count) + uniform) / count, side="right").tolist()

@@ -1,0 +1,178 @@
+"""Sequential Monte Carlo: texts drawn from the model's law over whole texts given a constraint and a potential."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ..core.noise import RESAMPLE, draw
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..model.tokenizer import Tokenizer
+from ..registry import register
+from ..sample.base import require_number
+from .base import Branches, Search
+from .particles import Population, Target
+from .potential import Potential
+from .walk import Branch, Walk, same_texts
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Weighted texts. sequences: n finished ones, all of positive weight; log_weights: [n] natural logarithms, their
+    exponentials summing to 1. log_normaliser: estimate of the log of the target's mass. counts: resamplings, moves
+    offered and made, restarts (after which the normaliser is biased).
+    """
+
+    sequences: list[Sequence]
+    log_weights: np.ndarray
+    log_normaliser: float
+    counts: dict[str, int]
+
+
+@register(
+    "smc",
+    paper="Fast Controlled Generation from Language Models with Adaptive Weighted Rejection Sampling (2025)",
+    guarantee="the posterior over texts, exactly as particles grow in number; strict=false is a heuristic",
+)
+@dataclass(frozen=True)
+class SMC(Search):
+    """Draws from the model's distribution over whole texts, given a constraint, a potential or both.
+
+    A mask alone keeps tokens whose completions are unlikely at their full weight; here weighted particles are drawn
+    token by token, resampled, and count by what their texts are worth. particles: texts in progress, one cache each.
+    block: tokens between two looks at the weights; moves: Metropolis-Hastings steps per particle after resampling, from
+    a random block on; None: 1 and 0 without a potential, 64 and 2 with one. target: "tempered" is the law of the
+    request, "powered" the model's own probability of a text to the `power`. potential: see `Potential`; its log-weights
+    are multiplied by `strength`. lookahead: rollouts per particle and block, at rollout_temperature, that estimate what
+    a beginning leads to; 0 takes its potential for that. threshold: resampling below this share of effective particles.
+    accepts, max_rejects: of a constraint's weights, see `decodery.sample.awrs`; None is unlimited. strict: one target
+    throughout; else, as published, weights are those of the tempered target without lookahead and moves go to the
+    powered one with it. answer: "majority" ranks texts by the weight of all their particles, "heaviest" by their
+    heaviest one, "draw" returns one text drawn by weight; scores are the logarithms of these weights. Texts that do not
+    end within max_new_tokens are ended there and count by the probability of that. Sources: the above for constraints,
+    Sampling for Quality for potentials, lookahead and moves.
+    """
+
+    particles: int = 16
+    block: int | None = None
+    target: Literal["tempered", "powered"] = "tempered"
+    power: float = 4.0
+    potential: Potential | None = None
+    strength: float = 1.0
+    lookahead: int = 0
+    rollout_temperature: float = 0.1
+    moves: int | None = None
+    threshold: float = 0.5
+    accepts: int = 2
+    max_rejects: int | None = None
+    strict: bool = True
+    answer: Literal["majority", "heaviest", "draw"] = "majority"
+
+    def __post_init__(self) -> None:
+        least = {"particles": 1, "block": 1, "lookahead": 0, "moves": 0, "accepts": 2, "max_rejects": 2}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < smallest):
+                raise SettingsError(f"smc needs {name} of at least {smallest}, a whole number, not {value!r}")
+        for name in ("power", "strength", "rollout_temperature"):
+            require_number(name, getattr(self, name), above=0.0)
+        require_number("threshold", self.threshold, least=0.0, most=1.0)
+        for name, known in (("target", ("tempered", "powered")), ("answer", ("majority", "heaviest", "draw"))):
+            if getattr(self, name) not in known:
+                raise SettingsError(f"the {name} of smc is {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.potential is not None and not isinstance(self.potential, Potential):
+            raise SettingsError(f"the potential of smc must be a Potential, not {self.potential!r}: see TextPotential")
+        if not self.strict and self.target != "tempered":
+            raise SettingsError("strict=false grows texts towards the tempered target: leave target out")
+
+    def bind(self, tokenizer: Tokenizer) -> SMC:
+        return self if self.potential is None else replace(self, potential=self.potential.bind(tokenizer))
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        branches = self._branches(engine, request)
+        posterior = self._posterior(branches, request, progress)
+        same, weights = same_texts(posterior.sequences), np.exp(posterior.log_weights)
+        masses = np.bincount(same, weights, minlength=len(same))
+        # Of equal texts the heaviest particle stands for all.
+        order = np.argsort(-weights, kind="stable")
+        _, first = np.unique(same[order], return_index=True)
+        distinct = order[first]
+        scores = weights[distinct] if self.answer == "heaviest" else masses[same[distinct]]
+        if self.answer == "draw":
+            at = int(np.searchsorted(np.cumsum(scores), draw(request.seed, 0, stream=RESAMPLE) * scores.sum()))
+            distinct, scores = distinct[at : at + 1], scores[at : at + 1]
+        found = []
+        for place in np.argsort(-scores, kind="stable"):
+            seq = posterior.sequences[distinct[place]]
+            seq.score = math.log(min(1.0, scores[place]))
+            found.append(seq)
+        return branches.finish(found)
+
+    def posterior(self, engine: Engine, request: Request, progress: Progress = silent) -> Posterior:
+        """The weighted texts themselves. Raises as `run` does; a TextPotential must be bound."""
+        branches = self._branches(engine, request)
+        found = self._posterior(branches, request, progress)
+        branches.finish(found.sequences)
+        return found
+
+    def _branches(self, engine: Engine, request: Request) -> Branches:
+        branches = Branches(engine, request, "smc", draws=True)
+        if request.sampler.greedy:
+            raise SettingsError("smc draws its texts: give a temperature, such as 1, for the law that is aimed at")
+        return branches
+
+    def _posterior(self, branches: Branches, request: Request, progress: Progress) -> Posterior:
+        rewarded = self.potential is not None
+        block = self.block or (64 if rewarded else 1)
+        steps, moving = self._targets()
+        walk = Walk(
+            branches,
+            block=block,
+            potential=self.potential,
+            strength=self.strength,
+            powered=moving.power is not None,
+            accepts=self.accepts,
+            max_rejects=math.inf if self.max_rejects is None else self.max_rejects,
+        )
+        population: Population[Branch] = Population(
+            walk,
+            self.particles,
+            target=steps,
+            block=block,
+            threshold=self.threshold,
+            moves=(2 if rewarded else 0) if self.moves is None else self.moves,
+            moving=moving,
+            uniform=_uniforms(request.seed),
+        )
+        most = branches.root.max_new_tokens
+        population.run(lambda length: progress("smc", min(length, most), most))
+        counts = branches.root.trace.steps[-1].counts
+        counts |= {name: amount for name, amount in population.counts.items() if amount}
+        kept = [each for each in population.particles if each.log_weight > -math.inf]
+        log_weights = np.array([each.log_weight for each in kept])
+        total = population.log_normaliser + math.log(self.particles)
+        return Posterior([each.seq for each in kept], log_weights - total, population.log_normaliser, population.counts)
+
+    def _targets(self) -> tuple[Target, Target]:
+        """What texts grow towards, and what moves go to."""
+        if self.strict:
+            only = Target(self.power if self.target == "powered" else None, self.lookahead, self.rollout_temperature)
+            return only, only
+        return Target(), Target(self.power, self.lookahead or 2, self.rollout_temperature)
+
+
+def _uniforms(seed: int) -> Callable[[], float]:
+    """One number after another; the first is left to the draw of the answer."""
+    numbers = count(1)
+    return lambda: draw(seed, next(numbers), stream=RESAMPLE)

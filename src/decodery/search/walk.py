@@ -1,0 +1,217 @@
+"""The world of particles that are sequences of a model: one pass per token over all that grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
+from ..core.sequence import Sequence
+from ..core.text import TextStream
+from ..model.threads import one_thread
+from ..sample.awrs import Checks, Trial, weighted
+from ..sample.base import Context
+from .base import Branches, choose
+from .particles import Block, Particle
+from .potential import Potential
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where a block begins: the length of the text, prompt included, and the states that act on it there."""
+
+    length: int
+    sampler_state: Any
+    text: TextStream | None
+
+
+@dataclass
+class Branch(Particle):
+    """A particle over a sequence. logits: [vocab] after its last token, None while that is not read."""
+
+    seq: Sequence = field(kw_only=True)
+    logits: torch.Tensor | None = None
+    marks: list[_Mark] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return self.seq.finished
+
+
+class Walk:
+    """Branches of one prompt.
+
+    block: tokens per block. potential: None for weight 1. strength: what its log-weights are multiplied by. powered:
+    whether the model's own probabilities are wanted. accepts, max_rejects: of the constraint's weights, see
+    `decodery.sample.awrs`.
+    """
+
+    def __init__(
+        self,
+        branches: Branches,
+        *,
+        block: int,
+        potential: Potential | None,
+        strength: float,
+        powered: bool,
+        accepts: int,
+        max_rejects: float,
+    ) -> None:
+        self.branches = branches
+        self.block = block
+        self.potential = potential
+        self.strength = strength
+        self.powered = powered
+        self.accepts = accepts
+        self.max_rejects = max_rejects
+        self.seed = branches.root.seed
+        self._checks = Checks(branches.root.sampler)
+        self._streams = count()
+        self._first: torch.Tensor | None = None
+
+    def start(self, count: int) -> list[Branch]:
+        self._first = self.branches.score([self.branches.root])[0]
+        found = [Branch(seq=self.branches.root.fork(), logits=self._first) for _ in range(count)]
+        for number, each in enumerate(found):
+            each.seq.seed = self.seed + number
+        return found
+
+    def fork(self, particle: Branch) -> Branch:
+        seq = particle.seq.fork()
+        seq.seed = mix(self.seed, PARTICLE, next(self._streams))
+        blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
+        return Branch(
+            blocks, particle.value, particle.log_weight, seq=seq, logits=particle.logits, marks=list(particle.marks)
+        )
+
+    def cut(self, particle: Branch, block: int) -> Branch:
+        twin, mark = self.fork(particle), particle.marks[block]
+        seq = twin.seq
+        seq.tokens = seq.tokens[: mark.length]
+        seq.token_logprobs = seq.token_logprobs[: seq.position]
+        seq.sampler_state = mark.sampler_state
+        seq.text = None if mark.text is None else mark.text.fork()
+        seq.finish_reason = seq.stopped_by = None
+        twin.logits = self._first if seq.position == 0 else None
+        # What the last token leads to is known of the prompt alone; elsewhere that token is read again.
+        seq.cache.truncate(mark.length - (twin.logits is None))
+        twin.blocks, twin.marks = twin.blocks[:block], twin.marks[:block]
+        return twin
+
+    @torch.no_grad()
+    def extend(self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0) -> None:
+        def growing() -> list[Branch]:
+            return [each for each in particles if each.alive and not each.finished]
+
+        while active := [each for each in growing() if length is None or each.seq.position < length]:
+            self._read(active)
+            self._step(active, temperature)
+        # Forks of what stands here share what their last token leads to.
+        self._read(growing())
+
+    def potentials(self, particles: Ordered[Branch]) -> list[float]:
+        found = dict.fromkeys(range(len(particles)), 0.0)
+        if self.potential is None:
+            return list(found.values())
+        for finished, ask in ((True, self.potential.complete), (False, self.potential.prefix)):
+            which = [number for number, each in enumerate(particles) if each.finished is finished]
+            if which:
+                weights = ask([_written(particles[number].seq) for number in which])
+                found |= {number: self.strength * weight for number, weight in zip(which, weights, strict=True)}
+                self._count(potentials=len(which))
+        return list(found.values())
+
+    def _read(self, particles: Ordered[Branch]) -> None:
+        unread = [each for each in particles if each.logits is None]
+        if unread:
+            for each, row in zip(unread, self.branches.score([each.seq for each in unread]), strict=True):
+                each.logits = row
+
+    @one_thread()
+    def _step(self, active: Ordered[Branch], temperature: float) -> None:
+        """One token for each."""
+        logits = torch.stack([each.logits for each in active if each.logits is not None])
+        contexts = [each.seq.context() for each in active]
+        laws = self._checks.law(logits, contexts)
+        request = laws.double().log_softmax(dim=-1)
+        model = (
+            self._checks.law(logits, contexts, shaped=False).double().log_softmax(dim=-1) if self.powered else request
+        )
+        drawn_from = laws if temperature == 1 else laws / temperature
+        drawn = request if temperature == 1 else drawn_from.double().log_softmax(dim=-1)
+        for number, each in enumerate(active):
+            if each.seq.position % self.block == 0:
+                each.blocks.append(Block())
+                text = None if each.seq.text is None else each.seq.text.fork()
+                each.marks.append(_Mark(len(each.seq.tokens), each.seq.sampler_state, text))
+            trial, block = self._draw(each.seq, drawn_from[number], contexts[number]), each.blocks[-1]
+            block.mass += trial.log_weight
+            self._count(checks=trial.checks, rejections=trial.rejections)
+            if trial.token is None or trial.log_weight == -math.inf:
+                block.mass = -math.inf
+                continue
+            block.request += float(request[number, trial.token])
+            block.model += float(model[number, trial.token])
+            block.drawn += float(drawn[number, trial.token])
+            choose(each.seq, trial.token, logits[number])
+            each.logits = None
+
+    def _draw(self, seq: Sequence, law: torch.Tensor, context: Context) -> Trial:
+        """A token and the weight of what it stands for: of all tokens, of those accepted, or of the end tokens.
+
+        Where one token is left, it is an end token: a text that was cut is none of those that are aimed at.
+        """
+        position, constraint = seq.position, self._checks.constraint
+        if seq.remaining == 1 and seq.eos_ids:
+            if not self._checks.is_complete(context):
+                return Trial(None, -math.inf, 1, 1)
+            ends = torch.full_like(law, -torch.inf)
+            ids = sorted(seq.eos_ids)
+            ends[ids] = law[ids]
+            mass = float(law.double().log_softmax(dim=-1)[ids].logsumexp(dim=-1))
+            if mass == -math.inf:
+                return Trial(None, mass, 0, 0)
+            return Trial(_pick(ends, seq), mass, int(constraint is not None), 0)
+        if constraint is None:
+            return Trial(_pick(law, seq), 0.0, 0, 0)
+        return weighted(
+            *(law, self._checks.accept(context), seq.seed, position),
+            uniform=_uniforms(seq.seed, position),
+            accepts=self.accepts,
+            max_rejects=self.max_rejects,
+        )
+
+    def _count(self, **amounts: int) -> None:
+        counts = self.branches.root.trace.steps[-1].counts
+        for name, amount in amounts.items():
+            if amount:
+                counts[name] = counts.get(name, 0) + amount
+
+
+def _pick(law: torch.Tensor, seq: Sequence) -> int:
+    return int(gumbel_argmax(law[None], seq.seed, [seq.position])[0])
+
+
+def _uniforms(seed: int, position: int) -> Callable[[], float]:
+    numbers = count()
+    return lambda: draw(seed, position, next(numbers), REPEAT)
+
+
+def _written(seq: Sequence) -> list[int]:
+    """The tokens of a text without its end."""
+    tokens = seq.generated
+    return tokens[:-1] if tokens and tokens[-1] in seq.eos_ids else tokens
+
+
+def same_texts(sequences: Ordered[Sequence]) -> np.ndarray:
+    """[n] number of the first sequence with the same text (the same tokens, where there is no tokenizer)."""
+    first: dict[Any, int] = {}
+    keys = [tuple(_written(seq)) if seq.text is None else seq.text.text for seq in sequences]
+    return np.array([first.setdefault(key, number) for number, key in enumerate(keys)])
