@@ -417,6 +417,22 @@ def steered() -> str:
     )
 
 
+def extraction() -> str:
+    """F1 of extraction as code, free and constrained."""
+    found = _load("extraction")
+    rows = [
+        [f"{name}, {how}", str(found[name]["can be read"]), *(f"{value:.3f}" for value in found[name][how].values())]
+        for name in ("free", "constrained")
+        for how in ("read whole", "item by item")
+        if how in found[name]
+    ]
+    kinds = list(found["constrained"]["read whole"])
+    return (
+        f"F1 on {found['sentences']} synthetic sentences, with three solved examples (`{found['command']}`):\n\n"
+        + _table(["answers", "can be read", *kinds], rows)
+    )
+
+
 def growth() -> str:
     """Tokens per pass of every growth policy, a table per drafter, temperature and rule."""
     parts = []
@@ -478,6 +494,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "constraints": constraints,
     **sampling.SECTIONS,
     "steered": steered,
+    "extraction": extraction,
 }
 
 
