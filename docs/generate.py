@@ -378,6 +378,44 @@ def constraints() -> str:
     return "\n\n".join(lines)
 
 
+def monitor() -> str:
+    """How many attributes exist, with the monitor and without."""
+    path = ROOT / "benchmarks" / "results" / "monitor.json"
+    if not path.exists():
+        return "Not measured yet."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for setting, each in found["figures"].items():
+        exist, missing = each.get("exists", 0), each.get("missing", 0)
+        if exist + missing:
+            counts = (f"{exist} of {exist + missing}", f"{each['share']:.0%}", str(each.get("unknown", 0)))
+            rows.append((f"`{setting}`", str(each["texts"]), *counts))
+    return (
+        f"Attributes that {found['settings']['model']} writes behind objects of a package it has never seen, over "
+        f"{found['settings']['prompts']} beginnings of functions and up to {found['settings']['new_tokens']} tokens "
+        f"each; the last column has objects whose type only running the code would tell.\n\n"
+        + markdown(("setting", "texts", "exist", "share", "not known"), rows)
+    )
+
+
+def pg_td() -> str:
+    """Problems solved within so many passes."""
+    path = ROOT / "benchmarks" / "results" / "pg-td.json"
+    if not path.exists():
+        return "Not measured yet."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    grid = list(next(iter(found["figures"].values()))["solved"])
+    rows = []
+    for setting, each in found["figures"].items():
+        solved = (str(each["solved"][most]) for most in grid)
+        rows.append((setting, str(each["problems"]), *solved, str(each["public"]), str(each["programs"])))
+    return (
+        f"Functions of one line by {found['settings']['model']}: how many of them pass hidden tests after so many "
+        "passes, taking the first program that passes three public ones.\n\n"
+        + markdown(("search", "problems", *(f"{most} passes" for most in grid), "pass public tests", "programs"), rows)
+    )
+
+
 def _first(figures: dict[str, Any]) -> dict[str, Any]:
     return next(iter(figures.values()))
 
@@ -495,6 +533,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     **sampling.SECTIONS,
     "steered": steered,
     "extraction": extraction,
+    "monitor": monitor,
+    "pg-td": pg_td,
 }
 
 

@@ -21,6 +21,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..decode.lm import LM, Output
+    from ..decode.request import Request
     from ..search.base import Search
 
 
@@ -88,10 +89,18 @@ def generate(
         screen.end()
         if sys.stdout.isatty() and sys.stderr.isatty():
             note(figures(output))
-        elif "constraint" in settings and output.finish_reason != "stop":
+        elif output.finish_reason != "stop" and _needs_end(first):
             note("the text was cut before it was complete: give a larger --max-new-tokens")
     else:
         _print_all(decode(lm, requests))
+
+
+def _needs_end(request: Request) -> bool:
+    """Whether a text that is cut is not what was asked for."""
+    from ..sample.constraint import constrained
+
+    found = constrained(request.sampler.warps)
+    return found is not None and not found[1].ends_anywhere
 
 
 def _search(lm: LM, method: Search, prompt: str, **settings: Any) -> list[Output]:

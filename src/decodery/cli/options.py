@@ -171,6 +171,12 @@ constraint_options = _options(
     _option("Constraint", "--regex", metavar="PATTERN", help="Write a text that the pattern matches from end to end."),
     _option("Constraint", "--grammar", type=_FILE, metavar="FILE", help="Write a sentence of a Lark grammar."),
     _option("Constraint", "--choice", multiple=True, metavar="TEXT", help="Write one of several texts; repeated."),
+    _option(
+        "Constraint",
+        "--constrain",
+        metavar="SPEC",
+        help="Any constraint by name, such as monitor:project=src: Python code that names existing attributes only.",
+    ),
 )
 
 search_option = _options(
@@ -225,13 +231,16 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice")
+_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
 
 
 def _constraint(name: str, value: Any) -> Any:
     """What the user wants written, from one of the options under "Constraint"."""
     from ..constrain import Choice, Grammar, JSONSchema, Regex
+    from ..registry import resolve
 
+    if name == "constrain":
+        return resolve("constrain", value)
     if isinstance(value, Path):
         if value.stat().st_size > _MOST_INPUT:
             raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")

@@ -5,7 +5,8 @@ from .checker import Checker
 from .choice import Choice
 from .grammar import Grammar
 from .json_schema import JSONSchema
+from .monitor import Monitor
 from .python_type import PythonType
 from .regex import Regex
 
-__all__ = ["Checker", "Choice", "Grammar", "JSONSchema", "Language", "PythonType", "Regex"]
+__all__ = ["Checker", "Choice", "Grammar", "JSONSchema", "Language", "Monitor", "PythonType", "Regex"]

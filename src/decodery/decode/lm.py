@@ -260,11 +260,13 @@ class LM:
         built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
         drafts, verifies = resolve_drafter(drafter), resolve("verify", rule)
         if constraint is not None:
-            if stop or ignore_eos:
+            compiled = self._compiled(constraint)
+            if ignore_eos or (stop and not compiled.ends_anywhere):
                 raise SettingsError("a constrained text ends where it is complete: leave out stop and ignore_eos")
             _check_rule(verifies)
-            compiled = self._compiled(constraint)
             built = Sampler((Constrained(compiled), *built.warps))
+            if verifies.checks and compiled.bonus is not None:
+                raise SettingsError("a rule that asks about single tokens excludes them: use policy=hard, not soft")
             if not compiled.masked and verifies == Coupled():
                 # The same tokens, without a question about every one of the vocabulary.
                 verifies = AWRS()

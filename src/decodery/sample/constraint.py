@@ -19,10 +19,15 @@ class Constraint(ABC):
 
     End tokens are tokens like others: allowed exactly where the text may end. Every state that allowed tokens lead to
     allows at least one token; after an end token that is an end token again.
-    masked: whether `allowed` costs less than asking about every token would.
+
+    masked: whether `allowed` costs less than asking about every token would. ends_anywhere: whether a text that is cut
+    is as good as one that ends, so that stop strings may cut it. bonus: None where what is not allowed is excluded;
+    else nothing is, and the logits of what is not allowed lose this much.
     """
 
     masked: ClassVar[bool] = True
+    ends_anywhere: ClassVar[bool] = False
+    bonus: float | None = None
 
     @abstractmethod
     def init(self, prompt: Sequence[int]) -> Any:
@@ -43,9 +48,13 @@ class Constraint(ABC):
     def is_complete(self, state: Any) -> bool:
         """Whether the text so far is an instance of what was asked for."""
 
+    def idle(self, state: Any) -> bool:
+        """Whether everything may come next: then no mask is asked for, and nothing is spent on one."""
+        return False
+
     def permits(self, state: Any, token: int) -> bool:
         """Whether `token` may come next, as far as a quick look can tell: False is certain, True need not be."""
-        return self.accepts(state, token)
+        return self.bonus is not None or self.accepts(state, token)
 
     def accepts(self, state: Any, token: int) -> bool:
         """Whether `token` may come next, exactly as `allowed` says it; for whoever asks about few tokens."""
@@ -54,7 +63,7 @@ class Constraint(ABC):
     def forced(self, state: Any, most: int) -> list[int]:
         """At most `most` tokens that come next whatever the model says, because nothing else is allowed."""
         tokens: list[int] = []
-        while len(tokens) < most:
+        while len(tokens) < most and self.bonus is None and not self.idle(state):
             allowed = self.allowed(state)
             first = int(allowed.argmax())
             if np.count_nonzero(allowed) != 1:
@@ -66,7 +75,8 @@ class Constraint(ABC):
 
 @dataclass(frozen=True)
 class Constrained(Warp):
-    """Excludes what a constraint does not allow. It goes before all other warps, so that these leave something.
+    """Excludes what a constraint does not allow, or favours what it does. It goes before all other warps, so that these
+    leave something.
 
     The distribution is the model's own at each token, masked and renormalised: not the model's distribution over whole
     texts given the constraint.
@@ -79,15 +89,20 @@ class Constrained(Warp):
     hears_logprobs = False
 
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        if all(self.constraint.idle(context.state) for context in contexts):
+            return logits
         masks = [self.constraint.allowed(context.state) for context in contexts]
         for mask in masks:
             if len(mask) != logits.shape[-1]:
                 raise ConstraintError(f"the constraint is for {len(mask)} tokens, the model has {logits.shape[-1]}")
+        bonus = self.constraint.bonus
         if logits.device.type != "cpu":
             kept = torch.from_numpy(np.stack(masks)).to(logits.device, non_blocking=True)
-            return logits.masked_fill(~kept, -torch.inf)
+            return logits.masked_fill(~kept, -torch.inf) if bonus is None else torch.where(kept, logits, logits - bonus)
         # In numpy, which wakes no threads between two passes.
-        rows = np.where(masks[0] if len(masks) == 1 else np.stack(masks), logits.numpy(), np.float32(-np.inf))
+        given = logits.numpy()
+        rest = np.float32(-np.inf) if bonus is None else given - np.float32(bonus)
+        rows = np.where(masks[0] if len(masks) == 1 else np.stack(masks), given, rest)
         if np.isneginf(rows.max(axis=-1)).any():
             raise ConstraintError("the constraint allows no token the model could write: nothing can be decoded")
         return torch.from_numpy(rows)

@@ -39,6 +39,7 @@ class _Timed(Constraint):
 
     def __init__(self, constraint: Constraint, clock: Clock) -> None:
         self._constraint, self._clock = constraint, clock
+        self.bonus = constraint.bonus
 
     def init(self, prompt: Sequence[int]) -> Any:
         with self._clock:
@@ -54,6 +55,10 @@ class _Timed(Constraint):
 
     def is_complete(self, state: Any) -> bool:
         return self._constraint.is_complete(state)
+
+    def idle(self, state: Any) -> bool:
+        with self._clock:
+            return self._constraint.idle(state)
 
     def permits(self, state: Any, token: int) -> bool:
         with self._clock:
