@@ -59,6 +59,7 @@ from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.exact_extract import ExactExtract
+from decodery.search.pg_td import PGTD
 from decodery.search.smc import SMC
 from decodery.source.base import Source
 from decodery.source.controlled_decoding import ControlledDecoding
@@ -223,6 +224,7 @@ SEARCHES: dict[str, Search] = {
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "exact-extract": ExactExtract(),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
+    "pg-td": PGTD(lambda text: sum(int(id) % 2 == 0 for id in text.split()) / 10, budget=12),
 }
 
 DRAWING = {"smc"}

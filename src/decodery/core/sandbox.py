@@ -65,8 +65,6 @@ class Sandbox:
             )
         if min(seconds, cpu_seconds, memory_mib, file_mib) <= 0:
             raise SettingsError("the limits of a sandbox must be above 0")
-        if sys.platform == "darwin":
-            warnings.warn("macOS does not bound the memory of the generated programs that are run", stacklevel=2)
         self.seconds = seconds
         self._limits = {
             "RLIMIT_CPU": cpu_seconds,
@@ -76,6 +74,10 @@ class Sandbox:
             "RLIMIT_NOFILE": 64,
             "RLIMIT_CORE": 0,
         }
+        if sys.platform == "darwin":
+            # It refuses the limit, or takes it and does not hold to it.
+            warnings.warn("macOS does not bound the memory of the generated programs that are run", stacklevel=2)
+            del self._limits["RLIMIT_AS"]
         self.runs = 0
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._lock = threading.Lock()

@@ -6,10 +6,13 @@ from .controlled_blocks import ControlledBlocks
 from .coupling import Coupling, Reading
 from .diverse_beam import DiverseBeam
 from .exact_extract import ExactExtract
+from .pg_td import PGTD
 from .potential import Potential, TextPotential
+from .program_tests import ProgramTests
 from .smc import SMC, Posterior
 
 __all__ = [
+    "PGTD",
     "SMC",
     "Beam",
     "ContrastiveSearch",
@@ -19,6 +22,7 @@ __all__ = [
     "ExactExtract",
     "Posterior",
     "Potential",
+    "ProgramTests",
     "Reading",
     "TextPotential",
 ]

@@ -1,0 +1,280 @@
+"""PG-TD: a tree search over tokens that completes programs and lets their tests tell where to look next."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..core.sequence import Sequence
+from ..core.topk import topk
+from ..errors import SettingsError
+from ..model.batch import Segment
+from ..model.store import Progress, silent
+from ..registry import register
+from ..sample.base import require_number
+from .base import Branches, Search, choose, law
+from .beams import Ending, Group
+from .program_tests import ProgramTests
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+Reward = Callable[[str], float]
+Variant = Literal["p_ucb", "p_uct", "uct"]
+Path = tuple[int, ...]
+"""Generated tokens from the end of the prompt on."""
+
+_KEPT = 16
+"""Beginnings of programs whose caches are kept, for those that begin alike."""
+
+
+@register(
+    "pg-td",
+    paper="Planning with Large Language Models for Code Generation (2023)",
+    guarantee="a larger budget never returns a program of smaller reward; budget 1 is greedy decoding",
+    needs=("a reward of programs",),
+)
+@dataclass(frozen=True)
+class PGTD(Search):
+    """Completes programs from the nodes of a token tree, and goes where their reward was highest.
+
+    tests: what a finished text is worth, a function of the text (without the prompt) to a number, 1 for a program that
+    passes; or a Python file whose top-level asserts are run against it in a `Sandbox`. budget: programs to generate.
+    k: tokens a node may go on with; beams: the width of completions, 1 is greedy. c, c_base: how much likely and rarely
+    tried tokens are favoured: Q + beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is
+    the best reward seen behind a token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop:
+    end with the first reward of 1. caches: false computes again what is known, for the same result. Returned is the
+    best program seen anywhere, the first among equals, with its reward as score. The published search counts every
+    visit of a node; here programs that are known already cost nothing and are not counted, and what holds no other
+    program is left. Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per program.
+    """
+
+    tests: Reward | str
+    budget: int = 256
+    k: int = 3
+    beams: int = 1
+    c: float = 4.0
+    c_base: float = 10.0
+    variant: Variant = "p_ucb"
+    early_stop: bool = True
+    caches: bool = True
+
+    def __post_init__(self) -> None:
+        if self.budget < 1 or self.k < 1 or self.beams < 1:
+            raise SettingsError("pg-td needs budget, k and beams of at least 1")
+        if self.variant not in ("p_ucb", "p_uct", "uct"):
+            raise SettingsError(f"the variant of pg-td is p_ucb, p_uct or uct, not {self.variant!r}")
+        require_number("the c of pg-td", self.c, least=0)
+        require_number("the c_base of pg-td", self.c_base, above=0)
+        if isinstance(self.tests, str):
+            ProgramTests.read(self.tests)
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        programs = Programs(self, Branches(engine, request, "pg-td"))
+        tree = Tree(self, programs)
+        while not tree.done:
+            tree.rollout()
+            progress("pg-td", len(programs.rewards), self.budget)
+        return programs.finish(tree.rollouts)
+
+
+@dataclass(slots=True)
+class Edge:
+    """A token behind a node. visits: rollouts through it; best: the highest reward of these, 0 before the first."""
+
+    token: int
+    probability: float
+    visits: int = 0
+    best: float = 0.0
+    node: Node | None = None
+
+
+@dataclass(slots=True)
+class Node:
+    """A beginning of programs. visits: 1, and one more for every rollout through it. closed: nothing new is behind."""
+
+    path: Path
+    edges: list[Edge]
+    visits: int = 1
+    closed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A finished text: its tokens and what it is worth."""
+
+    path: Path
+    reward: float
+
+
+class Tree:
+    """The nodes, and the rollouts that were made. rollouts: per rollout, the path to its node and the reward."""
+
+    def __init__(self, settings: PGTD, programs: Programs) -> None:
+        self.settings, self.programs = settings, programs
+        self.root = Node((), programs.edges(()))
+        self.rollouts: list[tuple[Path, float]] = []
+
+    @property
+    def done(self) -> bool:
+        known, best = self.programs.rewards, self.programs.best
+        perfect = self.settings.early_stop and best is not None and best[0].reward >= 1
+        return self.root.closed or perfect or len(known) >= self.settings.budget
+
+    def rollout(self) -> None:
+        """Select, expand, evaluate, back-propagate."""
+        nodes, edges = [self.root], [self._select(self.root)]
+        while edges[-1].node is not None:
+            nodes.append(edges[-1].node)
+            edges.append(self._select(nodes[-1]))
+        path = (*nodes[-1].path, edges[-1].token)
+        program = self.programs.completed(path)
+        ended = program.path == path
+        edges[-1].node = Node(path, [] if ended else self.programs.edges(path), closed=ended)
+        self.rollouts.append((path, program.reward))
+        for node, edge in zip(nodes[::-1], edges[::-1], strict=True):
+            node.visits += 1
+            edge.best = program.reward if not edge.visits else max(edge.best, program.reward)
+            edge.visits += 1
+            node.closed = all(each.node is not None and each.node.closed for each in node.edges)
+
+    def _select(self, node: Node) -> Edge:
+        """The edge to follow; the likeliest among equals."""
+        open_edges = [edge for edge in node.edges if edge.node is None or not edge.node.closed]
+        return max(open_edges, key=lambda edge: self._value(node, edge))
+
+    def _value(self, node: Node, edge: Edge) -> float:
+        settings, log = self.settings, math.log(node.visits)
+        if settings.variant == "uct":
+            return edge.best + settings.c * math.sqrt(log / (1 + edge.visits))
+        beta = settings.c
+        if settings.variant == "p_ucb":
+            beta += math.log((node.visits + settings.c_base + 1) / settings.c_base)
+        return edge.best + beta * edge.probability * math.sqrt(log) / (1 + edge.visits)
+
+
+class Programs:
+    """What was generated: whole programs, and what may follow their beginnings.
+
+    rewards: of every program, by its tokens, in the order they were found. best: the first of the best, and its
+    sequence. completions: how often a program was written to its end.
+    """
+
+    def __init__(self, settings: PGTD, branches: Branches) -> None:
+        self.settings, self.branches = settings, branches
+        self.rewards: dict[Path, float] = {}
+        self.best: tuple[Program, Sequence] | None = None
+        self.completions = 0
+        # For every beginning met: the program that completes it greedily, and the likeliest tokens behind it.
+        self._greedy: dict[Path, Path] = {}
+        self._following: dict[Path, list[tuple[int, float]]] = {}
+        self._points: OrderedDict[Path, Sequence] = OrderedDict()
+        root = branches.root
+        self._reward = _reward(settings.tests, root)
+        self._learn(root, branches.score([root]))
+        # The last token of a beginning stays to be read with what follows it.
+        root.cache.truncate(len(root.tokens) - 1)
+
+    def edges(self, path: Path) -> list[Edge]:
+        """What may follow `path`, likeliest first."""
+        if not self.settings.caches and path:
+            seq = self._at(path)
+            self._learn(seq, self.branches.score([seq]))
+        return [Edge(token, probability) for token, probability in self._following[path]]
+
+    def completed(self, path: Path) -> Program:
+        """The program that begins with `path`."""
+        known = self._greedy.get(path) if self.settings.caches else None
+        if known is None:
+            seq = self._complete(self._at(path), path)
+            known = tuple(seq.generated)
+            self._value(known, seq)
+        return Program(known, self.rewards[known])
+
+    def finish(self, rollouts: list[tuple[Path, float]]) -> list[Sequence]:
+        """The best program, its trace with what the search did."""
+        assert self.best is not None
+        program, seq = self.best
+        seq.score = program.reward
+        self.branches.root.trace.steps[-1].counts.update(
+            programs=len(self.rewards), rollouts=len(rollouts), completions=self.completions
+        )
+        return self.branches.finish([seq])
+
+    def _value(self, path: Path, seq: Sequence) -> None:
+        if path in self.rewards:
+            return
+        text = " ".join(map(str, path)) if seq.text is None else seq.text.text
+        reward = float(self._reward(text))
+        if not math.isfinite(reward):
+            raise SettingsError(f"the reward of a program must be a finite number, not {reward}")
+        self.rewards[path] = reward
+        if self.best is None or reward > self.best[0].reward:
+            self.best = Program(path, reward), seq
+
+    def _complete(self, seq: Sequence, path: Path) -> Sequence:
+        """`seq` written to its end, and what was met on the way."""
+        self.completions += 1
+        if self.settings.beams > 1 and not seq.finished:
+            # Beams begun elsewhere may end elsewhere: only greedy completions are those of their own beginnings, too.
+            self._learn(seq, self.branches.score([seq.fork()]))
+            return self._beams(seq)
+        met = [path]
+        while not seq.finished:
+            logits = self.branches.score([seq])
+            choose(seq, self._learn(seq, logits), logits[0])
+            met.append(tuple(seq.generated))
+        for beginning in met:
+            self._greedy[beginning] = met[-1]
+        return seq
+
+    def _beams(self, seq: Sequence) -> Sequence:
+        group = Group(seq, Ending(self.settings.beams, 1.0, False))
+        while group.running:
+            beams = [beam.seq for beam in group.running]
+            logits = self.branches.score(beams)
+            group.step(law(beams, logits), logits, {})
+        return group.finished[0].seq
+
+    def _learn(self, seq: Sequence, logits: torch.Tensor) -> int:
+        """Keep what may follow the text of `seq`; returns the likeliest of it. logits: [1, vocab] there."""
+        probabilities = law([seq], logits).double().softmax(dim=-1)
+        ids, values = topk(probabilities, self.settings.k)
+        pairs = zip(ids[0].tolist(), values[0].tolist(), strict=True)
+        self._following[tuple(seq.generated)] = [(token, value) for token, value in pairs if value > 0]
+        return int(ids[0, 0])
+
+    def _at(self, path: Path) -> Sequence:
+        """A sequence that stands behind `path`: forked off the longest beginning at hand, the rest read in one pass."""
+        found = next((path[:cut] for cut in range(len(path), 0, -1) if path[:cut] in self._points), ())
+        seq = (self._points[found] if found else self.branches.root).fork()
+        rest = path[len(found) :]
+        if rest:
+            chunk = [seq.pending, *rest[:-1]]
+            scores = self.branches.forward([Segment.chunk(chunk, seq.cache)])
+            seq.cache.keep(range(len(chunk)))
+            for row, token in enumerate(rest):
+                choose(seq, token, scores.of(0)[row])
+        if self.settings.caches:
+            self._points[path] = seq.fork()
+            self._points.move_to_end(path)
+            if len(self._points) > _KEPT:
+                self._points.popitem(last=False)
+        return seq
+
+
+def _reward(tests: Reward | str, root: Sequence) -> Reward:
+    """The function itself, or the tests of a file for programs that begin with the prompt."""
+    if not isinstance(tests, str):
+        return tests
+    head = ""
+    if root.detokenizer is not None:
+        stream = root.detokenizer()
+        head = stream.push(root.tokens) + stream.finish()
+    return ProgramTests.read(tests, head)
