@@ -123,7 +123,7 @@ def test_masks_are_those_of_the_rule_on_fifty_dots() -> None:
     constraint = compiled(path=str(PACKAGE / "module.py"))
     dots = _fixture_dots()
     bound = right = 0
-    for before, name in dots[:: len(dots) // 70]:
+    for before, name in dots:
         names = constraint.monitor.names(before)
         state = state_of(constraint, before)
         off = names is None or state.place.since is None
@@ -132,11 +132,13 @@ def test_masks_are_those_of_the_rule_on_fifty_dots() -> None:
             continue
         bound += 1
         right += name in names
-        for count in (0, 1, len(name)):
+        for count in (0, len(name)):
             rests = [each[count:].encode() for each in names if each.startswith(name[:count])]
             mask = constraint.allowed(state_of(constraint, before + name[:count]))
             assert mask.tolist() == [_rule(piece, id, rests) for id, piece in enumerate(PIECES)], (before, name, count)
-    assert bound >= 50 and right > 0.9 * bound
+        if bound == 50:
+            break
+    assert bound == 50 and right > 45
 
 
 def test_the_laws_of_constraints_hold() -> None:
