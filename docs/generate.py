@@ -471,6 +471,28 @@ def extraction() -> str:
     )
 
 
+def smc() -> str:
+    """What sequential Monte Carlo finds that masks and samples do not."""
+    return "\n\n".join(_figures(f"smc-{name}") for name in ("posterior", "reward", "lookahead"))
+
+
+def checks() -> str:
+    """How many tokens are asked about in place of a mask."""
+    return _figures("smc-checks")
+
+
+def _figures(name: str) -> str:
+    """The figures of a result file that says what it is about and which command made it; numbers stand apart."""
+    if not (ROOT / "benchmarks" / "results" / f"{name}.json").exists():
+        return f"`python benchmarks/smc.py {name.removeprefix('smc-')}` is not measured yet."
+    result = _load(name)
+    rows = {each: row for each, row in result["figures"].items() if isinstance(row, dict)}
+    facts = "".join(f" {each.capitalize()}: {value}." for each, value in result["figures"].items() if each not in rows)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    cells = [[each, *(str(row.get(column, "")) for column in columns)] for each, row in rows.items()]
+    return f"{result['about']}{facts} (`{result['command']}`)\n\n{_table(['', *columns], cells)}"
+
+
 def growth() -> str:
     """Tokens per pass of every growth policy, a table per drafter, temperature and rule."""
     parts = []
@@ -530,6 +552,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "continuous": continuous,
     "trained": trained,
     "constraints": constraints,
+    "smc": smc,
+    "checks": checks,
     **sampling.SECTIONS,
     "steered": steered,
     "extraction": extraction,
