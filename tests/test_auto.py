@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import decodery.model.load as load_module
-from decodery.budget.base import Budget
+from decodery.budget.steps import StepCosts
 from decodery.cli.main import main
 from decodery.core.memory import Memory
 from decodery.decode.engine import Engine
@@ -66,7 +66,7 @@ def test_the_tree_has_the_size_that_pays_most() -> None:
         steps = generator.exponential(size=limit + sequences + 1) * (generator.random(limit + sequences + 1) < 0.3)
         costs = 5 + np.cumsum(steps)
         chances = np.sort(generator.random(limit) ** 3)[::-1].tolist()
-        worth = Worth(Budget(limit, limit, sequences, lambda costs=costs: costs), limit)
+        worth = Worth(costs[sequences:], sequences)
         for chance in chances:
             if chance < worth.bar():
                 break
@@ -78,6 +78,20 @@ def test_the_tree_has_the_size_that_pays_most() -> None:
         first = next((n for n in range(limit) if grown[n] <= n), limit)
         impatient += first != expected
     assert impatient > 10
+
+
+def test_step_costs_find_what_a_node_adds() -> None:
+    """From steps whose passes were measured wrongly, with disturbances; a plain mean of the latter would be far off."""
+    generator, costs = np.random.default_rng(1), np.linspace(5e-3, 6e-3, 17)
+    found = StepCosts()
+    for _ in range(400):
+        nodes = int(generator.integers(0, 9))
+        seconds = 1.2 * costs[nodes] + 3e-4 * nodes
+        found.learn(costs, nodes, seconds * (20 if generator.random() < 0.03 else generator.normal(1, 0.03)))
+    costs = costs[:9]
+    truth, fitted = 1.2 * costs + 3e-4 * np.arange(9), found.corrected(costs)
+    assert np.allclose(fitted / fitted[0], truth / truth[0], rtol=0.08)
+    assert not np.allclose(costs / costs[0], truth / truth[0], rtol=0.2)
 
 
 def test_contexts_are_ranked_by_what_the_model_expected_where_they_stood(corpus: Corpus, warm: WarmContexts) -> None:

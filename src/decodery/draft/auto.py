@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..budget.base import Budget
+from ..budget.steps import StepCosts
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -32,10 +33,10 @@ class Auto(Drafter):
     and the `width` tokens the model ranked highest where the node's last three, two and one tokens last stood (as Token
     Recycling, 2024, with longer contexts first). How often such candidates are right is counted as the text goes on, by
     length of the repetition and by context and rank; a node's chance is the product along its path. The tree takes
-    nodes by falling chance, and of all its sizes, 0 included, the one that gives most tokens per second on the measured
-    cost of a pass. Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one
-    that comes along for the model, if one does; None: with none. Scope: contexts and their rates last as long as the
-    loaded model, copies as long as the request.
+    nodes by falling chance, and of all its sizes, 0 included, the one that gives most tokens per second by the measured
+    cost of passes and by what the latest steps took. Contexts begin with those of `warm`, a file made by `decodery
+    train contexts`: by default of the one that comes along for the model, if one does; None: with none. Scope: the
+    request for copies, the process for contexts, their rates and what steps take.
     Memory: 2^17 * (8 + 4 * width) bytes per context length, and one entry per order and token of text.
     """
 
@@ -46,19 +47,19 @@ class Auto(Drafter):
 
     weighs_cost = True
 
-    def start(self, seq: Sequence) -> Expectations:
+    def start(self, seq: Sequence) -> _State:
         width = min(self.width, seq.vocab_size)
 
-        def make() -> tuple[Contexts, SuccessorRates]:
+        def make() -> tuple[Contexts, SuccessorRates, StepCosts]:
             contexts, warm = Contexts(CONTEXTS, width), self._warm(seq)
             if warm is None:
-                return contexts, SuccessorRates(len(CONTEXTS), width)
+                return contexts, SuccessorRates(len(CONTEXTS), width), StepCosts()
             for order in CONTEXTS:
                 contexts.fill(order, warm.contexts[order], warm.rows[order])
-            return contexts, SuccessorRates(len(CONTEXTS), width, warm.rates)
+            return contexts, SuccessorRates(len(CONTEXTS), width, warm.rates), StepCosts()
 
-        contexts, rates = seq.memory.recall("process", seq, ("auto", seq.vocab_size, width, self.warm), make)
-        return Expectations(NGrams(self.orders), contexts, rates)
+        contexts, rates, costs = seq.memory.recall("process", seq, ("auto", seq.vocab_size, width, self.warm), make)
+        return _State(Expectations(NGrams(self.orders), contexts, rates), costs)
 
     def _warm(self, seq: Sequence) -> WarmContexts | None:
         """What the contexts begin with, if with anything."""
@@ -76,13 +77,13 @@ class Auto(Drafter):
         return warm
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        memory: Expectations = seq.draft_state
+        state: _State = seq.draft_state
         limit = min(self.most, budget.nodes)
-        memory.find(seq.tokens, min(limit, budget.depth))
-        return _grow(seq, memory, Worth(budget, limit), budget.depth)
+        state.memory.find(seq.tokens, min(limit, budget.depth))
+        return _grow(seq, state.memory, Worth(state.step_costs(seq, budget, limit), budget.sequences), budget.depth)
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
-        memory: Expectations = seq.draft_state
+        memory: Expectations = seq.draft_state.memory
         first = len(seq.tokens) - len(seen.emitted)
         context, followed = seq.tokens[max(0, first - CONTEXTS[0]) : first], 0
         for token in seen.emitted:
@@ -92,16 +93,36 @@ class Auto(Drafter):
         memory.contexts.learn(seq.tokens, seen)
 
 
+@dataclass(slots=True)
+class _State:
+    """What `auto` knows of a text and of what its steps take."""
+
+    memory: Expectations
+    costs: StepCosts
+
+    def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
+        """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
+        measured = budget.seconds(budget.sequences + np.arange(limit + 1))
+        if budget.pass_seconds is None:
+            return measured
+        last = seq.trace.steps[-1] if seq.trace.steps else None
+        # Of a step that several texts share nobody knows whose nodes took how long.
+        if last is not None and not last.prefill and last.sequences == budget.sequences == 1 and last.nodes <= limit:
+            self.costs.learn(measured, last.nodes, last.seconds)
+        return self.costs.corrected(measured)
+
+
 class Worth:
     """Which number of drafted nodes gives most tokens per second, as nodes are offered by falling chance.
 
-    costs: times of this pass with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own.
+    costs: [limit + 1] times of this step with 0, 1, 2, ... drafted nodes. sequences: how many share it, each of which
+    gets a token anyway.
     """
 
-    def __init__(self, budget: Budget, limit: int) -> None:
-        self._costs = budget.seconds(budget.sequences + np.arange(limit + 1))
-        self._counts = np.arange(1, limit + 1)
-        self._expected = float(budget.sequences)
+    def __init__(self, costs: np.ndarray, sequences: int) -> None:
+        self._costs = costs
+        self._counts = np.arange(1, len(costs))
+        self._expected = float(sequences)
         self._most = self._expected / float(self._costs[0])
         self._nodes = 0
         self.best = 0
