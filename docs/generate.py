@@ -104,7 +104,8 @@ def successor() -> str:
 
 def speed() -> str:
     """The tables of every result file of a benchmark."""
-    tables = [f"{_where(result)}.\n\n{table(result)}" for result in _results(BENCHMARK)]
+    results = [result for result in _results(BENCHMARK) if result["settings"]["workloads"] != ["jsonschema"]]
+    tables = [f"{_where(result)}.\n\n{table(result)}" for result in results]
     return "\n\n".join(tables) or "No results yet: `make bench` writes them."
 
 
@@ -117,6 +118,11 @@ def unguessable() -> str:
         f"tokens: `auto` takes {found['ratio']:.3f} times as long as plain decoding (95 % interval {low:.3f} to "
         f"{high:.3f}); it drafts {found['drafted_per_pass']:.2f} tokens per pass there."
     )
+
+
+def jsonschema() -> str:
+    """Answers held to schemas, by dataset."""
+    return table(read(ROOT / "benchmarks" / "results" / "jsonschema.json"))
 
 
 def headline() -> str:
@@ -536,6 +542,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "successor": successor,
     "speed": speed,
+    "jsonschema": jsonschema,
     "unguessable": unguessable,
     "headline": headline,
     "passes": passes,
