@@ -1,0 +1,194 @@
+"""The generated parts of the documentation about trees, rules, budgets and trained drafts, from what was recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from figures import ROOT, load, table
+
+SHIPPED_COMMAND = "decodery train draft --out smollm2-draft --texts 1280 --epochs 4"
+
+
+def rules() -> str:
+    """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
+    result = load("rules")
+    tables = []
+    for title, found in result.items():
+        if not isinstance(found, dict):
+            continue
+        columns = [key for key in found if key.startswith("k=")]
+        rows = [[name, *(f"{found[k][name]:.3f}" for k in columns)] for name in found[columns[0]]]
+        pairs = f"{found['pairs']} pairs" + (f", draft {found['draft']}" if "draft" in found else "")
+        tables.append(table([f"{title} ({pairs})", *columns], rows))
+    return f"`{result['command']}`\n\n" + "\n\n".join(tables)
+
+
+def judge() -> str:
+    """Tokens per pass and answers by threshold of the judge."""
+    path = ROOT / "benchmarks" / "results" / "judge.json"
+    if not path.exists():
+        return "No results yet: `python benchmarks/judge.py` writes them."
+    result = load("judge")
+    head, probe, questions = result["head"], result["probe"], result["questions"]
+    table = table(
+        ["rule", "tokens per pass", "right", "answer of the model alone"],
+        [
+            [name, f"{row['tokens_per_pass']:.2f}", f"{row['right']:.0%}", f"{row['as_alone']:.0%}"]
+            for name, row in result["rows"].items()
+        ],
+    )
+    return (
+        f"`{result['command']}`: {questions['test']} sums in words, of which the model alone gets "
+        f"{result['alone']:.0%} right; drafts of `{result['draft']}`, ten tokens a pass; a head trained on "
+        f"{questions['train']} other questions (AUC on those held out {head['auc']:.2f}). Of {probe['tried']} digits "
+        f"replaced by wrong ones the head gives {probe['passed']} more than even odds.\n\n{table}"
+    )
+
+
+def continuous() -> str:
+    """What the density-ratio rule accepts, and how far the law is moved."""
+    result = load("continuous")
+    return f"`{result['command']}`\n\n" + table(
+        ["model", "drafter's means moved by", "rule", "accepted", "values per pass", "distance"],
+        [
+            [
+                row["model"],
+                str(row["moved"]),
+                row["rule"],
+                f"{row['accepted']:.0%}",
+                f"{row['values_per_pass']:.2f}",
+                f"{row['distance']:.3f}",
+            ]
+            for row in result["rows"]
+        ],
+    )
+
+
+def budgets_pareto() -> str:
+    """What each budget policy throws away, and the passes it needs."""
+    found = _budgets("pareto")
+    if not found:
+        return "Not measured yet."
+    settings, head = found["settings"], found["settings"]["head"]
+    parts = [
+        f"`python benchmarks/budgets.py pareto --every {settings['every']} --tokens {settings['tokens']} --head head`, "
+        f"with `{settings['draft']}` and the head of `{head['command']}`. It learned from {head['tokens']:.0f} tokens "
+        f"drafted along texts new to the draft. On texts held out, where they are accepted with a mean chance of "
+        f"{head['acceptance']:.1%}, its cross-entropy above a perfect judge's is {head['loss']:.4f} nats per token; "
+        f"that of the best judge that always says the same is {head['constant']:.4f}."
+    ]
+    for name, runs in found["figures"].items():
+        below = runs.pop("below", {})
+        rows = [
+            [family, setting, f"{point['discarded']:.2f}", f"{point['passes']:.3f}", f"{point['drafted']:.1f}"]
+            for family, points in runs.items()
+            for setting, point in points.items()
+        ]
+        counts = ", ".join(
+            f"{family} {count} of {len(runs[family])}" for family, count in below.items() if family != "fixed"
+        )
+        columns = ["budget", "setting", "discarded per token", "passes per token", "drafted per pass"]
+        title = f"{name.capitalize()}; below fixed lengths: {counts}." if counts else f"{name.capitalize()}:"
+        parts.append(f"{title}\n\n{table(columns, rows)}")
+    return "\n\n".join(parts)
+
+
+def budgets_memory() -> str:
+    """Bytes allowed and held, and tokens per pass."""
+    found = _budgets("memory")
+    if not found:
+        return "Not measured yet."
+    settings = found["settings"]
+    columns = ["drafter", "allowed", "MiB allowed", "MiB held", "nodes", "tokens per pass"]
+    rows = [
+        [
+            drafter,
+            label,
+            "" if row["allowed_mib"] is None else f"{row['allowed_mib']:.2f}",
+            f"{row['peak_mib']:.2f}",
+            str(row["nodes"]),
+            f"{row['tokens_per_pass']:.2f}",
+        ]
+        for drafter, group in found["figures"].items()
+        for label, row in group.items()
+    ]
+    command = f"python benchmarks/budgets.py memory --every {settings['every']} --tokens {settings['tokens']}"
+    return f"`{command}`, with `{settings['draft']}`:\n\n{table(columns, rows)}"
+
+
+def budgets_serving() -> str:
+    """Mean latency by load and policy, relative to the best fixed length."""
+    found = _budgets("serving")
+    if not found:
+        return "Not measured yet."
+    figures = found["figures"]
+    policies = list(next(iter(figures.values())))
+    rows = [[load, *(f"{row[name]:.2f}" for name in policies)] for load, row in figures.items()]
+    return f"`python benchmarks/budgets.py serving`\n\n{table(['load', *policies], rows)}"
+
+
+def _budgets(group: str) -> dict[str, Any]:
+    path = ROOT / "benchmarks" / "results" / "budgets.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found.get(group, {})
+
+
+def trained() -> str:
+    """What the shipped draft is worth."""
+    found = json.loads((ROOT / "benchmarks" / "results" / "draft-trained.json").read_text(encoding="utf-8"))
+    laws = [(name, found[name]) for name in ("temperature 0", "temperature 1")]
+    rows = "\n".join(
+        f"| {name} | {100 * law['acceptance']:.1f} % | {100 * law['agreement']:.1f} % | {law['tokens_per_pass']:.2f} |"
+        for name, law in laws
+    )
+    times = found.get("milliseconds", {})
+    cost = "".join(
+        f"\n\nA pass of the {name} takes {', '.join(f'{ms:.2f} ms over {rows}' for rows, ms in by_rows.items())} rows."
+        for name, by_rows in times.items()
+    )
+    return (
+        f"Made by `{SHIPPED_COMMAND}`. On {found['questions']} questions of Spec-Bench, which it has never seen, "
+        "four tokens drafted per pass:\n\n"
+        f"| | acceptance | agreement | tokens per pass |\n|---|---|---|---|\n{rows}{cost}\n\n"
+        "acceptance: the mean of sum min(p, q) along the text; agreement: how often both models find the same token\n"
+        "likeliest. `python benchmarks/draft/trained.py --timed` measures it."
+    )
+
+
+def growth() -> str:
+    """Tokens per pass of every growth policy, a table per drafter, temperature and rule."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("growth-*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        command = (
+            f"python benchmarks/growth.py {result['drafter']} --every {result['every']} --tokens {result['tokens']}"
+        )
+        parts.append(f"Drafter `{result['drafter']}` (`{command}`):")
+        for run, policies in result["runs"].items():
+            temperature, rule = run.split()
+            budgets = list(policies["chain"])
+            rows = "\n".join(f"| {name} | {_cells(found, budgets)} |" for name, found in policies.items())
+            parts.append(
+                f"| temperature {temperature}, {rule} | {' | '.join(f'{nodes} nodes' for nodes in budgets)} |\n"
+                f"|---|{'---|' * len(budgets)}\n{rows}"
+            )
+    return "\n\n".join(parts) or "No results yet: `python benchmarks/growth.py ngram` writes them."
+
+
+def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
+    known = [found.get(nodes) for nodes in budgets]
+    return " | ".join(f"{each['tokens_per_pass']:.2f} ({each['acceptance']:.2f})" if each else "" for each in known)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "growth": growth,
+    "budgets-pareto": budgets_pareto,
+    "budgets-memory": budgets_memory,
+    "rules": rules,
+    "budgets-serving": budgets_serving,
+    "judge": judge,
+    "continuous": continuous,
+    "trained": trained,
+}

@@ -1,0 +1,182 @@
+"""The generated parts of the documentation about constraints, searches and sources, from what was recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from figures import ROOT, load, table
+
+from decodery.bench.report import markdown
+
+
+def constraints() -> str:
+    """What the figures of constraints say."""
+    folder = ROOT / "benchmarks" / "results"
+    found = {
+        name: json.loads((folder / f"constraints-{name}.json").read_text(encoding="utf-8"))["figures"]
+        for name in ("suite", "declared", "identity", "forced")
+    }
+    suite, (works, tried) = found["suite"]["all"], found["declared"]["all"]
+    lines = [
+        f"**JSON Schema Test Suite** (draft 2020-12): of the instances under schemas that are enforced, "
+        f"{suite['valid accepted']} of {suite['valid accepted'] + suite['valid not accepted']} valid ones are accepted "
+        f"and {suite.get('invalid accepted', 0)} of {suite['invalid not accepted']} invalid ones.",
+        f"**JSONSchemaBench**: {works} of {tried} schemas of the sample are enforced.",
+        markdown(
+            ("dataset", "enforced", "of"),
+            [(name.replace("_", " "), str(a), str(b)) for name, (a, b) in found["declared"]["datasets"].items()],
+        ),
+        "**Identity** with constrained plain decoding:",
+        markdown(
+            ("setting", "finished, valid", *(name for name in _first(found["identity"]) if name != "plain")),
+            [_identity(setting, each) for setting, each in found["identity"].items()],
+        ),
+        "**Tokens per pass**:",
+        _tokens_per_pass(found["forced"]),
+    ]
+    return "\n\n".join(lines)
+
+
+def _first(figures: dict[str, Any]) -> dict[str, Any]:
+    return next(iter(figures.values()))
+
+
+def _identity(setting: str, each: dict[str, dict[str, int]]) -> tuple[str, ...]:
+    ended = f"{each['plain']['finished']}, {each['plain']['valid']}"
+    return (setting, ended, *(_same(counts) for drafter, counts in each.items() if drafter != "plain"))
+
+
+def _same(counts: dict[str, int]) -> str:
+    excused = f" + {counts['excused']} near-ties" if counts["excused"] else ""
+    return f"{counts['identical']}{excused} / {counts['checked']}"
+
+
+def _tokens_per_pass(figures: dict[str, float]) -> str:
+    settings = list(dict.fromkeys(name.partition(": ")[0] for name in figures))
+    drafters = list(dict.fromkeys(name.partition(": ")[2] for name in figures))
+    rows = [(drafter, *(f"{figures[f'{each}: {drafter}']:.2f}" for each in settings)) for drafter in drafters]
+    return markdown(("drafter", *settings), rows)
+
+
+def monitor() -> str:
+    """How many attributes exist, with the monitor and without."""
+    path = ROOT / "benchmarks" / "results" / "monitor.json"
+    if not path.exists():
+        return "Not measured yet."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for setting, each in found["figures"].items():
+        exist, missing = each.get("exists", 0), each.get("missing", 0)
+        if exist + missing:
+            counts = (f"{exist} of {exist + missing}", f"{each['share']:.0%}", str(each.get("unknown", 0)))
+            rows.append((f"`{setting}`", str(each["texts"]), *counts))
+    return (
+        f"Attributes that {found['settings']['model']} writes behind objects of a package it has never seen, over "
+        f"{found['settings']['prompts']} beginnings of functions and up to {found['settings']['new_tokens']} tokens "
+        f"each; the last column has objects whose type only running the code would tell.\n\n"
+        + markdown(("setting", "texts", "exist", "share", "not known"), rows)
+    )
+
+
+def pg_td() -> str:
+    """Problems solved within so many passes."""
+    path = ROOT / "benchmarks" / "results" / "pg-td.json"
+    if not path.exists():
+        return "Not measured yet."
+    found = json.loads(path.read_text(encoding="utf-8"))
+    grid = list(next(iter(found["figures"].values()))["solved"])
+    rows = []
+    for setting, each in found["figures"].items():
+        solved = (str(each["solved"][most]) for most in grid)
+        rows.append((setting, str(each["problems"]), *solved, str(each["public"]), str(each["programs"])))
+    return (
+        f"Functions of one line by {found['settings']['model']}: how many of them pass hidden tests after so many "
+        "passes, taking the first program that passes three public ones.\n\n"
+        + markdown(("search", "problems", *(f"{most} passes" for most in grid), "pass public tests", "programs"), rows)
+    )
+
+
+def steered() -> str:
+    """How often completions are secure behind each of SVEN's prefixes, and what these do to other code."""
+    found = load("sven")
+    weaknesses = list(found["none"]["counts"])
+    rows = []
+    for control in ("secure", "none", "unsafe"):
+        counts = found[control]["counts"]
+        cells = [f"{each['secure']} / {each['unsafe']} / {each['neither']}" for each in counts.values()]
+        moved = f"{found['kl'][control]:.3f}" if control in found["kl"] else ""
+        rows.append([control, f"{found[control]['rate']:.0%}", *cells, moved])
+    return (
+        f"{found['templates']} beginnings of programs, {found['samples']} continuations each at temperature "
+        f"{found['temperature']}: the rate of secure ones among secure and unsafe ones, then secure / unsafe / neither "
+        f"by weakness, and the divergence from the model on neutral code, in nats per token. `{found['command']}`\n\n"
+        + table(["control", "secure rate", *weaknesses, "KL"], rows)
+    )
+
+
+def extraction() -> str:
+    """F1 of extraction as code, free and constrained."""
+    found = load("extraction")
+    rows = [
+        [f"{name}, {how}", str(found[name]["can be read"]), *(f"{value:.3f}" for value in found[name][how].values())]
+        for name in ("free", "constrained")
+        for how in ("read whole", "item by item")
+        if how in found[name]
+    ]
+    kinds = list(found["constrained"]["read whole"])
+    return (
+        f"F1 on {found['sentences']} synthetic sentences, with three solved examples (`{found['command']}`):\n\n"
+        + table(["answers", "can be read", *kinds], rows)
+    )
+
+
+def smc() -> str:
+    """What sequential Monte Carlo finds that masks and samples do not."""
+    return "\n\n".join(_figures(f"smc-{name}") for name in ("posterior", "reward", "lookahead"))
+
+
+def checks() -> str:
+    """How many tokens are asked about in place of a mask."""
+    return _figures("smc-checks")
+
+
+def _figures(name: str) -> str:
+    """The figures of a result file that says what it is about and which command made it; numbers stand apart."""
+    if not (ROOT / "benchmarks" / "results" / f"{name}.json").exists():
+        return f"`python benchmarks/smc.py {name.removeprefix('smc-')}` is not measured yet."
+    result = load(name)
+    rows = {each: row for each, row in result["figures"].items() if isinstance(row, dict)}
+    facts = "".join(f" {each.capitalize()}: {value}." for each, value in result["figures"].items() if each not in rows)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    cells = [[each, *(str(row.get(column, "")) for column in columns)] for each, row in rows.items()]
+    return f"{result['about']}{facts} (`{result['command']}`)\n\n{table(['', *columns], cells)}"
+
+
+def sources() -> str:
+    """A table per measured group of logit sources: counts per output token, prompts included."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("sources-*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        found = result["figures"]
+        runs = {**found.get("thresholds", {}), **{name: run for name, run in found.items() if name != "thresholds"}}
+        rows = {name: run for name, run in runs.items() if isinstance(run, dict)}
+        facts = ", ".join(f"{name}: {value}" for name, value in runs.items() if not isinstance(value, dict))
+        columns = list(dict.fromkeys(name for run in rows.values() for name in run))
+        cells = [[name, *(str(run.get(column, "")) for column in columns)] for name, run in rows.items()]
+        about = result["about"].strip() + (f" ({facts})" if facts else "")
+        parts.append(f"**{path.stem.removeprefix('sources-')}.** {about}\n\n{table(['', *columns], cells)}")
+    return "\n\n".join(parts) or "Not measured yet."
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "sources": sources,
+    "constraints": constraints,
+    "smc": smc,
+    "checks": checks,
+    "steered": steered,
+    "extraction": extraction,
+    "monitor": monitor,
+    "pg-td": pg_td,
+}

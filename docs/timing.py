@@ -1,0 +1,119 @@
+"""The generated parts of the documentation about what things cost and how fast they are, from what was recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from figures import ROOT, load
+from figures import table as table_of
+
+from decodery.bench.report import table
+from decodery.bench.result import BENCHMARK, PASSES, Result, read
+
+
+def speed() -> str:
+    """The tables of every result file of a benchmark."""
+    results = [result for result in _results(BENCHMARK) if result["settings"]["workloads"] != ["jsonschema"]]
+    tables = [f"{_where(result)}.\n\n{table(result)}" for result in results]
+    return "\n\n".join(tables) or "No results yet: `make bench` writes them."
+
+
+def unguessable() -> str:
+    """What `auto` costs where nothing can be guessed."""
+    found = load("draft-unguessable")
+    low, high = found["interval"]
+    return (
+        f"{found['texts']} texts of {found['new_tokens']} tokens at temperature {found['temperature']:g} after random "
+        f"tokens: `auto` takes {found['ratio']:.3f} times as long as plain decoding (95 % interval {low:.3f} to "
+        f"{high:.3f}); it drafts {found['drafted_per_pass']:.2f} tokens per pass there."
+    )
+
+
+def jsonschema() -> str:
+    """Answers held to schemas, by dataset."""
+    return table(read(ROOT / "benchmarks" / "results" / "jsonschema.json"))
+
+
+def headline() -> str:
+    """The methods and the peers over the built-in workload, for a reader in a hurry."""
+    result = read(ROOT / "benchmarks" / "results" / "peers.json")
+    rows = [row for row in result["rows"] if row["workload"] == "built-in"]
+    return f"{_where(result)}.\n\n{table({**result, 'rows': rows})}"
+
+
+def passes() -> str:
+    """The table of every result file of pass costs."""
+    tables = [f"{_where(result)}.\n\n{table(result)}" for result in _results(PASSES)]
+    return "\n\n".join(tables) or "No results yet: `decodery bench --pass` writes them."
+
+
+def kernels() -> str:
+    """Milliseconds of all matrix products of a pass, by library and rows, and the ratio to this project's int8."""
+    rows = load("kernels")["rows"]
+    counts = sorted({row["rows"] for row in rows})
+    cells = {(row["library"], row["rows"]): f"{row['least_ms']:.1f} ({row['over_ours']:.2f})" for row in rows}
+    return table_of(
+        ["library", *(f"{count} rows" for count in counts)],
+        [[name, *(cells[name, count] for count in counts)] for name in dict.fromkeys(row["library"] for row in rows)],
+    )
+
+
+def quality() -> str:
+    """What precision costs in quality."""
+    rows = load("quality")["rows"]
+    first = rows[0]["perplexity"]
+    return table_of(
+        ["precision", "perplexity", "to float32", "greedy tokens that differ"],
+        [
+            [
+                row["precision"],
+                f"{row['perplexity']:.2f}",
+                f"{row['perplexity'] / first - 1:+.2%}",
+                f"{row['greedy_differ']} of {row['greedy_compared']}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def parts() -> str:
+    """Where the time of an int8 pass goes."""
+    names = ("products", "attention", "waiting", "outside the kernels")
+    return table_of(
+        ["tokens before", "rows", "ms", *(f"{name}" for name in names), "rest"],
+        [
+            [
+                str(row["context"]),
+                str(row["rows"]),
+                f"{row['ms']:.1f}",
+                *(f"{row[name]:.0%}" for name in names),
+                f"{1 - sum(row[name] for name in names):.0%}",
+            ]
+            for row in load("parts")["rows"]
+        ],
+    )
+
+
+def _results(kind: str) -> list[Result]:
+    # Measurements of other kinds lie there too; those of the benchmark say what they are.
+    paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
+    return [read(path) for path in paths if json.loads(path.read_text(encoding="utf-8")).get("kind") == kind]
+
+
+def _where(result: Result) -> str:
+    machine = result["machine"]
+    devices = machine["gpus"] or [f"{machine['processor']}, {machine['threads']} threads"]
+    return f"{result['model']['name']} on {', '.join(devices)} ({result['created'][:10]})"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "speed": speed,
+    "jsonschema": jsonschema,
+    "unguessable": unguessable,
+    "headline": headline,
+    "passes": passes,
+    "kernels": kernels,
+    "quality": quality,
+    "parts": parts,
+}
