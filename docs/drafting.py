@@ -32,7 +32,7 @@ def judge() -> str:
         return "No results yet: `python benchmarks/judge.py` writes them."
     result = load("judge")
     head, probe, questions = result["head"], result["probe"], result["questions"]
-    table = table(
+    rates = table(
         ["rule", "tokens per pass", "right", "answer of the model alone"],
         [
             [name, f"{row['tokens_per_pass']:.2f}", f"{row['right']:.0%}", f"{row['as_alone']:.0%}"]
@@ -43,7 +43,7 @@ def judge() -> str:
         f"`{result['command']}`: {questions['test']} sums in words, of which the model alone gets "
         f"{result['alone']:.0%} right; drafts of `{result['draft']}`, ten tokens a pass; a head trained on "
         f"{questions['train']} other questions (AUC on those held out {head['auc']:.2f}). Of {probe['tried']} digits "
-        f"replaced by wrong ones the head gives {probe['passed']} more than even odds.\n\n{table}"
+        f"replaced by wrong ones the head gives {probe['passed']} more than even odds.\n\n{rates}"
     )
 
 
