@@ -43,7 +43,8 @@ class Budget:
     """Upper bounds for one step's draft: `nodes` drafted tokens, none further than `depth` from the root.
 
     sequences: how many share the pass. pass_seconds: gives the times of passes over 0, 1, 2, ... rows on this machine,
-    [rows] float64, where they are known; asking the first time may take seconds. ask: see `goes_on`.
+    [rows] float64, where they are known; asking the first time may take seconds. measured: whether they were measured
+    here, so that what steps take may correct them, or given and final. ask: see `goes_on`.
     """
 
     nodes: int
@@ -51,6 +52,7 @@ class Budget:
     sequences: int = 1
     pass_seconds: Callable[[], np.ndarray] | None = None
     ask: Callable[[Outlook], bool] | None = None
+    measured: bool = False
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
         """Times of passes over `rows` [k] int rows: [k] float64, all 1 where they are not known."""

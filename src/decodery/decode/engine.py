@@ -230,7 +230,13 @@ class Engine:
     def _budget(self, seq: Sequence) -> Budget:
         """How much the sequence may draft in this step."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
-        limit = Budget(MOST_NODES, seq.remaining - 1, len(self._active), partial(self._pass_seconds, len(seq.tokens)))
+        limit = Budget(
+            MOST_NODES,
+            seq.remaining - 1,
+            len(self._active),
+            partial(self._pass_seconds, len(seq.tokens)),
+            measured=self._pass_seconds == self._measured,
+        )
         policy = seq.budget
         if policy is None:
             return limit

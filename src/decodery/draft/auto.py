@@ -103,7 +103,7 @@ class _State:
     def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
         """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
         measured = budget.seconds(budget.sequences + np.arange(limit + 1))
-        if budget.pass_seconds is None:
+        if not budget.measured:
             return measured
         last = seq.trace.steps[-1] if seq.trace.steps else None
         # Of a step that several texts share nobody knows whose nodes took how long.
