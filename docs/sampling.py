@@ -150,9 +150,20 @@ def _load(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def warp_costs() -> str:
+    """Milliseconds of a node under every warp, by the length of the text."""
+    found = _load("warps")
+    lengths = list(next(iter(found["milliseconds"].values())))
+    rows = [
+        [f"`{name}`", *(f"{cells[length]:.2f}" for length in lengths)] for name, cells in found["milliseconds"].items()
+    ]
+    return f"`{found['command']}`, one thread.\n\n" + markdown(["", *(f"{length} tokens" for length in lengths)], rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "samplers": samplers,
     "speculation": speculation,
     "agreement": agreement,
     "searches": searches,
+    "warp-costs": warp_costs,
 }
