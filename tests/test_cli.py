@@ -283,6 +283,8 @@ class Terminal:
         def take_terminal() -> None:
             os.setsid()
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            # Tests that were started in the background ignore it, and what they start inherits that.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
         environment = {**ENVIRONMENT, "TERM": "dumb"}
