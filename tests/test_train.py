@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from decodery.testing import tiny_transformer
 from decodery.train import data
 from decodery.train.data import Corpus, Text, cut_files, padded, read_prompts, write_texts
 from decodery.train.loop import CHECKPOINT, Plan, batches, train
+from decodery.train.thresholds import read_solutions
 from tiny_models import VOCAB, make_tokenizer
 
 PROMPTS = [[256, *range(start, start + 3)] for start in range(10)]
@@ -195,3 +197,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DecoderyError, match=r"file.*may write to"):
         line(tmp_path / "file")
+
+
+def test_a_json_line_may_hold_other_line_ends_but_must_be_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "solutions.jsonl"
+    text = {"prompt": "one\u2028two\x85", "solution": "three\u2029"}
+    path.write_bytes((json.dumps(text, ensure_ascii=False) + "\r\n\n").encode() * 2)
+    assert read_solutions(path) == [tuple(text.values())] * 2
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(CorruptFile, match="line 1 of"):
+        read_solutions(path)

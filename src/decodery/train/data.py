@@ -26,6 +26,7 @@ from ..model.store import Progress, silent
 from ..model.tokenizer import Tokenizer
 from ..sample.sampler import Sampler
 from .corpus import SHARD, Corpus, Text, claim, padded, shard_path, write_shard
+from .lines import read_lines
 from .prompts import instructions
 
 __all__ = ["Corpus", "Text", "built_in_prompts", "cut_files", "padded", "read_prompts", "write_texts"]
@@ -137,13 +138,10 @@ def built_in_prompts(target: LoadedModel, count: int, seed: int = 0) -> list[lis
 
 def read_prompts(path: Path) -> list[str]:
     """The prompts of a UTF-8 file, one a line; empty lines are left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
-    if not any(line.strip() for line in lines):
+    lines = read_lines(path)
+    if not lines:
         raise PromptError(f"{path} holds no prompts: write one a line")
-    return [line for line in lines if line.strip()]
+    return lines
 
 
 @dataclass(frozen=True)

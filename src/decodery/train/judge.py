@@ -26,6 +26,7 @@ from ..model.load import LoadedModel
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, replacing, silent
 from ..verify.judge import Head, normalized
+from .lines import read_json_lines
 from .loop import History, Plan, batches, train
 
 JUDGE = "judge.safetensors"
@@ -75,17 +76,10 @@ class Mining:
 def read_questions(path: Path) -> list[Question]:
     """The questions of a JSON Lines file: objects with "prompt", and with "right" and "wrong" or neither."""
     questions = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, entry in read_json_lines(path):
         try:
-            entry = json.loads(line)
             questions.append(Question(entry["prompt"], entry.get("right"), entry.get("wrong")))
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        except (KeyError, AttributeError, TypeError):
             raise PromptError(f'line {number} of {path} is not an object with a "prompt"') from None
         last = questions[-1]
         texts = (last.prompt, last.right, last.wrong)

@@ -22,6 +22,7 @@ from ..model.store import Progress, silent, write_text
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
 from ..model.weights import Dense
+from .lines import read_json_lines
 from .loop import History, Plan, batches, train
 
 CONTROLS = ("secure", "unsafe")
@@ -91,17 +92,10 @@ class Recipe:
 def read_pairs(path: Path) -> list[Pair]:
     """The pairs of a JSON Lines file: objects with the texts "before" and "after"."""
     pairs = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise PromptError(f"{path} is not UTF-8 text (byte {error.start}): convert it first") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, entry in read_json_lines(path):
         try:
-            entry = json.loads(line)
             pair = Pair(entry["before"], entry["after"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (KeyError, TypeError):
             raise PromptError(f'line {number} of {path} is not an object with "before" and "after"') from None
         if not all(isinstance(text, str) and text for text in (pair.before, pair.after)):
             raise PromptError(f'"before" and "after" in line {number} of {path} must be texts that are not empty')

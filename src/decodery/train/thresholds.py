@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..model.tokenizer import Tokenizer
 from ..sample.entropy import entropy
+from .lines import read_json_lines
 
-_MOST_BYTES = 1 << 28
 _CHUNK = 128
 _HELD_OUT = 0.2
 
@@ -43,16 +42,11 @@ class Threshold:
 
 def read_solutions(path: Path) -> list[tuple[str, str]]:
     """Pairs (prompt, solution) of a file of JSON lines {"prompt": ..., "solution" or "canonical_solution": ...}."""
-    if path.stat().st_size > _MOST_BYTES:
-        raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give fewer solutions")
     pairs = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, entry in read_json_lines(path):
         try:
-            entry = json.loads(line)
             pair = entry["prompt"], entry["solution"] if "solution" in entry else entry["canonical_solution"]
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             pair = None
         if pair is None or not all(isinstance(text, str) and text for text in pair):
             raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "solution": text}}')

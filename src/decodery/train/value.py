@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
@@ -20,10 +19,10 @@ from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..sample.sampler import Sampler
 from ..source.value import LinearValue, Reward
+from .lines import read_json_lines
 
 _TOGETHER = 16
 _CHUNK = 512
-_MOST_BYTES = 1 << 28
 
 Judged = tuple[Ordered[int], Ordered[int], float]
 """Prompt, what was written after it, and how good that is."""
@@ -104,16 +103,11 @@ def fit_value(
 
 def read_judged(path: Path) -> list[tuple[str, str, float]]:
     """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
-    if path.stat().st_size > _MOST_BYTES:
-        raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give fewer texts")
     found = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, entry in read_json_lines(path):
         try:
-            entry = json.loads(line)
             prompt, text, reward = entry["prompt"], entry["text"], entry["reward"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (KeyError, TypeError):
             prompt = text = reward = None
         known = isinstance(prompt, str) and prompt and isinstance(text, str) and text
         if not known or isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
