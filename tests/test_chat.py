@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import resource
+import sys
 from typing import Any
 
 import pytest
 import transformers
 
-from decodery.errors import CorruptFile, PromptError
+from decodery.errors import CorruptFile, DecoderyError, PromptError
+from decodery.model import chat
 from decodery.model.chat import ChatTemplate
 from tiny_models import make_tokenizer
 
@@ -109,48 +111,119 @@ def test_what_a_template_refuses_is_said() -> None:
 
 
 HOSTILE = [
+    # Without end, or as good as.
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(3) }}",
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "{% for i in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+    "{% set a = range(99999) | list %}{% for i in a %}{{ a == a or '' }}{% set b = a | sort | sum %}{% endfor %}",
+    "{{ 9 ** (9 ** 9) }}",
+    "{{ 7 ** (10 ** 8) // 3 ** (10 ** 7) }}",
+    "{{ 7 ** (10 ** 8) % 3 ** (10 ** 7) }}",
+    "{{ 10 ** (10 ** 9) / 7 }}",
+    "{{ 7 | round(-(10**9)) }}",
+    "{{ ('{' ~ ':' * 10**6 ~ '}').format(1) }}",
+    "{% for i in range(99999) %}{% set b = ('{:' ~ '>' * 10**6 ~ '}').format(i).x %}{% endfor %}",
+    "{{ ('\\u00e9\\u0416' * 10**6).encode('punycode') }}",
+    "{% set a = 'ab' * 10**6 %}{% for i in range(99999) %}{% set b = a.find('a' * 10**6 ~ 'c') %}{% endfor %}",
+    "{{ lipsum(10**7) | length }}",
+    "{% for i in range(99999) %}{% set b = ('<!' * 10**6) | striptags | urlize | wordwrap(1) %}{% endfor %}",
+    # More memory than there is.
     "{{ 'a' * 10**10 }}",
     "{{ ('a' * 10**6) * 10**6 }}",
-    "{{ 9 ** (9 ** 9) }}",
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}"
     "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}{% endfor %}",
-    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(3) }}",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "{% for i in range(99999) recursive %}{{ loop(range(99999)) }}{% endfor %}",
-    "{% set a = range(99999) | list %}{% for i in a %}{{ a == a }}{% endfor %}",
-    "{{ 'a' | center(10**9) }}",
-    "{{ 'a'.ljust(10**9) }}",
-    "{{ '%1000000000d' % 1 }}",
-    "{{ '%*d' % (10**9, 1) }}",
-    "{{ '{:>1000000000}'.format(1) }}",
-    "{{ '{:{w}}'.format(1, w=10**9) }}",
-    "{{ strftime_now('%1000000000d') }}",
+    "{{ 'a' | center(10**10) }}",
+    "{{ 'a'.ljust(10**10) }}",
+    "{{ '%10000000000d' % 1 }}",
+    "{{ '%*d' % (2**31 - 1, 1) }}",
+    "{{ '{:{w}}'.format(1, w=10**10) }}",
     "{% set a = 'x' * 10**6 %}{{ a.replace('x', a) }}",
     "{% set a = 'x' * 10**6 %}{{ a | replace('x', a) }}",
-    "{% set a = 'x' * 10**6 %}{{ [a] * 10**4 | join }}",
-    "{% set a = 'x' * 10**6 %}{{ a.join(['b'] * 10**4) }}",
+    "{% set a = 'x' * 10**6 %}{{ ([a] * 10**4) | join }}",
+    "{% set a = 'x' * 10**6 %}{{ ('y' * 10**4).join(a) }}",
     "{{ ('x\\n' * 10**5) | indent('y' * 10**5) }}",
     "{{ ('x' * 10**5).translate({120: 'y' * 10**5}) }}",
-    "{{ [[1]] | tojson(indent=10**9) }}",
-    "{{ lipsum(10**6) }}",
+    "{{ [[1]] | tojson(indent=10**10) }}",
+    "{{ (['x' * 10**8] * 10**3) | string | length }}",
+    # A prompt far longer than what is given.
+    "{% for i in range(99999) %}" + "literal text " * 800 + "{% endfor %}",
+    "{{ '%100000000d' % 1 }}",
+    "{{ strftime_now('%Y' * 10**9) }}",
+    # Numbers with more digits than Python writes, and numbers that are none.
+    "{{ 10 ** 5000 }}",
+    "{{ messages[0].content | length ** 5000 }}",
+    "{{ 2.0 ** 5000 }}",
+    "{{ 1 // 0 }}",
+    "{{ 1 % 0 }}",
+    "{{ (10 ** 400) | float + (10 ** 400) / 3 }}",
+    # A reason without end, and syntax without end.
+    "{{ raise_exception('a\\nb' * 10**6) }}",
+    "{{ " + "(" * 50_000,
+    "{% if x %}" * 5000 + "{% endif %}" * 5000,
+    "{{ x" + ".a" * 99_999 + " }}",
+    # Out of the sandbox.
     "{{ messages.append(1) }}",
     "{% include '/etc/hostname' %}",
     "{{ ''.__class__.__mro__ }}{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     "{% for c in ().__class__.__base__.__subclasses__() %}{{ c() }}{% endfor %}",
+    "{{ ('{0.__class__.__name__}' | attr('format'))(1)() }}",
 ]
 
 
 @pytest.mark.parametrize("source", HOSTILE, ids=range(len(HOSTILE)))
-def test_templates_can_neither_reach_out_nor_exhaust_the_machine(source: str) -> None:
+def test_templates_can_neither_reach_out_nor_exhaust_the_machine(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat, "_SECONDS", 0.1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(PromptError):
+    with pytest.raises(DecoderyError) as caught:
         ChatTemplate(source).render(CHATS[0])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 1_500_000, f"{grown} KiB"
+    assert grown < 100_000, f"{grown} KiB"
+
+
+def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    literal = ChatTemplate("{% for i in range(99999) %}" + "literal text " * 800 + "{% endfor %}")
+    with pytest.raises(PromptError, match="fails on these messages: it makes far more text"):
+        literal.render(CHATS[0])
+    with pytest.raises(PromptError, match="was stopped on these messages: it takes more than 1024 MiB of memory"):
+        ChatTemplate("{{ messages[0].content * 10**10 }}").render(CHATS[0])
+    monkeypatch.setattr(chat, "_SECONDS", 0.1)
+    with pytest.raises(PromptError, match=r"was stopped on these messages: it takes more than 0\.1 s"):
+        ChatTemplate(HOSTILE[0]).render(CHATS[0])
+
+
+def test_the_renderer_is_kept_and_begun_anew_when_it_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.render(CHATS[0]) == "Why is there a tide?"
+    process = chat.renderer().process
+    assert template.render(CHATS[0]) == "Why is there a tide?" and chat.renderer().process is process
+    monkeypatch.setattr(chat, "_SECONDS", 0.1)
+    with pytest.raises(PromptError, match="was stopped"):
+        ChatTemplate(HOSTILE[0]).render(CHATS[0])
+    monkeypatch.undo()
+    assert template.render(CHATS[0]) == "Why is there a tide?"
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    chat.renderer().process.kill()
+    chat.renderer().process.wait()
+    with pytest.raises(PromptError, match="does not start"):
+        template.render(CHATS[0])
+
+
+def test_messages_that_cannot_be_sent_are_named() -> None:
+    nested: list[Any] = []
+    for _ in range(10**5):
+        nested = [nested]
+    for content in (nested, 10**5000):
+        with pytest.raises(PromptError, match="a chat message holds"):
+            ChatTemplate("{{ messages }}").render([{"role": "user", "content": content}])
+    assert (
+        ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "\ud800\n\x00"}])
+        == "\ud800\n\x00"
+    )
 
 
 def test_a_long_conversation_is_rendered() -> None:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..errors import CorruptFile, PromptError
-
-if TYPE_CHECKING:
-    import jinja2
-
-    from .chat_sandbox import BoundedEnvironment
+from ..worker import NotStarted, Unanswered, Worker
 
 _MOST_SOURCE = 1 << 20
-_MOST_STEPS = 1_000_000
-_MOST_CHARACTERS = 1 << 27
+_SECONDS = 10.0
+"""For one prompt, of which the longest take a tenth of a second."""
+_MEMORY = 1 << 30
+_MOST_LITERAL, _MOST_REPEATED = 1 << 20, 16
+"""Characters a prompt may have: so many, and this many times what is given to the template."""
 
 
 class ChatTemplate:
     """A Jinja template that comes with a model and is not trusted.
 
-    It runs in a sandbox, in which loops, calls, texts and numbers are bounded. special: texts of the special
-    tokens it may name, such as {"bos_token": "<s>"}.
+    It is rendered in a sandbox in another process, which begins with the first template, is shared by all and is ended
+    where a prompt takes it more than 10 seconds or 1 GiB. special: texts of the special tokens it may name, such as {"bos_token": "<s>"}.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:
@@ -31,7 +31,8 @@ class ChatTemplate:
             raise CorruptFile("the model's chat template is longer than any template: the model's files are damaged")
         self.source = source
         self.special = dict(special or {})
-        self._lock = Lock()
+        # By the time the weights are read and somebody asks for a prompt, it is there.
+        renderer().start()
 
     def render(
         self,
@@ -44,36 +45,42 @@ class ChatTemplate:
         """The prompt for these messages ({"role": ..., "content": ...}).
 
         add_generation_prompt: end with what begins the model's turn. variables: further switches of the template.
-        Raises PromptError where the template does not accept the messages.
+        Raises PromptError where the template does not accept the messages, or reaches the limits with them.
         """
-        import jinja2
-
-        given = {**self.special, **variables, "messages": _plain(messages), "tools": _plain(tools)}
-        given |= {"add_generation_prompt": add_generation_prompt, "documents": None}
-        environment, template = self._compiled
-        with self._lock:
-            try:
-                return environment.render(template, given)
-            except jinja2.TemplateError as error:
-                raise PromptError(f"the model's chat template refuses these messages: {error}") from error
-            except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError, RecursionError) as error:
-                raise PromptError(f"the model's chat template fails on these messages: {error}") from error
-
-    @cached_property
-    def _compiled(self) -> tuple[BoundedEnvironment, jinja2.Template]:
-        import jinja2
-
-        from .chat_sandbox import BoundedEnvironment
-
-        environment = BoundedEnvironment(_MOST_STEPS, _MOST_CHARACTERS)
         try:
-            return environment, environment.from_source(self.source)
-        except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
-            raise CorruptFile(f"the model's chat template is not valid Jinja: {error}") from error
+            given = {**self.special, **_plain(variables), "messages": _plain(messages), "tools": _plain(tools)}
+            given |= {"add_generation_prompt": add_generation_prompt, "documents": None}
+            most = _MOST_LITERAL + _MOST_REPEATED * len(json.dumps(given))
+        except (ValueError, RecursionError) as error:
+            raise PromptError("a chat message holds a number too long, or lists nested too deep, to be sent") from error
+        try:
+            reply = renderer().ask({"source": self.source, "given": given, "most": most}, _SECONDS)
+        except Unanswered as error:
+            raise PromptError(
+                f"the model's chat template was stopped on these messages: {error}; give the prompt as plain text (raw)"
+            ) from error
+        except NotStarted as error:
+            raise PromptError(
+                "the process for chat templates does not start: check that `python -c 'import jinja2'` works, or give "
+                "the prompt as plain text (raw)"
+            ) from error
+        if "text" in reply:
+            return str(reply["text"])
+        if "invalid" in reply:
+            raise CorruptFile(f"the model's chat template is not valid Jinja: {reply['invalid']}")
+        if "refused" in reply:
+            raise PromptError(f"the model's chat template refuses these messages: {reply['refused']}")
+        raise PromptError(f"the model's chat template fails on these messages: {reply['failed']}")
+
+
+@functools.cache
+def renderer() -> Worker:
+    """The process that renders templates, one for all; it starts in a tenth of a second."""
+    return Worker(Path(__file__).with_name("chat_worker.py"), memory=_MEMORY)
 
 
 def _plain(value: Any) -> Any:
-    """A copy of plain data, so that a template never gets hold of an object with methods of its own."""
+    """A copy of plain data, which is all that another process can be told."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

@@ -189,6 +189,7 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
         raise CorruptFile(
             f"{entry / _DESCRIPTION} is damaged: remove the folder {entry} and load or make it again"
         ) from error
+    chat = ChatTemplate(template, special) if template else None
     weights = entry / f"{chosen}.safetensors"
     if not weights.exists():
         with locked(entry.parent / f"{entry.name}.lock"):
@@ -197,7 +198,7 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
     return LoadedModel(
         model=Transformer(config, fused.read(weights, config, device)),
         tokenizer=Tokenizer.from_file(tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids),
-        chat=ChatTemplate(template, special) if template else None,
+        chat=chat,
         name=source.name,
         dtype=chosen,
     )
