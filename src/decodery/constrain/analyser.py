@@ -39,9 +39,7 @@ class Analyser:
         except Unanswered:
             return None
         except NotStarted as error:
-            raise ConstraintError(
-                "the monitor's analyser does not start: check that `import jedi` works"
-            ) from error
+            raise ConstraintError("the monitor's analyser does not start: check that `import jedi` works") from error
         return answer
 
 

@@ -23,7 +23,8 @@ class ChatTemplate:
     """A Jinja template that comes with a model and is not trusted.
 
     It is rendered in a sandbox in another process, which begins with the first template, is shared by all and is ended
-    where a prompt takes it more than 10 seconds or 1 GiB. special: texts of the special tokens it may name, such as {"bos_token": "<s>"}.
+    where a prompt takes it more than 10 seconds or 1 GiB. special: texts of the special tokens it may name, such as
+    {"bos_token": "<s>"}.
     """
 
     def __init__(self, source: str, special: Mapping[str, str] | None = None) -> None:

@@ -1,0 +1,146 @@
+"""A worker process: what it answers, what it is held to, and that nothing goes on without it or with another's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from decodery import worker
+from decodery.worker import NotStarted, Unanswered, Worker
+
+WORK = """
+import os, time
+
+def begin(*arguments):
+    print("not an answer")
+    return lambda question: act(arguments, **question)
+
+def act(arguments, sleep=0, take=0, end=False, said=""):
+    time.sleep(sleep)
+    held = bytearray(take)
+    if end:
+        os._exit(3)
+    return [os.getpid(), os.getppid(), said, *arguments]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "work.py").write_text(WORK)
+    return tmp_path / "work.py"
+
+
+def test_one_process_answers_until_it_is_ended(file: Path) -> None:
+    asked = Worker(file, "a", "b", memory=1 << 30)
+    first = asked.ask({"said": "\ud800\né" * 10**6}, 60.0)
+    assert first[1:] == [os.getpid(), "\ud800\né" * 10**6, "a", "b"]
+    assert asked.ask({}, 60.0)[0] == first[0]
+    for question, seconds, reason in (
+        ({"sleep": 60}, 0.1, "more than 0.1 s"),
+        ({"take": 1 << 31}, 60.0, "more than 1024 MiB of memory"),
+        ({"end": True}, 60.0, "breaks down"),
+    ):
+        with pytest.raises(Unanswered, match=reason):
+            asked.ask(question, seconds)
+        assert asked.ask({}, 60.0)[2:] == ["", "a", "b"]
+
+
+def test_a_process_that_died_between_two_questions_is_replaced(file: Path) -> None:
+    asked = Worker(file, memory=1 << 30)
+    first = asked.ask({}, 60.0)[0]
+    assert asked.process is not None
+    asked.process.kill()
+    asked.process.wait()
+    assert asked.ask({}, 60.0)[0] != first
+
+
+def test_what_does_not_start_is_said(file: Path) -> None:
+    file.write_text("import no_such_module")
+    asked = Worker(file, memory=1 << 30)
+    asked.start()
+    with pytest.raises(NotStarted):
+        asked.ask({}, 60.0)
+
+
+def test_threads_get_their_own_answers(file: Path) -> None:
+    asked, answers = Worker(file, memory=1 << 30), {}
+
+    def ask(name: str) -> None:
+        for _ in range(20):
+            answers[name] = [*answers.get(name, []), asked.ask({"said": name}, 60.0)[2]]
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {name: [name] * 20 for name in "abcd"}
+
+
+def test_an_interrupt_leaves_no_answer_for_the_next_question(file: Path) -> None:
+    asked = Worker(file, memory=1 << 30)
+    asked.ask({}, 60.0)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask({"sleep": 60, "said": "late"}, 60.0)
+    assert asked.ask({"said": "next"}, 60.0)[2] == "next"
+
+
+def test_after_a_fork_each_side_has_a_process_of_its_own(file: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from decodery.worker import Worker
+asked = Worker(Path(sys.argv[1]), memory=1 << 30)
+before = asked.ask({}, 60.0)
+asked._lock.acquire()  # As a thread that asks would hold it.
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    asked._lock.release()
+    assert asked.ask({"said": "parent"}, 60.0)[:3] == [before[0], os.getpid(), "parent"]
+else:
+    own = asked.ask({"said": "child"}, 60.0)
+    assert own[0] != before[0] and own[1:] == [os.getpid(), "child"]
+    del asked
+    sys.exit(0)
+"""
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=120)
+
+
+def test_it_ends_with_its_owner(file: Path) -> None:
+    asked = Worker(file, memory=1 << 30)
+    asked.ask({}, 60.0)
+    process = asked.process
+    assert process is not None
+    del asked
+    assert process.returncode is not None
+    code = (
+        "import os, sys; from pathlib import Path; from decodery.worker import Worker\n"
+        "print(Worker(Path(sys.argv[1]), memory=1 << 30).ask({}, 60.0)[0], flush=True); os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=120)
+    until = time.monotonic() + 60
+    # Gone, or a zombie where nobody collects what is left behind.
+    state = ["ps", "-o", "stat=", "-p", killed.stdout.strip()]
+    while subprocess.run(state, capture_output=True, text=True).stdout[:1] not in ("", "Z"):
+        assert time.monotonic() < until, "the worker of a killed process lives on"
+        time.sleep(0.05)
+
+
+def test_memory_is_looked_at_where_the_system_does_not_bound_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Worker(file, memory=1 << 30)
+    asked.ask({}, 60.0)
+    assert asked.process is not None
+    assert 1 << 20 < worker.resident(asked.process) < 1 << 30
+    # What a system without the kernel's limit would see of a process that takes more than it may.
+    monkeypatch.setattr(sys, "platform", "darwin")
+    asked.memory = 1 << 20
+    with pytest.raises(Unanswered, match="more than 1 MiB of memory"):
+        asked.ask({"sleep": 60}, 60.0)
