@@ -130,7 +130,7 @@ class Worker:
             for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
                 # Not the buffer above it, which would write what the parent may have been about to.
-                cast(io.BufferedIOBase, pipe).raw.close()
+                cast(io.BufferedReader, pipe).raw.close()
             self.process = None
 
 

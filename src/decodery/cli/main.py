@@ -44,8 +44,8 @@ class Commands(click.Group):
             sys.stdout.flush()
             return result
         except BrokenPipeError:
-            # The reader has gone, as in `decodery ... | head`. The interpreter flushes once more when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader has gone, as in `decodery ... | head`.
+            _silence()
             raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
@@ -84,4 +84,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         status = FAILED
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
+    except OSError as error:
+        from ..model.store import is_full
+
+        if not is_full(error):
+            raise
+        written = error.filename or "the output"
+        click.echo(f"decodery: cannot write {written} ({error.strerror}): free some space or write elsewhere", err=True)
+        status = FAILED
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _silence()
     sys.exit(status)
+
+
+def _silence() -> None:
+    """Let what standard output still holds go nowhere; the interpreter flushes once more when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

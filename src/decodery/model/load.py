@@ -26,6 +26,7 @@ from .protocol import LanguageModel
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
+from .weights import Weights
 
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
@@ -112,7 +113,8 @@ def _find(name: str, revision: str | None) -> _Source:
         raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
         entry = _converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
-        return _Source(name, entry, lambda: _gguf(_pulled(name)))
+        # What is there already is compared with its checksum, and fetched again where it is damaged.
+        return _Source(name, entry, lambda: _gguf(embedded.pull(name)))
     if name in drafts.SHIPPED:
         return _draft(name, drafts.SHIPPED[name])
     if path.is_dir() and (path / _DESCRIPTION).is_file() and not (path / "config.json").is_file():
@@ -160,10 +162,6 @@ def _key(path: Path) -> str:
     return f"{whole.stem[:40]}-{hashlib.sha256(str(whole).encode()).hexdigest()[:16]}"
 
 
-def _pulled(name: str) -> Path:
-    return embedded.gguf_path(name) if embedded.is_pulled(name) else embedded.pull(name)
-
-
 def _gguf(path: Path) -> GGUFCheckpoint:
     from .gguf_model import GGUFCheckpoint
 
@@ -196,12 +194,26 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
             if not weights.exists():
                 _convert(source, config, chosen, weights)
     return LoadedModel(
-        model=Transformer(config, fused.read(weights, config, device)),
+        model=Transformer(config, _read(source, config, chosen, device)),
         tokenizer=Tokenizer.from_file(tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids),
         chat=chat,
         name=source.name,
         dtype=chosen,
     )
+
+
+def _read(source: _Source, config: ModelConfig, dtype: str, device: torch.device) -> Weights:
+    """The converted weights, made anew where they are damaged."""
+    path = source.entry / f"{dtype}.safetensors"
+    try:
+        return fused.read(path, config, device)
+    except CorruptFile:
+        made_now, kept_by_us = "checkpoint" in vars(source), path.is_relative_to(_converted())
+        if made_now or not kept_by_us:
+            raise
+    with locked(source.entry.parent / f"{source.entry.name}.lock"):
+        _convert(source, config, dtype, path)
+    return fused.read(path, config, device)
 
 
 def _tokenizer_of(name: str, config: ModelConfig) -> Path:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import shutil
 import sys
-import tempfile
-import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import DecoderyError
+
+_FULL = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG")}
+"""Errors that say that there is no room for what is written."""
+_SAID = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+"""How Python and Rust write the number of a system's error in a text."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done and how much there is to do: bytes, texts, steps."""
@@ -35,12 +41,31 @@ def make_directory(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if _in_cache(path):
-            kind, advice = "cache directory", "set DECODERY_HOME to a directory you may write to"
-        else:
-            kind, advice = "folder", "name one that you may write to"
-        raise DecoderyError(f"cannot create the {kind} {path} ({error.strerror}): {advice}") from error
+        raise unwritable(path, error) from error
     return path
+
+
+def is_full(error: OSError) -> bool:
+    """Whether there was no room for what was written."""
+    return error.errno in _FULL
+
+
+def unwritable(path: Path, error: OSError) -> DecoderyError:
+    """The sentence for a file or folder that cannot be written."""
+    cache = _in_cache(path)
+    if is_full(error):
+        advice = "free some space or " + ("set DECODERY_HOME to another directory" if cache else "name another folder")
+    elif cache:
+        advice = "set DECODERY_HOME to a directory you may write to"
+    else:
+        advice = "name a folder that you may write to"
+    return DecoderyError(f"cannot write {path} ({error.strerror or error}): {advice}")
+
+
+def system_error(text: str) -> OSError | None:
+    """The system's error that a text of another program, or of a library in Rust, tells of."""
+    found = [int(number) for match in _SAID.finditer(text) for number in match.groups() if number]
+    return OSError(found[-1], os.strerror(found[-1])) if found else None
 
 
 def _in_cache(path: Path) -> bool:
@@ -49,18 +74,41 @@ def _in_cache(path: Path) -> bool:
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A directory inside the cache for something unfinished; it is gone when the block ends, however it ends."""
+    """A directory inside the cache for something unfinished; it is gone when the block ends, however it ends.
+
+    What a killed process left behind is removed by the next one that needs a workspace.
+    """
+    from filelock import FileLock
+
     parent = make_directory(home() / "unfinished")
-    for left in parent.iterdir():
-        # What a killed process left behind; a day is longer than any download or conversion.
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 86_400:
-                shutil.rmtree(left)
-    path = Path(tempfile.mkdtemp(dir=parent))
+    path = parent / uuid.uuid4().hex
+    # Held as long as its process lives, whatever ends that: so others know what is abandoned.
+    lock = FileLock(path.with_suffix(".lock"))
+    with locked(home() / "unfinished.lock"):
+        _remove_abandoned(parent)
+        try:
+            lock.acquire()
+            path.mkdir()
+        except OSError as error:
+            raise unwritable(path, error) from error
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+        lock.release()
+        with suppress(OSError):
+            path.with_suffix(".lock").unlink()
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove the workspaces in `parent` whose processes have gone."""
+    from filelock import FileLock, Timeout
+
+    for name in {left.stem for left in parent.iterdir()}:
+        mark = parent / f"{name}.lock"
+        with suppress(Timeout, OSError), FileLock(mark, timeout=0):
+            shutil.rmtree(parent / name, ignore_errors=True)
+            mark.unlink()
 
 
 @contextmanager
@@ -86,10 +134,9 @@ def written(path: str | Path) -> int:
 def replacing(target: Path) -> Iterator[Path]:
     """A temporary path whose file takes the place of `target` when the block ends well; otherwise nothing changes."""
     make_directory(target.parent)
-    in_cache = _in_cache(target)
     try:
         # A file can only take a name on its own file system.
-        with workspace() if in_cache else _beside(target) as directory:
+        with workspace() if _in_cache(target) else _beside(target) as directory:
             temporary = directory / target.name
             yield temporary
             # On disk before it gets its name: a crash of the machine must not leave an empty file under it.
@@ -97,10 +144,12 @@ def replacing(target: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
             temporary.replace(target)
     except OSError as error:
-        advice = "set DECODERY_HOME to another directory" if in_cache else "write to another folder"
-        raise DecoderyError(
-            f"cannot write {target} ({error.strerror or error}): free some space or {advice}"
-        ) from error
+        raise unwritable(target, error) from error
+    except Exception as error:
+        # Tokenizers and safetensors are written by libraries whose errors are of a kind of their own.
+        if isinstance(error, DecoderyError) or (found := system_error(str(error))) is None:
+            raise
+        raise unwritable(target, found) from error
 
 
 def write_text(target: Path, text: str) -> None:
@@ -115,8 +164,19 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock
 
     make_directory(path.parent)
-    with FileLock(path):
+    lock = FileLock(path)
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise unwritable(path, error) from error
+    except NotImplementedError as error:
+        raise DecoderyError(
+            f"the file system of {path} has no locks: set DECODERY_HOME to another directory"
+        ) from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def sha256(path: Path, what: str, progress: Progress) -> str:
