@@ -200,7 +200,11 @@ def test_the_renderer_is_kept_and_begun_anew_when_it_was_stopped(monkeypatch: py
     template = ChatTemplate("{{ messages[0].content }}")
     assert template.render(CHATS[0]) == "Why is there a tide?"
     process = chat.renderer().process
-    assert template.render(CHATS[0]) == "Why is there a tide?" and chat.renderer().process is process
+    assert (
+        process is not None
+        and template.render(CHATS[0]) == "Why is there a tide?"
+        and chat.renderer().process is process
+    )
     monkeypatch.setattr(chat, "_SECONDS", 0.1)
     with pytest.raises(PromptError, match="was stopped"):
         ChatTemplate(HOSTILE[0]).render(CHATS[0])

@@ -121,11 +121,26 @@ def test_it_ends_with_its_owner(file: Path) -> None:
     assert process is not None
     del asked
     assert process.returncode is not None
-    code = (
-        "import os, sys; from pathlib import Path; from decodery.worker import Worker\n"
-        "print(Worker(Path(sys.argv[1]), memory=1 << 30).ask({}, 60.0)[0], flush=True); os.kill(os.getpid(), 9)"
-    )
-    killed = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_it_ends_when_its_owner_is_killed(file: Path, busy: bool) -> None:
+    code = """
+import json, os, sys
+from pathlib import Path
+from decodery.worker import Worker
+
+asked = Worker(Path(sys.argv[1]), memory=1 << 30)
+print(asked.ask({}, 60.0)[0], flush=True)
+if len(sys.argv) > 2:
+    # As `ask` sends it; the answer would come long after the time for it.
+    asked.process.stdin.write(json.dumps([{"sleep": 600}, 0.1]).encode() + b"\\n")
+    asked.process.stdin.flush()
+os.kill(os.getpid(), 9)
+"""
+    command = [sys.executable, "-c", code, str(file), *["busy"] * busy]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     until = time.monotonic() + 60
     # Gone, or a zombie where nobody collects what is left behind.
     state = ["ps", "-o", "stat=", "-p", killed.stdout.strip()]

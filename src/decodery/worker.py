@@ -48,8 +48,13 @@ class Worker:
 
     def start(self) -> None:
         """Let the process begin, without waiting for it: what it imports is then there at the first question."""
-        with self._lock, suppress(OSError):
-            self._spawn()
+        # Whoever holds the lock is asking, or starts it too.
+        if self._lock.acquire(blocking=False):
+            try:
+                with suppress(OSError):
+                    self._spawn()
+            finally:
+                self._lock.release()
 
     def ask(self, question: Any, seconds: float) -> Any:
         """The answer to `question`; starting the process is not counted in `seconds`.
@@ -57,7 +62,7 @@ class Worker:
         Raises NotStarted, or Unanswered where the limits of time or memory were reached or the process broke down;
         the next question gets a new process.
         """
-        line = json.dumps(question).encode() + b"\n"
+        line = json.dumps([question, seconds]).encode() + b"\n"
         with self._lock:
             try:
                 self._spawn()

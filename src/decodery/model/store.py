@@ -17,7 +17,7 @@ from ..errors import DecoderyError
 
 _FULL = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG")}
 """Errors that say that there is no room for what is written."""
-_SAID = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
+_SAID = re.compile(r"\[Errno (?P<c>\d+)\]|\(os error (?P<rust>\d+)\)")
 """How Python and Rust write the number of a system's error in a text."""
 
 Progress = Callable[[str, int, int], None]
@@ -64,8 +64,14 @@ def unwritable(path: Path, error: OSError) -> DecoderyError:
 
 def system_error(text: str) -> OSError | None:
     """The system's error that a text of another program, or of a library in Rust, tells of."""
-    found = [int(number) for match in _SAID.finditer(text) for number in match.groups() if number]
-    return OSError(found[-1], os.strerror(found[-1])) if found else None
+    *_, last = [None, *_SAID.finditer(text)]
+    if last is None:
+        return None
+    number = int(last["c"] or last["rust"])
+    if last["rust"] and sys.platform == "win32":
+        # There Rust gives the number of Windows, from which the error finds that of C.
+        return OSError(0, f"system error {number}", None, number)
+    return OSError(number, os.strerror(number))
 
 
 def _in_cache(path: Path) -> bool:
