@@ -107,7 +107,10 @@ class Maker:
         return schema
 
     def _mixed(self, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-        items = list({**one, **{key: value for key, value in other.items() if key not in one}}.items())
+        both = {**one, **{key: value for key, value in other.items() if key not in one}}
+        if self.draft != 2020 and not isinstance(both.get("items"), list):
+            both.pop("additionalItems", None)
+        items = list(both.items())
         if self.chance.random() < 0.5:
             self.chance.shuffle(items)
         return dict(items)

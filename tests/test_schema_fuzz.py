@@ -11,6 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from random_schemas import Maker, is_valid, orders, validator
 
 SCHEMAS = int(os.environ.get("DECODERY_SCHEMAS", "240"))
 SHARDS = 4
-VALUES, WALKS, LONGEST = 10, 3, 160
+VALUES, WALKS = 10, 3
 BYTES = Vocabulary([*(bytes([byte]) for byte in range(256)), b""], frozenset({256}), (256,), lambda t: list(t.encode()))
 
 
@@ -38,10 +39,10 @@ def accepts(constraint: Constraint, text: str) -> bool:
     return constraint.is_complete(state)
 
 
-def written(constraint: Constraint, chance: random.Random) -> str | None:
+def written(constraint: Constraint, chance: random.Random, longest: int = 160) -> str | None:
     """A text of the engine's, or None where it does not come to an end soon. Endings are preferred, blanks avoided."""
     state, done = constraint.init([]), bytearray()
-    for _ in range(LONGEST):
+    for _ in range(longest):
         allowed = np.flatnonzero(constraint.allowed(state))
         if 256 in allowed and (len(allowed) == 1 or chance.random() < 0.5):
             return done.decode()
@@ -103,3 +104,43 @@ def test_nothing_invalid_is_accepted(shard: int) -> None:
             assert kind != "weaker", f"seed {seed}: {json.dumps(schema)} lets pass {text}"
     print(dict(counts))
     assert counts["refused"] < counts["schemas"] / 2 and counts["valid values"] > counts["schemas"]
+
+
+def _spoilt(schema: Any, chance: random.Random) -> Any:
+    """A schema of which one value somewhere is something else."""
+    if not isinstance(schema, dict | list) or not schema or chance.random() < 0.2:
+        return chance.choice([None, True, -1, 1.5, 10**400, "x", "#", "a(", [], {}, [{}], [[]], {"a": 1}, {"$ref": 1}])
+    keys = list(schema) if isinstance(schema, dict) else range(len(schema))
+    key = chance.choice(keys)
+    done: Any = dict(schema) if isinstance(schema, dict) else list(schema)
+    done[key] = _spoilt(schema[key], chance)
+    return done
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_spoilt_schemas_end_in_a_sentence(shard: int) -> None:
+    refused = 0
+    for seed in range(shard, SCHEMAS, SHARDS):
+        maker = Maker(seed)
+        try:
+            JSONSchema(_spoilt(maker.schema, maker.chance)).compile(BYTES)
+        except ConstraintError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > SCHEMAS / SHARDS / 4
+
+
+def test_schemas_people_wrote_are_kept(data: Path) -> None:
+    rows = [json.loads(line) for line in (data / "jsonschemabench_dev.jsonl").read_text("utf-8").splitlines()]
+    schemas = [row["schema"] for row in rows if len(json.dumps(row["schema"])) < 3000]
+    texts, chance = 0, random.Random(1)
+    for schema in schemas[:: max(1, 16 * 240 // SCHEMAS)]:
+        try:
+            constraint = JSONSchema(schema, mode="strict").compile(BYTES)
+        except ConstraintError:
+            continue
+        judge = validator(schema)
+        for text in (written(constraint, chance, 600) for _ in range(2)):
+            texts += text is not None
+            assert text is None or is_valid(judge, text), f"{json.dumps(schema)} lets pass {text}"
+    assert texts > 50

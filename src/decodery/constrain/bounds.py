@@ -50,7 +50,7 @@ def _exact(value: Any, word: str, path: str) -> float:
     outward = value > 0 if word in ("maximum", "exclusiveMaximum") else value < 0
     if word == "multipleOf" or not outward:
         raise ConstraintError(f"the JSON schema's {word!r} at {path} is beyond what can be enforced exactly, 2^53")
-    return math.copysign(_MOST_EXACT, value)
+    return _MOST_EXACT if value > 0 else -_MOST_EXACT
 
 
 def _finite(value: int | float) -> bool:

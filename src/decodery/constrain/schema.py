@@ -8,7 +8,6 @@ references under `$defs`, each of them read as a schema wherever it lay.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 from ..errors import ConstraintError
 from .bounds import bounded, require_common_multiple, require_exact
 from .disjoint import Prover
-from .formats import ENGINE_FORMATS, FORMATS
-from .pattern import parse, printed
 from .references import Place, References, entered
+from .strings import also, most, with_patterns, with_strings
 
 _SCHEMA = frozenset(["additionalItems", "additionalProperties", "items"])
 _LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
+_COUNTS = frozenset(["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"])
 _BESIDE = frozenset(["$ref", "allOf", "anyOf", "const", "enum", "oneOf"])
 """Keywords for which the engine forgets what stands before them when it reads what stands behind."""
 _ENFORCED = frozenset(
@@ -56,7 +55,7 @@ _ENFORCED = frozenset(
     ]
 )
 _IDLE: dict[str, Any] = {
-    "uniqueItems": lambda value, schema: value is False or _most(schema, "maxItems") <= 1,
+    "uniqueItems": lambda value, schema: value is False or most(schema, "maxItems") <= 1,
     "not": lambda value, schema: value is False,
     "if": lambda value, schema: "then" not in schema and "else" not in schema,
     "then": lambda value, schema: "if" not in schema,
@@ -128,7 +127,7 @@ class _Preparation:
                 done[keyword] = self.value(keyword, value, place)
         _check_literals(done, place.path)
         _check_required(done, place.path)
-        done = _with_strings(bounded(done, place.path), place.path)
+        done = with_strings(bounded(done, place.path), place.path)
         done = _together(done)
         if "multipleOf" in done:
             self.steps.append(done["multipleOf"])
@@ -145,14 +144,12 @@ class _Preparation:
             if not isinstance(value, Mapping):
                 raise ConstraintError(f"the JSON schema is wrong at {inside.path}: it must be an object")
             walked = {name: self.walk(each, inside.at(name)) for name, each in value.items()}
-            return walked if keyword == "properties" else _with_patterns(walked, inside.path)
+            return walked if keyword == "properties" else with_patterns(walked, inside.path)
         if keyword in _LISTS and isinstance(value, list):
             return [self.walk(each, inside.at(number)) for number, each in enumerate(value)]
         if keyword in _SCHEMA:
             return self.walk(value, inside)
-        # A count may be written 2.0.
-        counts = keyword.startswith(("min", "max")) and isinstance(value, float) and value.is_integer()
-        return int(value) if counts and keyword not in ("minimum", "maximum") else value
+        return _plain(keyword, value, inside.path)
 
     def named(self, reference: Any, place: Place) -> str:
         """The engine's reference to what a reference means, which is walked later."""
@@ -182,6 +179,23 @@ class _Preparation:
             target, place = self.references.find(target["$ref"], entered(target, place))
 
 
+def _plain(keyword: str, value: Any, path: str) -> Any:
+    """The value of a keyword that holds no schemas. Raises ConstraintError where it is of the wrong kind."""
+    wanted = ""
+    if keyword in _COUNTS:
+        # A count may be written 2.0.
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        wanted = "" if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else "a count"
+    elif keyword == "type":
+        names = value if isinstance(value, list) else [value]
+        wanted = "" if all(isinstance(name, str) for name in names) else "the name of a type or a list of names"
+    elif keyword in _LISTS or keyword == "enum":
+        wanted = "" if isinstance(value, list) else "a list"
+    if wanted:
+        raise ConstraintError(f"the JSON schema is wrong at {path}: it must be {wanted}")
+    return value
+
+
 def _tuples(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema with a list of items, and what may follow them, under their names of draft 2020-12."""
     done = {keyword: value for keyword, value in schema.items() if keyword != "additionalItems"}
@@ -207,15 +221,7 @@ def _together(schema: dict[str, Any]) -> dict[str, Any]:
 def _say_any(schema: dict[str, Any]) -> None:
     """Turn "exactly one" into "one of", where that is the same."""
     options = schema.pop("oneOf")
-    _also(schema, "anyOf", options)
-
-
-def _also(schema: dict[str, Any], keyword: str, value: Any) -> None:
-    """Say one more thing in a schema that may say something with the same keyword."""
-    if keyword in schema:
-        schema["allOf"] = [*schema.get("allOf", []), {keyword: value}]
-    else:
-        schema[keyword] = value
+    also(schema, "anyOf", options)
 
 
 def unsupported(keyword: str, path: str) -> ConstraintError:
@@ -223,46 +229,6 @@ def unsupported(keyword: str, path: str) -> ConstraintError:
         f"the JSON schema uses {keyword!r} at {path}, which cannot be enforced: leave it out and check the result, "
         "or say it with other keywords"
     )
-
-
-def _with_strings(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    patterns = []
-    if "pattern" in schema:
-        patterns.append(_pattern(schema.pop("pattern"), f"{path}/pattern"))
-    if "format" in schema:
-        name = schema["format"]
-        if not isinstance(name, str):
-            raise ConstraintError(f"the JSON schema is wrong at {path}/format: it must be a text")
-        if name not in ENGINE_FORMATS:
-            del schema["format"]
-            if "string" in _types(schema):
-                if name not in FORMATS:
-                    raise ConstraintError(
-                        f"the JSON schema uses the format {name!r} at {path}, which cannot be enforced"
-                    )
-                patterns.append(printed(parse(FORMATS[name])))
-                if name == "hostname":
-                    schema["maxLength"] = min(253, _most(schema, "maxLength"))
-    for pattern in patterns:
-        _also(schema, "pattern", pattern)
-    return schema
-
-
-def _with_patterns(schemas: dict[str, Any], path: str) -> dict[str, Any]:
-    """Schemas by the pattern of a name; two ways to write one pattern are one."""
-    found: dict[str, list[Any]] = {}
-    for text, schema in schemas.items():
-        found.setdefault(_pattern(text, path), []).append(schema)
-    return {text: each[0] if len(each) == 1 else {"allOf": each} for text, each in found.items()}
-
-
-def _pattern(text: Any, path: str) -> str:
-    if not isinstance(text, str):
-        raise ConstraintError(f"the JSON schema is wrong at {path}: a pattern is a text")
-    try:
-        return printed(parse(text))
-    except ConstraintError as error:
-        raise ConstraintError(f"the JSON schema's pattern at {path} cannot be enforced: {error}") from error
 
 
 def _check_literals(schema: dict[str, Any], path: str) -> None:
@@ -282,16 +248,5 @@ def _check_required(schema: dict[str, Any], path: str) -> None:
         raise ConstraintError(
             f"the JSON schema is wrong at {path}/required: it is a list of names, in the schema of the object"
         )
-    least = schema.get("minProperties", 0)
-    if isinstance(least, int | float) and least - len(set(required)) > 1:
+    if schema.get("minProperties", 0) - len(set(required)) > 1:
         raise unsupported("minProperties", path)
-
-
-def _types(schema: Mapping[str, Any]) -> list[Any]:
-    found = schema.get("type", ["string"])
-    return found if isinstance(found, list) else [found]
-
-
-def _most(schema: Mapping[str, Any], keyword: str) -> float:
-    value = schema.get(keyword)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
