@@ -8,13 +8,16 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 DATA ?= ../shared/data
 OUT ?= runs/bench
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test fuzz lint bench docs clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/installed-test
+	DECODERY_SCHEMAS=20000 $(BIN)/python -m pytest tests/test_schema_fuzz.py
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from ..registry import register
 from .base import Language
 from .engine import GrammarConstraint
 from .json_schema import JSONSchema
+from .python_schema import closed, generator
 
 
 @register(
@@ -22,7 +24,9 @@ from .json_schema import JSONSchema
 class PythonType(Language):
     """Writes JSON for a pydantic model, a dataclass, a TypedDict or a type such as list[int].
 
-    type: what the value is to be; `parse(text)` gives it. Validators written in Python are checked by `parse` alone.
+    type: what the value is to be; `parse(text)` gives it. Where pydantic's own schema lets more pass than pydantic
+    reads (keys of dict[int, str], Decimal, timedelta, web addresses, tagged unions ...) a tighter one is used, and
+    what has none is refused by name. Validators written in Python are checked by `parse` alone.
     whitespace: see json-schema.
     """
 
@@ -36,40 +40,27 @@ class PythonType(Language):
 
     def json_schema(self) -> JSONSchema:
         """The type as a JSON schema."""
-        from pydantic import PydanticSchemaGenerationError
-        from pydantic.json_schema import PydanticInvalidForJsonSchema
-
-        try:
-            schema = self._adapter().json_schema()
-        except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, TypeError) as error:
-            reason = str(error).partition("\n")[0]
-            raise ConstraintError(f"the type {self.type!r} has no JSON schema: {reason}") from error
-        return JSONSchema(_closed(schema), self.whitespace, mode=self.mode)
+        schema = self._built(lambda adapter: adapter.json_schema(schema_generator=generator()))
+        return JSONSchema(closed(schema), self.whitespace, mode=self.mode)
 
     def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
         return self.json_schema().compile(vocabulary)
 
     def parse(self, text: str) -> Any:
         """The value a text stands for. Raises pydantic.ValidationError where a validator objects."""
-        return self._adapter().validate_json(text)
+        return self._built(lambda adapter: adapter).validate_json(text)
 
-    def _adapter(self) -> Any:
+    def _built(self, then: Callable[[Any], Any]) -> Any:
+        """What pydantic makes of the type. Raises ConstraintError for types it has no schema for."""
         try:
             from pydantic import TypeAdapter
+            from pydantic.errors import PydanticUserError
         except ImportError as error:
             raise SettingsError("python-type needs pydantic: run `pip install pydantic`") from error
-        return TypeAdapter(self.type)
-
-
-def _closed(schema: Any) -> Any:
-    """The schema with nothing in its objects but the fields they list, which is all a value is built from."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    done = {
-        key: each if key in ("const", "enum", "default", "examples") else _closed(each) for key, each in schema.items()
-    }
-    if "properties" in done and done.get("type") == "object":
-        done.setdefault("additionalProperties", False)
-    return done
+        try:
+            return then(TypeAdapter(self.type))
+        except (PydanticUserError, TypeError, ImportError, ConstraintError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConstraintError(
+                f"the type {self.type!r} has no JSON schema that can be enforced: {reason}"
+            ) from error

@@ -1,46 +1,28 @@
 """What of JSON Schema can be enforced exactly, and the form the engine gets it in.
 
 The engine must never enforce less than the schema says. What it would leave out, or enforce less of, is refused here by
-keyword and place; what means the same in another form is rewritten.
+keyword and place; what means the same in another form is rewritten. The engine's form is of draft 2020-12 and has its
+references under `$defs`, each of them read as a schema wherever it lay.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConstraintError
-from .pattern import parse, printed
+from .bounds import bounded, require_common_multiple, require_exact
+from .disjoint import Prover
+from .references import Place, References, entered
+from .strings import also, most, with_patterns, with_strings
 
-_SCHEMA = ("additionalItems", "additionalProperties", "items")
-_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_ANNOTATIONS = frozenset(
-    [
-        "$anchor",
-        "$comment",
-        "$dynamicAnchor",
-        "$id",
-        "$recursiveAnchor",
-        "$schema",
-        "$vocabulary",
-        "contentEncoding",
-        "contentMediaType",
-        "contentSchema",
-        "default",
-        "deprecated",
-        "description",
-        "examples",
-        "id",
-        "readOnly",
-        "title",
-        "writeOnly",
-        "x-guidance",
-    ]
-)
+_SCHEMA = frozenset(["additionalItems", "additionalProperties", "items"])
+_LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
+_COUNTS = frozenset(["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"])
+_BESIDE = frozenset(["$ref", "allOf", "anyOf", "const", "enum", "oneOf"])
+"""Keywords for which the engine forgets what stands before them when it reads what stands behind."""
 _ENFORCED = frozenset(
     [
         "$ref",
@@ -70,12 +52,10 @@ _ENFORCED = frozenset(
         "properties",
         "required",
         "type",
-        "$defs",
-        "definitions",
     ]
 )
 _IDLE: dict[str, Any] = {
-    "uniqueItems": lambda value, schema: value is False or _most(schema, "maxItems") <= 1,
+    "uniqueItems": lambda value, schema: value is False or most(schema, "maxItems") <= 1,
     "not": lambda value, schema: value is False,
     "if": lambda value, schema: "then" not in schema and "else" not in schema,
     "then": lambda value, schema: "if" not in schema,
@@ -92,80 +72,156 @@ _IDLE: dict[str, Any] = {
     "$dynamicRef": lambda value, schema: False,
     "$recursiveRef": lambda value, schema: False,
 }
-"""Keywords of any draft that are not enforced, and where they say nothing and can be left out."""
-
-_YEAR = r"(?:\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
-_LEAP = r"(?:\d{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_MONTH_DAY = (
-    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
-)
-_DATE = f"(?:{_YEAR}-{_MONTH_DAY}|{_LEAP}-02-29)"
-_ZONE = r"(?:[zZ]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
-_TIME = rf"(?:(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?{_ZONE}|23:59:60(?:\.\d+)?(?:[zZ]|[+-]00:00))"
-_LABEL = "A(?:A|HA|HHA|H(?:AH|-A)H{0,58}A)?".replace("A", "[A-Za-z0-9]").replace("H", "[A-Za-z0-9-]")
-_FORMATS = {
-    "date": f"^{_DATE}$",
-    "time": f"^{_TIME}$",
-    "date-time": f"^{_DATE}[tT]{_TIME}$",
-    "hostname": rf"^{_LABEL}(?:\.{_LABEL})*$",
-}
-"""Formats of which the engine lets too much pass: a 29 February of any year, leap seconds at any time, host names of
-any length or with hyphens where only encoded names have them."""
-_ENGINE_FORMATS = frozenset(["duration", "email", "ipv4", "ipv6", "uri", "uuid"])
-_MOST_EXACT = 2**53
+"""Keywords of any draft that are not enforced, and where they say nothing and can be left out. All that is neither here
+nor enforced is a remark to people, or a place for schemas that references point to."""
 
 
 def prepare(schema: Any) -> Any:
     """The schema in the form the engine gets. Raises ConstraintError naming what it cannot be held to exactly."""
-    pointers = re.findall(r'"\$ref": "#/([^/"]+)', json.dumps(schema))
-    return _walk(schema, "#", frozenset(pointers))
+    try:
+        return _Preparation(schema).done()
+    except RecursionError as error:
+        raise ConstraintError("the JSON schema is nested too deeply: make it flatter") from error
 
 
-def _collection(value: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Schemas under a name that no draft knows, perhaps sorted into groups."""
-    return {
-        key: _walk(each, f"{path}/{key}")
-        if isinstance(each, bool) or each.keys() & _ENFORCED
-        else _collection(each, path)
-        for key, each in value.items()
-        if isinstance(each, Mapping | bool)
-    }
+class _Preparation:
+    """One document on its way to the engine."""
 
+    def __init__(self, document: Any) -> None:
+        self.references = References(document)
+        self.names = {id(document): "#"}
+        self.waiting: list[tuple[str, Any, Place]] = []
+        self.shared: dict[str, Any] = {}
+        self.alternatives: list[dict[str, Any]] = []
+        self.steps: list[float] = []
 
-def _walk(schema: Any, path: str, referred: frozenset[str] = frozenset()) -> Any:
-    if isinstance(schema, bool):
-        return schema
-    if not isinstance(schema, Mapping):
-        raise ConstraintError(f"the JSON schema is wrong at {path}: a schema is an object or true or false")
-    done: dict[str, Any] = {}
-    for keyword, value in schema.items():
-        place = f"{path}/{keyword}"
-        if keyword in _IDLE:
-            if not _IDLE[keyword](value, schema):
-                raise unsupported(keyword, path)
-        elif keyword in _ANNOTATIONS or keyword not in _ENFORCED:
-            # What no draft defines is a remark to people, or a place for schemas that references point to.
-            if keyword in ("$id", "id", "$anchor", "$schema"):
-                done[keyword] = value
-            elif keyword in referred and isinstance(value, Mapping):
-                done[keyword] = _collection(value, place)
-        elif keyword in _MAPS:
+    def done(self) -> Any:
+        document = self.references.document
+        root = self.walk(document, self.references.start)
+        while self.waiting:
+            name, schema, place = self.waiting.pop()
+            self.shared[name] = self.walk(schema, place)
+        require_common_multiple(self.steps)
+        prover = Prover(lambda reference: root if reference == "#" else self.shared[reference[len("#/$defs/") :]])
+        for schema in self.alternatives:
+            beside = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
+            if prover.exclude_each_other(schema["oneOf"], beside):
+                _say_any(schema)
+        return root | {"$defs": self.shared} if self.shared else root
+
+    def walk(self, schema: Any, around: Place) -> Any:
+        """One schema in the engine's form."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise ConstraintError(f"the JSON schema is wrong at {around.path}: a schema is an object or true or false")
+        place = entered(schema, around)
+        if "$ref" in schema and place.replaces:
+            return {"$ref": self.named(schema["$ref"], place)}
+        done: dict[str, Any] = {}
+        for keyword, value in _tuples(schema).items():
+            if keyword in _IDLE:
+                if not _IDLE[keyword](value, schema):
+                    raise unsupported(keyword, place.path)
+            elif keyword in _ENFORCED:
+                done[keyword] = self.value(keyword, value, place)
+        _check_literals(done, place.path)
+        _check_required(done, place.path)
+        done = with_strings(bounded(done, place.path), place.path)
+        done = _together(done)
+        if "multipleOf" in done:
+            self.steps.append(done["multipleOf"])
+        if isinstance(done.get("oneOf"), list):
+            self.alternatives.append(done)
+        return done
+
+    def value(self, keyword: str, value: Any, place: Place) -> Any:
+        """What a keyword says, in the engine's form."""
+        inside = place.at(keyword)
+        if keyword == "$ref":
+            return self.named(value, place)
+        if keyword in ("properties", "patternProperties"):
             if not isinstance(value, Mapping):
-                raise ConstraintError(f"the JSON schema is wrong at {place}: it must be an object")
-            named = keyword == "patternProperties"
-            done[keyword] = {(_pattern(k, place) if named else k): _walk(v, f"{place}/{k}") for k, v in value.items()}
-        elif keyword in _LISTS and isinstance(value, list):
-            done[keyword] = [_walk(each, f"{place}/{number}") for number, each in enumerate(value)]
-        elif keyword in _SCHEMA:
-            done[keyword] = _walk(value, place)
-        else:
-            # A count may be written 2.0.
-            counts = keyword.startswith(("min", "max")) and isinstance(value, float) and value.is_integer()
-            done[keyword] = int(value) if counts and keyword not in ("minimum", "maximum") else value
-    _check_literals(done, path)
-    _check_numbers(done, path)
-    _check_properties(done, path)
-    return _with_strings(done, path)
+                raise ConstraintError(f"the JSON schema is wrong at {inside.path}: it must be an object")
+            walked = {name: self.walk(each, inside.at(name)) for name, each in value.items()}
+            return walked if keyword == "properties" else with_patterns(walked, inside.path)
+        if keyword in _LISTS and isinstance(value, list):
+            return [self.walk(each, inside.at(number)) for number, each in enumerate(value)]
+        if keyword in _SCHEMA:
+            return self.walk(value, inside)
+        return _plain(keyword, value, inside.path)
+
+    def named(self, reference: Any, place: Place) -> str:
+        """The engine's reference to what a reference means, which is walked later."""
+        target, found = self.references.find(reference, place)
+        if id(target) not in self.names:
+            self._require_end(target, found)
+            name = self._free(re.sub(r"\W", "_", found.path.rpartition("/")[2]) or "schema")
+            self.names[id(target)] = f"#/$defs/{name}"
+            self.shared[name] = None
+            self.waiting.append((name, target, found))
+        return self.names[id(target)]
+
+    def _free(self, name: str) -> str:
+        number, found = 1, name
+        while found in self.shared:
+            number, found = number + 1, f"{name}_{number + 1}"
+        return found
+
+    def _require_end(self, target: Any, place: Place) -> None:
+        """Raise ConstraintError for references that only point to each other."""
+        seen: set[int] = set()
+        path = place.path
+        while isinstance(target, Mapping) and "$ref" in target:
+            if id(target) in seen:
+                raise ConstraintError(f"the JSON schema's reference {path!r} leads back to itself and says nothing")
+            seen.add(id(target))
+            target, place = self.references.find(target["$ref"], entered(target, place))
+
+
+def _plain(keyword: str, value: Any, path: str) -> Any:
+    """The value of a keyword that holds no schemas. Raises ConstraintError where it is of the wrong kind."""
+    wanted = ""
+    if keyword in _COUNTS:
+        # A count may be written 2.0.
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        wanted = "" if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else "a count"
+    elif keyword == "type":
+        names = value if isinstance(value, list) else [value]
+        wanted = "" if all(isinstance(name, str) for name in names) else "the name of a type or a list of names"
+    elif keyword in _LISTS or keyword == "enum":
+        wanted = "" if isinstance(value, list) else "a list"
+    if wanted:
+        raise ConstraintError(f"the JSON schema is wrong at {path}: it must be {wanted}")
+    return value
+
+
+def _tuples(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with a list of items, and what may follow them, under their names of draft 2020-12."""
+    done = {keyword: value for keyword, value in schema.items() if keyword != "additionalItems"}
+    if isinstance(schema.get("items"), list):
+        if "prefixItems" in schema:
+            raise ConstraintError("the JSON schema has both a list of 'items' and 'prefixItems': leave one out")
+        done = {"prefixItems" if keyword == "items" else keyword: value for keyword, value in done.items()}
+        if "additionalItems" in schema:
+            done["items"] = schema["additionalItems"]
+    return done
+
+
+def _together(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the keywords of one type side by side, in the place of its properties."""
+    keywords = [*schema]
+    first = keywords[: keywords.index("properties")] if "properties" in schema else []
+    before = [keyword for keyword in first if keyword in _BESIDE]
+    plain = [keyword for keyword in keywords if keyword not in _BESIDE]
+    after = [keyword for keyword in keywords if keyword in _BESIDE and keyword not in before]
+    return {keyword: schema[keyword] for keyword in (*before, *plain, *after)}
+
+
+def _say_any(schema: dict[str, Any]) -> None:
+    """Turn "exactly one" into "one of", where that is the same."""
+    options = schema.pop("oneOf")
+    also(schema, "anyOf", options)
 
 
 def unsupported(keyword: str, path: str) -> ConstraintError:
@@ -175,36 +231,6 @@ def unsupported(keyword: str, path: str) -> ConstraintError:
     )
 
 
-def _with_strings(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    patterns = []
-    if "pattern" in schema:
-        patterns.append(_pattern(schema.pop("pattern"), f"{path}/pattern"))
-    if "format" in schema and "string" in _types(schema):
-        name = schema["format"]
-        if name in _FORMATS:
-            patterns.append(printed(parse(_FORMATS[name])))
-            if name == "hostname":
-                schema["maxLength"] = min(253, _most(schema, "maxLength"))
-        elif name not in _ENGINE_FORMATS:
-            raise ConstraintError(f"the JSON schema uses the format {name!r} at {path}, which cannot be enforced")
-    if "format" in schema and schema["format"] not in _ENGINE_FORMATS:
-        del schema["format"]
-    if patterns:
-        schema["pattern"] = patterns[0]
-    if len(patterns) > 1:
-        schema["allOf"] = [*schema.get("allOf", []), {"pattern": patterns[1]}]
-    return schema
-
-
-def _pattern(text: Any, path: str) -> str:
-    if not isinstance(text, str):
-        raise ConstraintError(f"the JSON schema is wrong at {path}: a pattern is a text")
-    try:
-        return printed(parse(text))
-    except ConstraintError as error:
-        raise ConstraintError(f"the JSON schema's pattern at {path} cannot be enforced: {error}") from error
-
-
 def _check_literals(schema: dict[str, Any], path: str) -> None:
     """Strings the engine may not write: its escapes \\uXXXX would let a known key pass as another one."""
     for keyword in ("const", "enum"):
@@ -212,38 +238,15 @@ def _check_literals(schema: dict[str, Any], path: str) -> None:
             written = json.dumps(schema[keyword], ensure_ascii=False)
             if "\\u00" in written.replace("\\\\", "") or "\x7f" in written:
                 raise ConstraintError(f"the JSON schema's {keyword!r} at {path} holds a control character")
+            require_exact(schema[keyword], f"{path}/{keyword}")
 
 
-def _check_numbers(schema: dict[str, Any], path: str) -> None:
-    """The engine computes bounds in double precision: a bound it would round is moved inward, or refused."""
-    for keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        value = schema.get(keyword)
-        if value is None or isinstance(value, bool):
-            continue
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConstraintError(f"the JSON schema is wrong at {path}/{keyword}: it must be a number")
-        if abs(value) <= _MOST_EXACT:
-            continue
-        outward = value > 0 if keyword in ("maximum", "exclusiveMaximum") else value < 0
-        if keyword == "multipleOf" or not outward:
-            raise ConstraintError(f"the JSON schema's {keyword} at {path} is beyond what can be enforced exactly, 2^53")
-        schema[keyword] = math.copysign(_MOST_EXACT, value)
-
-
-def _check_properties(schema: dict[str, Any], path: str) -> None:
+def _check_required(schema: dict[str, Any], path: str) -> None:
     """Of keys the schema does not list, the engine does not know whether one comes twice."""
-    least = schema.get("minProperties", 0)
     required = schema.get("required", [])
-    listed = len(set(required)) if isinstance(required, list) else 0
-    if isinstance(least, int | float) and least - listed > 1:
+    if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+        raise ConstraintError(
+            f"the JSON schema is wrong at {path}/required: it is a list of names, in the schema of the object"
+        )
+    if schema.get("minProperties", 0) - len(set(required)) > 1:
         raise unsupported("minProperties", path)
-
-
-def _types(schema: Mapping[str, Any]) -> list[Any]:
-    found = schema.get("type", ["string"])
-    return found if isinstance(found, list) else [found]
-
-
-def _most(schema: Mapping[str, Any], keyword: str) -> float:
-    value = schema.get(keyword)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.inf
