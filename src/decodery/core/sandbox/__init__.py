@@ -27,7 +27,7 @@ from ...errors import SettingsError
 _MOST_OUTPUT = 1 << 16
 """Bytes of what a program prints that are kept."""
 _MOST_TEXT = 1 << 20
-_MOST_REPORT = 1 << 11
+_MOST_REPORT = 1 << 12
 """Bytes of what is reported of one text."""
 _REMEMBERED = 4096
 _FILES = 16

@@ -107,13 +107,16 @@ def _own_user(folder: str) -> int:
 
 
 def _mount(libc: Any, folder: str, most_bytes: int, user: int, group: int) -> None:
-    """Make all that is mounted read-only, and `folder` a place in memory that is gone with the process."""
-    libc.mount(None, b"/", None, _PRIVATE, None)
-    read_only = struct.pack("QQQQ", 1, 0, 0, 0)
-    libc.syscall(_MOUNT_SETATTR, -100, b"/", 0x8000, read_only, ctypes.c_size_t(len(read_only)))
+    """Make `folder` a place in memory that is gone with the process, and all else that is mounted read-only."""
+    path = os.fsencode(folder)
     options = f"size={most_bytes},nr_inodes={_MOST_FILES},mode=0700,uid={user},gid={group}"
-    libc.mount(b"decodery", os.fsencode(folder), b"tmpfs", _PLAIN, options.encode())
-    os.chdir(folder)
+    libc.mount(None, b"/", None, _PRIVATE, None)
+    if libc.mount(b"decodery", path, b"tmpfs", _PLAIN, options.encode()) == 0:
+        size = ctypes.c_size_t(32)
+        # Read-only is set of all, and then taken from this one.
+        libc.syscall(_MOUNT_SETATTR, -100, b"/", 0x8000, struct.pack("QQQQ", 1, 0, 0, 0), size)
+        libc.syscall(_MOUNT_SETATTR, -100, path, 0, struct.pack("QQQQ", 0, 1, 0, 0), size)
+        os.chdir(folder)
 
 
 def _restrict_files(libc: Any, folder: str) -> None:
