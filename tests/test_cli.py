@@ -405,6 +405,27 @@ def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:
     assert "reward: Reward" in page and "use:" not in page
 
 
+def test_a_program_that_fails_its_tests_is_said(loaded: LM, tmp_path: Path) -> None:
+    tests = tmp_path / "tests.py"
+    search = (
+        "--raw",
+        "--max-new-tokens",
+        "3",
+        "--drafter",
+        "none",
+        "--stop",
+        "\n",
+        "--search",
+        f"pg-td:tests={tests},budget=2",
+    )
+    for checks, status in (("assert False\nassert True\n", 1), ("assert True\n", 0)):
+        tests.write_text(checks)
+        for shape in ((), ("--json",)):
+            code, output, errors = inside("generate", "x =", *search, *shape)
+            assert code == status and output.strip()
+            assert ("decodery: no program passes all tests, the best one is worth 0.5 of 1" in errors) == bool(status)
+
+
 def test_a_warning_is_a_line(loaded: LM) -> None:
     settings = ("--temperature", "0.5", "--mirostat", "2", "--mirostat-tau", "30", "--mirostat-eta", "1")
     code, output, errors = inside("generate", PROMPT, "--max-new-tokens", "8", "--drafter", "none", *settings)

@@ -98,7 +98,7 @@ class ToyWorld:
         self.laws: dict[tuple[tuple[int, ...], float], tuple[list[float], list[float], list[float]]] = {}
 
     def start(self, count: int) -> list[Toy]:
-        return [Toy(seed=self.seed + number) for number in range(count)]
+        return [Toy(seed=mix(self.seed, PARTICLE, next(self.streams))) for _ in range(count)]
 
     def fork(self, particle: Toy) -> Toy:
         blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
@@ -234,6 +234,57 @@ def test_wrong_weights_are_caught(kind: type[Population], name: str) -> None:
     assert distance(weighted_texts(found), wanted) > 0.06 or far > 0.15
 
 
+class Scheduled(Population):
+    """Moves after every block, to the last that any text may reach, whatever becomes of the particles."""
+
+    def run(self) -> None:
+        for _ in range(math.ceil(LENGTH / self.block)):
+            self._advance()
+            self._resample()
+            for _ in range(self.moves):
+                self._move()
+
+
+def uneven(text: Sequence[int]) -> float:
+    return 1.4 * len(text) - 2.7 * sum(token == 2 for token in text)
+
+
+def deviation(runs: int, count: int, target: Target, moves: int, **changes) -> float:
+    """How many standard errors the mean of the normaliser lies above the enumerated mass."""
+    mass = sum(exact(target.power or 1.0, uneven).values())
+    found = [population(count, target, 1, moves, uneven, seed, **changes).log_normaliser for seed in range(runs)]
+    ratios = np.exp(found) / mass
+    return float((ratios.mean() - 1) / ratios.std(ddof=1) * math.sqrt(runs))
+
+
+@pytest.mark.parametrize(
+    ("target", "changes"),
+    [
+        (Target(2.0), {"threshold": 0.8}),
+        (Target(2.0), {"threshold": 1.0}),
+        (Target(rollouts=1, temperature=1.0), {"threshold": 0.8}),
+        (Target(2.0), {"moves": 2, "kind": Scheduled}),
+    ],
+    ids=["resampled", "always resampled", "lookahead", "moves on a schedule"],
+)
+def test_the_mean_of_the_normaliser_is_the_mass(target: Target, changes: dict) -> None:
+    assert abs(deviation(700, 2, target, **{"moves": 0} | changes)) < 4
+
+
+def test_the_mean_of_the_normaliser_is_another_with_moves_and_with_wrong_weights() -> None:
+    # As it is documented: moves that are made in response to the particles.
+    assert deviation(1000, 2, Target(2.0), 2, threshold=0.8) > 4
+    assert deviation(700, 2, Target(2.0), 0, threshold=1.0, kind=Restless) < -4
+
+
+def test_neighbouring_seeds_have_nothing_in_common() -> None:
+    found = [search(SMC(8, potential=_Psi(), moves=0, threshold=0.0), seed=seed) for seed in range(60)]
+    seeds = [{seq.seed for seq in each.sequences} for each in found]
+    assert len(set().union(*seeds)) == sum(map(len, seeds)) == 480
+    masses = np.exp([each.log_normaliser for each in found])
+    assert abs(np.corrcoef(masses[:-1], masses[1:])[0, 1]) < 0.45
+
+
 def blocks_of(text: tuple[int, ...], size: int) -> list[Block]:
     """The blocks of a text drawn from the model, its forced end included."""
     found: list[Block] = []
@@ -313,7 +364,7 @@ def test_the_search_does_what_the_toy_does(name: str) -> None:
 def test_without_weights_particles_are_samples() -> None:
     settings = {"max_new_tokens": 9, "sampler": PLAIN}
     found = SMC(12, 4, moves=2).posterior(Engine(MODEL), Request(PROMPT, **settings, seed=3))
-    plain = decode(MODEL, [PROMPT], seeds=range(3, 15), **settings)
+    plain = decode(MODEL, [PROMPT], seeds=[mix(3, PARTICLE, number) for number in range(12)], **settings)
     assert [seq.generated for seq in found.sequences] == [seq.generated for seq in plain]
     assert np.allclose(found.log_weights, -math.log(12)) and found.log_normaliser == 0
 

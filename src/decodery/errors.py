@@ -39,6 +39,10 @@ class ConstraintError(DecoderyError):
     """What may be written is described wrongly, cannot be enforced exactly, or goes beyond the limits."""
 
 
+class Unsolved(DecoderyError):
+    """A search did not find what it was to find; the best it found is given all the same."""
+
+
 class NumericalError(DecoderyError):
     """The model produced logits that are not a distribution (NaN, or no finite value)."""
 

@@ -60,6 +60,7 @@ def generate(
         raise click.UsageError("--logprobs needs --json")
     text, settings = read_prompt(prompt), given(settings)
     from .. import load
+    from ..errors import Unsolved
     from ..registry import resolve
     from .decoding import Screen, decode, figures, note
 
@@ -74,6 +75,8 @@ def generate(
             _print_all(found)
             if len(found) < n:
                 note(f"the search found {len(found)} of {n} texts: a wider one, as in beam:width={n}, finds more")
+        if found[0].score is not None and (lacking := method.shortcoming(found[0].score)) is not None:
+            raise Unsolved(lacking)
         return
     tokens = lm.encode(text, raw=raw)
     settings["raw"] = raw

@@ -7,11 +7,13 @@ from typing import Any
 
 import click
 
+from ..errors import SettingsError
+
 
 @click.command(short_help="Show versions, machine, kernels and models.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def info(as_json: bool) -> None:
-    """Tell versions, processor, kernels, what int8 brings, the cache folder and the models in it."""
+    """Tell versions, processor, kernels, what int8 brings, who holds generated programs to what, and the models."""
     facts = collect()
     if as_json:
         click.echo(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -32,7 +34,20 @@ def collect() -> dict[str, Any]:
         for model, what in embedded.EMBEDDED.items()
         if embedded.is_pulled(model)
     ]
-    return {**describe(), "int8": _int8(), "cache": str(store.home()), "models": models}
+    return {**describe(), "int8": _int8(), "sandbox": _sandbox(), "cache": str(store.home()), "models": models}
+
+
+def _sandbox() -> list[str]:
+    """Who holds generated programs to what here, tried out."""
+    from ..core.sandbox import protection
+
+    try:
+        found = protection()
+    except (SettingsError, OSError) as error:
+        return [str(error)]
+    who = {"kernel": "the kernel", "guard": "Python alone, against accidents only", "nobody": "nobody"}
+    held = {name: [what for what, holder in found.items() if holder == name] for name in who}
+    return [f"{who[name]} refuses or bounds {', '.join(what)}" for name, what in held.items() if what]
 
 
 def _int8() -> list[str]:

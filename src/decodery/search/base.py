@@ -39,6 +39,10 @@ class Search:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
         return self
 
+    def shortcoming(self, score: float) -> str | None:
+        """What the best result, of this score, lacks of what was to be found, in a sentence; None for nothing."""
+        return None
+
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
         """Finished sequences, best first, with their `score`; one trace is common to all of them.
 

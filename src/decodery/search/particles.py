@@ -108,8 +108,10 @@ class Population(Generic[P]):
 
     block: tokens drawn between two looks at the weights. threshold: share of N below which the effective sample size
     calls for resampling. moves: Metropolis-Hastings steps per particle after that, towards `moving`. uniform: numbers
-    in (0, 1), each one once. After `run`, log_normaliser estimates the target's mass (its mean is that, had nothing to
-    start again), and counts tells what was done.
+    in (0, 1), each one once. After `run`, counts tells what was done, and exp(log_normaliser) estimates the target's
+    mass: consistently as N grows. Its mean is the mass for any N if nothing is moved and nothing has to start again.
+    With moves it is not: whether they are made hangs on the particles, by their weights and by whether any text is
+    still open, and a step that is taken in response to what was drawn favours some draws over others.
     """
 
     def __init__(

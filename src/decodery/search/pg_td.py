@@ -50,9 +50,10 @@ class PGTD(Search):
     tried tokens are favoured: Q + beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is
     the best reward seen behind a token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop:
     end with the first reward of 1. caches: false computes again what is known, for the same result. Returned is the
-    best program seen anywhere, the first among equals, with its reward as score. The published search counts every
-    visit of a node; here programs that are known already cost nothing and are not counted, and what holds no other
-    program is left. Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per program.
+    best program seen anywhere, the first among equals, with its reward as score: below 1 it fails. The published search
+    counts every visit of a node; here programs that are known already cost nothing and are not counted, and what holds
+    no other program is left. Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per
+    program.
     """
 
     tests: Reward | str
@@ -74,6 +75,14 @@ class PGTD(Search):
         require_number("the c_base of pg-td", self.c_base, above=0)
         if isinstance(self.tests, str):
             ProgramTests.read(self.tests)
+
+    def shortcoming(self, score: float) -> str | None:
+        if score >= 1:
+            return None
+        return (
+            f"no program passes all tests, the best one is worth {score:.4g} of 1: give a larger budget than "
+            f"{self.budget}, a larger k, or more tokens"
+        )
 
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
         programs = Programs(self, Branches(engine, request, "pg-td"))

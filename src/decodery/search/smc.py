@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Posterior:
     """Weighted texts. sequences: n finished ones, all of positive weight; log_weights: [n] natural logarithms, their
-    exponentials summing to 1. log_normaliser: estimate of the log of the target's mass. counts: resamplings, moves
-    offered and made, restarts (after which the normaliser is biased).
+    exponentials summing to 1. log_normaliser: log of an estimate of the target's mass, whose mean is that mass without
+    moves and restarts; with either it is biased for few particles, and with strict=false of no target. counts:
+    resamplings, moves offered and made, restarts.
     """
 
     sequences: list[Sequence]

@@ -78,14 +78,10 @@ class Walk:
 
     def start(self, count: int) -> list[Branch]:
         self._first = self.branches.score([self.branches.root])[0]
-        found = [Branch(seq=self.branches.root.fork(), logits=self._first) for _ in range(count)]
-        for number, each in enumerate(found):
-            each.seq.seed = self.seed + number
-        return found
+        return [Branch(seq=self._parted(self.branches.root), logits=self._first) for _ in range(count)]
 
     def fork(self, particle: Branch) -> Branch:
-        seq = particle.seq.fork()
-        seq.seed = mix(self.seed, PARTICLE, next(self._streams))
+        seq = self._parted(particle.seq)
         blocks = [Block(each.mass, each.request, each.model, each.drawn) for each in particle.blocks]
         return Branch(
             blocks, particle.value, particle.log_weight, seq=seq, logits=particle.logits, marks=list(particle.marks)
@@ -127,6 +123,12 @@ class Walk:
                 found |= {number: self.strength * weight for number, weight in zip(which, weights, strict=True)}
                 self._count(potentials=len(which))
         return list(found.values())
+
+    def _parted(self, seq: Sequence) -> Sequence:
+        """A fork with a seed of its own: hashed, so that requests of neighbouring seeds have none in common."""
+        twin = seq.fork()
+        twin.seed = mix(self.seed, PARTICLE, next(self._streams))
+        return twin
 
     def _read(self, particles: Ordered[Branch]) -> None:
         unread = [each for each in particles if each.logits is None]
