@@ -435,3 +435,11 @@ def test_long_histories_cost_no_more_per_token() -> None:
     for token in text[:500].tolist():
         counts, repeats = counts.add(token), repeats.add(token)
         assert len(counts.tail) <= 64 and len(repeats.tail) <= 65
+
+
+def test_mirostat_learns_nothing_from_a_token_that_was_excluded_before_it() -> None:
+    sampler = Sampler((NoRepeatNGram(1), Temperature(1.0), Mirostat(3.0)))
+    context = sampler.context([1, 2, 2], 2, sampler.init([1, 2]), 0)
+    # A rule that takes drafts on trust may write what a mask excludes: here the token that was there before.
+    after = sampler.after(context, 2, torch.zeros(8))
+    assert after[-1] == context.state[-1] and math.isfinite(after[-1].mu)

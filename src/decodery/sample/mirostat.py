@@ -82,6 +82,10 @@ class Mirostat(Warp):
 
     def advance(self, state: Feedback, token: int, logprob: float) -> Feedback:
         surprise = -logprob / math.log(2)
+        if not math.isfinite(surprise):
+            # Excluded before it came here, and written all the same, by a rule that takes drafts on trust: it tells
+            # nothing of how surprising the text is, and counted as infinitely so it would end all truncation at one.
+            return state
         mu = state.mu - self.eta * (surprise - self.tau)
         if state.mu <= _RUNAWAY < mu:
             warnings.warn(
