@@ -251,3 +251,17 @@ def test_requests_choose_the_rule_that_suits_the_constraint(smollm2: dc.LM) -> N
         smollm2.generate("A number:", constraint=checker, temperature=1.0, top_p=0.9)
     with pytest.raises(SettingsError, match="build the method in Python"):
         smollm2.generate("A number:", constraint="checker:prefix=isdigit")
+
+
+@pytest.mark.parametrize("settings", [{"min_new_tokens": 5}, {"no_repeat_ngram": 1}, {"min_new_tokens": 30}])
+def test_a_mask_that_would_leave_nothing_is_not_applied_without_masks_either(settings: dict) -> None:
+    prompt = PROMPTS[0]
+    for name in ("choice", "regex"):
+        masked = constrained(LANGUAGES[name], temperature=1.0, eos_ids=ENDS, **settings)
+        tried = Sampler((Constrained(Maskless(masked.warps[0].constraint)), *masked.warps[1:]))
+        for seed in range(6):
+            (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=40)
+            (found,) = decode(
+                TARGET, [prompt], sampler=tried, rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=40
+            )
+            assert (found.generated, found.finish_reason) == (plain.generated, plain.finish_reason)

@@ -200,6 +200,22 @@ class Checks:
             ]
         return self._rest.law(logits, contexts, shaped=shaped)
 
+    def relaxed(self, law: torch.Tensor, logits: torch.Tensor, context: Context) -> tuple[torch.Tensor, int]:
+        """The law [vocab] where the constraint accepts none of `law`'s tokens, and how many others it was asked about.
+
+        A mask that would leave nothing is not applied, the constraint's being the first of all: so it is asked about
+        what the others excluded, and they are applied to what it accepts. law, logits: [vocab]. All -inf where it
+        accepts nothing at all.
+        """
+        accept = self.accept(context)
+        excluded = torch.nonzero(torch.isneginf(law) & ~torch.isneginf(logits)).flatten().tolist()
+        accepted = [token for token in excluded if accept(token)]
+        kept = torch.full_like(logits, -torch.inf)
+        if accepted:
+            kept[accepted] = logits[accepted]
+            kept = self.law(kept[None], [context])[0]
+        return kept, len(excluded)
+
     def accept(self, context: Context) -> Callable[[int], bool]:
         """The check of the token that follows `context`."""
         if self.constraint is None:

@@ -46,11 +46,16 @@ class AWRS(Rule):
 
 def _draw(checks: Checks, laws: Laws, node: int, seq: Sequence) -> int:
     context = laws.context(node)
-    law = checks.law(laws.logits[node : node + 1], [context])[0]
+    law = checks.law(laws.row(node)[None], [context])[0]
     seed = None if seq.sampler.greedy else seq.seed
     trial: Trial = first_accepted(in_order(law, seed, context.position), checks.accept(context))
-    seq.cache.counts["checks"] += trial.checks
-    seq.cache.counts["rejections"] += trial.rejections
+    checked, rejected = trial.checks, trial.rejections
+    if trial.token is None:
+        law, asked = checks.relaxed(law, laws.row(node).float(), context)
+        trial = first_accepted(in_order(law, seed, context.position), lambda token: True)
+        checked, rejected = checked + asked, rejected + asked
+    seq.cache.counts["checks"] += checked
+    seq.cache.counts["rejections"] += rejected
     if trial.token is None:
         raise ConstraintError(
             "no token the model could write is accepted here: the constraint accepts the beginning of a text that "
