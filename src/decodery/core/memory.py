@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from copy import deepcopy
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 if TYPE_CHECKING:
     from .sequence import Sequence
 
 Scope = Literal["request", "problem", "process"]
 """How long something is remembered: for one text, for all texts with the same prompt, or until `Memory.clear`."""
+
+
+class Guarded:
+    """A store that several texts may use at a time: who reads or writes it holds its lock; a copy has its own."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        twin = object.__new__(type(self))
+        with self.lock:
+            vars(twin).update((name, deepcopy(value, memo)) for name, value in vars(self).items() if name != "lock")
+        twin.lock = RLock()
+        return twin
 
 
 class Memory:
@@ -36,6 +51,13 @@ class Memory:
             if key not in stores:
                 stores[key] = make()
             return stores[key]
+
+    def shared(self) -> dict[int, Any]:
+        """All stores, and the parts of those that are tuples, by identity: what a copy of a state must not copy."""
+        with self._lock:
+            stores = [*self._process.values(), *(store for each in self._problem.values() for store in each.values())]
+        parts = [part for store in stores if isinstance(store, tuple) for part in store]
+        return {id(each): each for each in (*stores, *parts)}
 
     def clear(self) -> None:
         """Forget everything; sequences in progress keep what they hold."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from threading import Lock
-
 import numpy as np
 
+from ...core.memory import Guarded
 from ...core.topk import topk
 from ..base import Observation
 
 
-class Adjacency:
+class Adjacency(Guarded):
     """One row of successors per token, best first; -1 where nothing is known yet.
 
     matrix: [vocab, width] int32. Memory: 4 * vocab * width bytes, whatever happens.
@@ -18,7 +17,7 @@ class Adjacency:
 
     def __init__(self, vocab_size: int, width: int) -> None:
         self.matrix = np.full((vocab_size, min(width, vocab_size)), -1, dtype=np.int32)
-        self._lock = Lock()
+        super().__init__()
 
     @property
     def width(self) -> int:
@@ -26,7 +25,7 @@ class Adjacency:
 
     def successors(self, tokens: np.ndarray) -> np.ndarray:
         """[n, width] int32 of `tokens` [n]."""
-        with self._lock:
+        with self.lock:
             return self.matrix[tokens]
 
     def row(self, token: int) -> list[int]:
@@ -54,5 +53,5 @@ class Adjacency:
         unique, last = np.unique(tokens[::-1], return_index=True)
         winners = nodes[len(nodes) - 1 - last]
         ids, _ = topk(seen.logits, self.width)
-        with self._lock:
+        with self.lock:
             self.matrix[unique] = ids[winners]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 
 import numpy as np
 
+from ...core.memory import Guarded
 from ...core.topk import topk
 from ..base import Observation
 
@@ -15,7 +15,7 @@ _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-class Contexts:
+class Contexts(Guarded):
     """Per order n a table from the n last tokens to the tokens the model ranked highest behind them.
 
     orders: the lengths n, longest first. A table has 2^17 places; where two contexts fall on one, the later one has it.
@@ -31,7 +31,7 @@ class Contexts:
         # array operations.
         self._keys = [each.data for each in keys]
         self._rows = [each.data for each in rows]
-        self._lock = Lock()
+        super().__init__()
 
     def rows(self, context: Sequence[int]) -> list[list[int] | None]:
         """Per order the tokens that may follow `context`, best first; None where it never stood so."""
@@ -55,7 +55,7 @@ class Contexts:
         for token, parent in zip(seen.tree.tokens.tolist(), seen.tree.parents.tolist(), strict=True):
             before = contexts[parent] if contexts else text[max(0, seen.start + 1 - self.longest) : seen.start]
             contexts.append([*before[len(before) + 1 - self.longest if len(before) >= self.longest else 0 :], token])
-        with self._lock:
+        with self.lock:
             for node in (*range(len(contexts)), 0, *seen.path):
                 self._put(contexts[node], ranked[node * ids.shape[1] : (node + 1) * ids.shape[1]])
 
@@ -66,7 +66,7 @@ class Contexts:
             keys = (keys + (column + 1).astype(np.uint64)) * np.uint64(_MIX)
         places = (keys >> np.uint64(64 - _BITS)).astype(np.int64)
         places, first = np.unique(places, return_index=True)
-        with self._lock:
+        with self.lock:
             np.asarray(self._keys[number])[places] = keys[first]
             kept = rows[first, : self.width]
             np.asarray(self._rows[number]).reshape(-1, self.width)[places, : kept.shape[1]] = kept

@@ -55,6 +55,10 @@ class Datastore:
         self.separator = separator
         self.vocab_size = vocab_size
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Datastore:
+        # Nothing is ever written to it.
+        return self
+
     @classmethod
     def build(cls, documents: Iterable[Sequence[int]], separator: int, vocab_size: int) -> Datastore:
         """One shard in memory."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from threading import Lock
 
 import numpy as np
 
+from ...core.memory import Guarded
 from ...core.topk import logsumexp, topk
 from ..base import Observation
 
 Context = tuple[int, ...]
 
 
-class MeanDistributions:
+class MeanDistributions(Guarded):
     """For contexts of one to a few tokens, the running mean of the distributions seen after them, cut to its largest.
 
     Memory: at most `contexts` contexts of 8 * width + 8 bytes and a dictionary entry; those not met for longest leave.
@@ -27,14 +27,14 @@ class MeanDistributions:
         self._ids = np.full((64, width), -1, dtype=np.int32)
         self._weights = np.zeros((64, width), dtype=np.float32)
         self._counts = np.zeros(64, dtype=np.int64)
-        self._lock = Lock()
+        super().__init__()
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def longest(self, contexts: Sequence[Context], orders: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Ids [n, width] int32 (-1 for none) and weights [n, width] float32 of the first of `orders` that is known."""
-        with self._lock:
+        with self.lock:
             get = self._slots.get
             slots = np.array([_first(get, context, orders) for context in contexts], dtype=np.int64)
             ids, weights = self._ids[slots], self._weights[slots]
@@ -69,7 +69,7 @@ class MeanDistributions:
         self.learn([context for context, _ in pairs], ids[rows], probabilities[rows])
 
     def _learn(self, contexts: Sequence[Context], ids: np.ndarray, probabilities: np.ndarray) -> None:
-        with self._lock:
+        with self.lock:
             slots = [self._slot(context) for context in contexts]
             # A context that occurs several times takes its distributions one after the other.
             rounds: list[list[int]] = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from threading import RLock
+
+from ...core.memory import Guarded
 
 
 class _Node:
@@ -21,7 +22,7 @@ Cursor = tuple[_Node, int]
 """A place in the trie: a node, and how many tokens of its edge are walked."""
 
 
-class SuffixTrie:
+class SuffixTrie(Guarded):
     """A suffix tree of bounded depth over texts, with counts, as one would count runs of up to `depth` tokens.
 
     Texts leave in the order they came once they hold more than `tokens` tokens together. Memory: at most two nodes of
@@ -31,7 +32,7 @@ class SuffixTrie:
     def __init__(self, depth: int, tokens: int) -> None:
         self.depth = depth
         self.tokens = tokens
-        self.lock = RLock()
+        super().__init__()
         self._root = _Node((), 0, 0, 0)
         self._texts: deque[tuple[int, ...]] = deque()
         self._held = 0

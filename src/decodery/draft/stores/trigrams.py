@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from threading import Lock
 
 import numpy as np
+
+from ...core.memory import Guarded
 
 _MOST_SUCCESSORS = 64
 """Of a pair's successors, adaptation keeps so many: what it adds must not grow without limit either."""
 
 
-class Trigrams:
+class Trigrams(Guarded):
     """For pairs of tokens, the tokens seen behind them and a weight for each: scores, not probabilities.
 
     Memory: at most `pairs` pairs, those reinforced longest ago leave first, with up to 64 successors each.
@@ -21,14 +22,14 @@ class Trigrams:
     def __init__(self, pairs: int) -> None:
         self.pairs = pairs
         self._weights: OrderedDict[tuple[int, int], dict[int, float]] = OrderedDict()
-        self._lock = Lock()
+        super().__init__()
 
     def __len__(self) -> int:
         return len(self._weights)
 
     def successors(self, first: int, second: int) -> list[tuple[int, float]]:
         """Tokens seen behind the pair and their weights, in the order they were learned in."""
-        with self._lock:
+        with self.lock:
             return list(self._weights.get((first, second), {}).items())
 
     def load(self, documents: Iterable[np.ndarray], keep: int) -> None:
@@ -46,13 +47,13 @@ class Trigrams:
             heaviest = start + np.argsort(-counts[start:end], kind="stable")[:keep]
             first, second = trigrams[start, :2].tolist()
             weights = (counts[heaviest] / totals[group]).tolist()
-            with self._lock:
+            with self.lock:
                 self._weights[first, second] = dict(zip(trigrams[heaviest, 2].tolist(), weights, strict=True))
                 self._shrink()
 
     def reinforce(self, window: Sequence[int], increment: float, cap: float) -> None:
         """Add `increment`, up to `cap`, to the weight of every trigram of `window`; unknown ones begin at 0."""
-        with self._lock:
+        with self.lock:
             for first, second, third in zip(window, window[1:], window[2:], strict=False):
                 found = self._weights.setdefault((first, second), {})
                 found[third] = min(found.get(third, 0.0) + increment, cap)
