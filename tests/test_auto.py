@@ -178,9 +178,17 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> No
     accepted, texts = [], []
     for drafter in ("auto:warm=none", "auto"):
         smollm2_int8.memory.clear()
-        out = smollm2_int8.generate(prompt, max_new_tokens=48, drafter=drafter)
-        accepted.append(sum(step.accepted for step in out.trace.steps))
-        texts.append(out.tokens)
+        # Rows that cost next to nothing, whatever machine this is and whatever else it does.
+        engine = Engine(
+            smollm2_int8.model,
+            detokenizer=smollm2_int8.tokenizer.stream,
+            memory=smollm2_int8.memory,
+            pass_seconds=lambda context: 1.0 + 0.02 * np.arange(1024),
+        )
+        seq = engine.submit(smollm2_int8.request(smollm2_int8.encode(prompt), max_new_tokens=48, drafter=drafter))
+        engine.run([seq])
+        accepted.append(sum(step.accepted for step in seq.trace.steps))
+        texts.append(seq.generated)
     assert texts[0] == texts[1] and accepted[1] > accepted[0] + 3
 
 
