@@ -19,6 +19,7 @@ from decodery.budget.fixed import Fixed
 from decodery.budget.goodput import Goodput, best_lengths
 from decodery.budget.hardware import ChildRates, Hardware, best_size, best_tree
 from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
+from decodery.core.ask import Asking
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
@@ -75,9 +76,9 @@ def test_confidence_ends_a_chain_before_the_doubtful_draw() -> None:
 
     @dataclass(frozen=True)
     class Watched(Confidence):
-        def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
-            asked.append((outlook.drawn, top_probability(outlook.law)))
-            return super().goes_on(seq, outlook)
+        def goes_on(self, seq: Sequence, outlook: Outlook) -> Asking[bool]:
+            asked.append((outlook.drawn, top_probability((yield from outlook.law()))))
+            return (yield from super().goes_on(seq, outlook))
 
     (seq,) = decode(TARGET, [PROMPT], drafter=drafter, budget=Watched(0.3), sampler=SAMPLED, max_new_tokens=40)
     assert seq.generated == free.generated
@@ -94,8 +95,8 @@ class Peeking(Policy):
 
     asks = True
 
-    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
-        coming = seq.sampler.pick(outlook.law[None], seq.seed, [seq.position + outlook.drawn])
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> Asking[bool]:
+        coming = seq.sampler.pick((yield from outlook.law())[None], seq.seed, [seq.position + outlook.drawn])
         return int(coming[0]) != 0
 
 

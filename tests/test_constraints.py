@@ -17,6 +17,7 @@ from decodery.budget.base import Budget
 from decodery.constrain import Choice, Grammar, JSONSchema, Language, PythonType, Regex
 from decodery.constrain.pattern import parse
 from decodery.constrain.schema import prepare
+from decodery.core.ask import Asking, settled
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.draft.base import Drafter, Observation
@@ -355,10 +356,10 @@ class _Recorder(PromptLookup):
     def start(self, seq: Sequence) -> list:
         return [super().start(seq), None]
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         memory, _ = seq.draft_state
         seq.draft_state = memory
-        tree = super().propose(seq, budget)
+        tree = yield from settled(super().propose(seq, budget))
         seq.draft_state = [memory, (list(seq.tokens), tree)]
         return tree
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from decodery.budget.base import Budget
+from decodery.core.ask import drive
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
@@ -111,7 +112,7 @@ def test_the_window_is_a_tree_with_the_published_mask_and_positions() -> None:
     _, seq = submitted(TARGET, [1, 2, 3], drafter=drafter)
     # Distinct tokens: cell (level, column) carries 10 * level + column; the pending token is cell (0, 0).
     seq.draft_state.levels = [[1, 2, 3]] + [[10 * level + i for i in range(window)] for level in (1, 2)]
-    tree = drafter.propose(seq, Budget(64, 64))
+    tree = drive(drafter.propose(seq, Budget(64, 64)))
     tree.validate()
     cells = {int(token): node for node, token in enumerate(tree.tokens)} | {0: 0}
     mask = tree.ancestor_mask()
@@ -135,8 +136,8 @@ def test_ngrams_share_rows_with_the_window_and_budgets_hold() -> None:
     state.remember(3, (4, 7), drafter.grams)
     assert list(state.pool[3]) == [(6, 1), (4, 7)]
     # (4, 7) is level 0 and column 1 of the window, and 6 its column 0.
-    assert len(drafter.propose(seq, Budget(64, 64))) == 1 + 5 + 1
-    small = drafter.propose(seq, Budget(4, 2))
+    assert len(drive(drafter.propose(seq, Budget(64, 64)))) == 1 + 5 + 1
+    small = drive(drafter.propose(seq, Budget(4, 2)))
     assert len(small) == 5 and small.depths.max() == 2
     assert small.child(small.child(0, 4), 7) is not None
 
@@ -168,7 +169,7 @@ def test_window_rows_do_not_change_the_logits_of_the_text() -> None:
     engine, seq = submitted(TARGET, PROMPT, drafter=drafter)
     for _ in range(6):
         engine.step()
-    tree = drafter.propose(seq, Budget(64, 64))
+    tree = drive(drafter.propose(seq, Budget(64, 64)))
     cache = seq.cache
     segment = Segment(cache.next_position + tree.depths, tree.tokens, mask=tree.ancestor_mask(), cache=cache)
     logits = TARGET.forward(Batch([segment])).logits
@@ -313,7 +314,7 @@ def test_the_moved_rule_draws_from_the_law_it_states() -> None:
 @pytest.mark.parametrize("rule", [None, Rejection(), RapidRule(eta=0)], ids=["coupled", "rejection", "rapid"])
 def test_a_drafter_that_reads_everything_is_always_right(rule) -> None:
     for sampler in (Sampler.from_settings(), SAMPLE):
-        drafter = Rapid(gamma=4, confidence=0.0)
+        drafter = Rapid(tiny_transformer(0), gamma=4, confidence=0.0)
         (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=rule, sampler=sampler, max_new_tokens=21)
         assert [step.emitted for step in seq.trace.decoding] == [5] * 4
         if sampler.greedy:
@@ -398,7 +399,7 @@ def test_ngram_tables_equal_a_recount() -> None:
 
 def test_one_draft_without_ngrams_is_greedy_decoding() -> None:
     settings = Superposition(alpha=0.0, temperature=0.06, top=3)
-    (draft,) = superpose(TARGET, PROMPT, 1, length=20, settings=settings, ngrams=NGrams())
+    (draft,) = drive(superpose(TARGET, PROMPT, 1, length=20, settings=settings, ngrams=NGrams()))
     (plain,) = decode(TARGET, [PROMPT], max_new_tokens=20)
     assert draft.tokens == plain.generated
 
@@ -413,7 +414,7 @@ def test_a_mixture_of_one_token_is_that_token() -> None:
 
 def test_drafts_equal_those_of_an_exhaustive_scorer() -> None:
     counted, settings, k = NGrams.count(corpus()), Superposition(alpha=0.5, temperature=0.5, top=9), 3
-    got = superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,))
+    got = drive(superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,)))
     running, finished = [((), 0.0)], []
     cache = TARGET.new_cache()
     logits = TARGET.forward(Batch([Segment.chunk(PROMPT, cache, logit_rows=[len(PROMPT) - 1])])).logits[0]

@@ -12,6 +12,7 @@ import torch
 
 import decodery.draft
 from decodery.budget.base import Budget
+from decodery.core.ask import Asking, drive, settled
 from decodery.core.memory import Memory
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
@@ -63,7 +64,7 @@ class Narrow(Composite):
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         with self.part(seq, 0) as drafter:
-            tree = drafter.propose(seq, Budget(nodes, depth))
+            tree = drive(drafter.propose(seq, Budget(nodes, depth)))
         tree.validate()
         assert tree.tokens[0] == seq.pending
         assert len(tree) <= nodes + 1 and tree.depths.max() <= depth
@@ -175,7 +176,7 @@ def stand_tree(seed: int, law: dict[int, float], temperature: float = 1.0) -> To
     weights = np.zeros((6, 10))
     ids[:, : len(law)], weights[:, : len(law)] = list(law), list(law.values())
     seq.draft_state.store.means.learn([(token,) for token in range(6)], ids, weights)
-    return drafter.propose(seq, Budget(3, 1))
+    return drive(drafter.propose(seq, Budget(3, 1)))
 
 
 def test_stand_draws_children_without_replacement_from_its_law() -> None:
@@ -215,7 +216,7 @@ def test_copyspec_copies_from_the_first_place_and_what_exists() -> None:
         seq = sequence(text, Memory())
         drafter = CopySpec(pick=pick)  # type: ignore[arg-type]
         seq.draft_state = drafter.start(seq)
-        assert drafter.propose(seq, Budget(64, 64)).tokens.tolist() == [3, *expected]
+        assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [3, *expected]
         assert drafter.match_length(seq) == 3
 
 
@@ -224,9 +225,9 @@ def test_the_automaton_drafts_more_after_longer_matches() -> None:
     seq = sequence(text, Memory())
     drafter = SuffixAutomaton()
     seq.draft_state = drafter.start(seq)
-    assert drafter.propose(seq, Budget(64, 64)).tokens.tolist() == [1, *range(2, 11)]
+    assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [1, *range(2, 11)]
     seq.tokens.append(2)
-    assert len(drafter.propose(seq, Budget(64, 64))) - 1 == 13
+    assert len(drive(drafter.propose(seq, Budget(64, 64)))) - 1 == 13
     assert drafter.match_length(seq) == 3
 
 
@@ -270,7 +271,7 @@ def test_suffix_tree_takes_the_draft_that_sums_to_most() -> None:
     drafter = SuffixTree(branch=False)
     seq.draft_state = drafter.start(seq)
     # Three matched tokens, one of two occurrences goes on: 1/2 + 1/2 + 1/2. Two matched: 2/4 + 2/4.
-    assert drafter.propose(seq, Budget(64, 64)).tokens.tolist() == [2, 4, 6, 5]
+    assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [2, 4, 6, 5]
     assert drafter.match_length(seq) == 3
 
 
@@ -279,11 +280,11 @@ def test_rest_drafts_the_commonest_continuations_of_the_longest_match() -> None:
     seq = sequence([8, 1, 2], Memory())
     drafter = REST(store, nodes=3)
     seq.draft_state = drafter.start(seq)
-    tree = drafter.propose(seq, Budget(64, 64))
+    tree = drive(drafter.propose(seq, Budget(64, 64)))
     assert {tuple(tree.tokens[tree.path(node)].tolist()) for node in range(1, 4)} == {(3,), (3, 4), (3, 5)}
     assert drafter.match_length(seq) == 2
     seq.tokens.append(7)
-    assert len(drafter.propose(seq, Budget(64, 64))) == 1
+    assert len(drive(drafter.propose(seq, Budget(64, 64)))) == 1
 
 
 def test_expansion_gives_the_draft_models_own_distributions() -> None:
@@ -294,7 +295,7 @@ def test_expansion_gives_the_draft_models_own_distributions() -> None:
     for _ in range(3):
         tree = TokenTree.from_paths(seq.pending, [(4, 5, 6), (4, 7), (8,)])
         nodes = [4, 0, 2, 5]
-        found = drafter.expand(seq, tree, nodes)
+        found = drive(drafter.expand(seq, tree, nodes))
         for row, node in zip(found, nodes, strict=True):
             text = [*seq.tokens, *tree.tokens[tree.path(node)].tolist()]
             fresh = OTHER.forward(Batch([Segment.chunk(text, OTHER.new_cache(), logit_rows=[len(text) - 1])])).logits
@@ -333,9 +334,9 @@ class Watched(Composite):
     def parts(self) -> tuple[Drafter, ...]:
         return (self.inner,)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         with self.part(seq, 0) as drafter:
-            self.trees.append(drafter.propose(seq, budget))
+            self.trees.append((yield from settled(drafter.propose(seq, budget))))
         return self.trees[-1]
 
 
@@ -343,8 +344,9 @@ class Watched(Composite):
 class Dense(DraftModel):
     """The draft model's tree alone."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        return grow_layers(self, seq, width=4, depth=min(3, budget.depth)).kept(min(16, budget.nodes))
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        layers = yield from grow_layers(self, seq, width=4, depth=min(3, budget.depth))
+        return layers.kept(min(16, budget.nodes))
 
 
 def trees_of(drafter: Drafter) -> list[TokenTree]:
@@ -393,7 +395,7 @@ def test_combinations_speak_in_turn() -> None:
     def drafted(drafter: Drafter, tokens: list[int]) -> list[int]:
         seq = sequence(tokens, Memory())
         seq.draft_state = drafter.start(seq)
-        return drafter.propose(seq, Budget(64, 64)).tokens[1:].tolist()
+        return drive(drafter.propose(seq, Budget(64, 64))).tokens[1:].tolist()
 
     assert drafted(decodery.draft.first(copy, other), text) == [9, 1]
     assert drafted(decodery.draft.first(copy, other), [1, 2, 1]) == [2]

@@ -44,6 +44,8 @@ def run(drafter=None, *, stop=(), **settings) -> tuple[Sequence, list[str]]:
     while not seq.finished:
         engine.step()
         pieces.append(seq.text.release(final=seq.finished))
+    if seq.error is not None:
+        raise seq.error
     return seq, pieces
 
 

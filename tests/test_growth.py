@@ -13,6 +13,7 @@ import torch
 
 from decodery.budget.base import Budget
 from decodery.core import noise
+from decodery.core.ask import drive
 from decodery.core.sequence import Sequence
 from decodery.core.trace import Step, Trace
 from decodery.core.tree import TokenTree
@@ -89,7 +90,7 @@ def paths(tree: TokenTree) -> list[tuple[int, ...]]:
 def law_after(drafter: Expander, seq: Sequence, path: tuple[int, ...], *, shaped: bool = True) -> np.ndarray:
     """Log-probabilities [vocab] after a path, asked for alone."""
     tree = TokenTree.chain(seq.pending, path)
-    return drafter.expand(seq, tree, [len(path)], shaped=shaped)[0].double().numpy()
+    return drive(drafter.expand(seq, tree, [len(path)], shaped=shaped))[0].double().numpy()
 
 
 def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
@@ -113,7 +114,7 @@ def test_trees_are_trees_within_the_budget(growth: str, sampler: str) -> None:
     for rule in (Coupled(), Drawing()):
         drafter, seq = begun(GROWTHS[growth], SAMPLERS[sampler], rule=rule)
         for nodes, depth in [(1, 1), (1, 9), (2, 2), (5, 1), (8, 3), (16, 2), (64, 9), (3, 64)]:
-            tree = drafter.propose(seq, Budget(nodes, depth))
+            tree = drive(drafter.propose(seq, Budget(nodes, depth)))
             tree.validate()
             assert 1 < len(tree) <= nodes + 1 and tree.depths.max() <= depth
             assert tree.origin == drafter.origin
@@ -132,10 +133,10 @@ def test_trees_are_trees_within_the_budget(growth: str, sampler: str) -> None:
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_nothing_grows_behind_the_end_of_a_text(growth: str) -> None:
     drafter, seq = begun(GROWTHS[growth])
-    whole = drafter.propose(seq, Budget(64, 9))
+    whole = drive(drafter.propose(seq, Budget(64, 9)))
     ends = int(whole.tokens[1])
     seq.eos_ids = frozenset({ends})
-    cut = drafter.propose(seq, Budget(64, 9))
+    cut = drive(drafter.propose(seq, Budget(64, 9)))
     assert ends in cut.tokens[1:] and not np.isin(cut.tokens[cut.parents[cut.parents > 0]], [ends]).any()
 
 
@@ -155,10 +156,10 @@ def test_a_level_takes_one_pass(growth: str) -> None:
     model = Counting(6, seed=0, order=3)
     drafter = DraftModel(model, growth=GROWTHS.get(growth, RSDC((1, 1, 3, 1))))
     seq.draft_state = drafter.start(seq)
-    tree = drafter.propose(seq, Budget(40, 6))
+    tree = drive(drafter.propose(seq, Budget(40, 6)))
     # Places that are waited for may turn out to lie on levels already met, which costs the heap a few passes more.
     assert model.passes <= tree.depths.max() + (2 if growth == "dyspec" else 0)
-    again = drafter.propose(seq, Budget(40, 6))
+    again = drive(drafter.propose(seq, Budget(40, 6)))
     assert again.tokens.tolist() == tree.tokens.tolist() and again.parents.tolist() == tree.parents.tolist()
 
 
@@ -166,7 +167,7 @@ def test_what_a_node_draws_is_the_requests_noise_or_its_own() -> None:
     for rule in (Coupled(), Drawing()):
         for seed in range(5):
             drafter, seq = begun(RSDC((3, 3, 2)), rule=rule, seed=seed)
-            tree = drafter.propose(seq, Budget(64, 9))
+            tree = drive(drafter.propose(seq, Budget(64, 9)))
             for node, path in path_tokens(tree).items():
                 if len(children := tree.children(node)):
                     scores = law_after(drafter, seq, path) + noise_after(seq, path)
@@ -307,7 +308,7 @@ def law_error(
     monkeypatch.setattr(noise, "gumbel_topk", script.topk)
     monkeypatch.setattr(noise, "gumbel_argmax", script.argmax)
     while True:
-        tree = drafter.propose(seq, Budget(64, 2))
+        tree = drive(drafter.propose(seq, Budget(64, 2)))
         if turned:
             order = np.lexsort((tree.tokens, tree.parents))
             place = np.empty(len(tree), dtype=np.int64)
@@ -394,7 +395,7 @@ def test_eagle_2_keeps_the_likeliest_of_all_candidates() -> None:
     for seed in range(60):
         growth = EAGLE2(nodes=1 + seed % 17, width=1 + seed % 4, depth=1 + seed % 5)
         drafter, seq = begun(growth, (GREEDY, WARM)[seed % 2], seed=seed)
-        tree = drafter.propose(seq, Budget(64, 9))
+        tree = drive(drafter.propose(seq, Budget(64, 9)))
         expected = expanded_and_reranked(drafter, seq, growth)
         assert sorted(paths(tree)) == expected
         for node in range(len(tree)):  # siblings are verified from the likeliest on
@@ -412,7 +413,7 @@ def test_a_fixed_tree_holds_the_likeliest_tokens_at_its_places() -> None:
     first, second = ranked[()][:2].tolist()
     below = [np.argsort(-law_after(drafter, seq, (token,)), kind="stable").tolist() for token in (first, second)]
     expected = {(first,), (second,), (first, below[0][0]), (second, below[1][0]), (second, below[1][1])}
-    assert set(paths(drafter.propose(seq, Budget(64, 9)))) == expected
+    assert set(paths(drive(drafter.propose(seq, Budget(64, 9))))) == expected
 
 
 def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
@@ -600,7 +601,7 @@ def one_by_one(drafter: Expander, seq: Sequence, nodes: int, depth: int) -> tupl
 def test_dyspec_grows_the_tree_of_the_one_by_one_algorithm(sampler: str, rule: Rule) -> None:
     for seed in range(12):
         drafter, seq = begun(DySpec(nodes=3 + 2 * seed), SAMPLERS[sampler], rule=rule, seed=seed)
-        tree = drafter.propose(seq, Budget(64, 4))
+        tree = drive(drafter.propose(seq, Budget(64, 4)))
         expected, worths = one_by_one(drafter, seq, 3 + 2 * seed, 4)
         assert paths(tree) == expected
         assert (np.diff(worths) <= 1e-12).all()
@@ -626,7 +627,7 @@ def test_dyspecs_places_are_worth_most_together() -> None:
             for chosen in combinations(tape[:16], 5)
             if all(need in chosen for path in chosen for need in needs(path))
         )
-        got = sum(known[path] for path in paths(drafter.propose(seq, Budget(64, 3))))
+        got = sum(known[path] for path in paths(drive(drafter.propose(seq, Budget(64, 3)))))
         assert got == pytest.approx(best)
 
 
@@ -646,7 +647,7 @@ def test_the_threshold_decides_before_the_draw() -> None:
                     left -= law[token]
             expected += [path for path, _ in following]
             frontier = [each for each in following if len(each[0]) < 5]
-        assert paths(drafter.propose(seq, Budget(64, 5))) == expected[:64]
+        assert paths(drive(drafter.propose(seq, Budget(64, 5)))) == expected[:64]
 
 
 # RSD
@@ -667,7 +668,7 @@ def test_rsd_s_is_stochastic_beam_search() -> None:
                 found += [((*path, token), below[token], conditioned[token]) for token in range(6)]
             beam = sorted(found, key=lambda each: -each[2])[:3]
             expected += sorted(path for path, _, _ in beam)
-        tree = drafter.propose(seq, Budget(64, 9))
+        tree = drive(drafter.propose(seq, Budget(64, 9)))
         assert [p for depth in (1, 2, 3) for p in sorted(p for p in paths(tree) if len(p) == depth)] == expected
 
 
@@ -687,7 +688,7 @@ def test_a_greedy_request_searches_with_a_plain_beam() -> None:
     first = np.argsort(-laws[()])[:2].tolist()
     pairs = {(a, b): laws[()][a] + law_after(drafter, seq, (a,))[b] for a in first for b in range(6)}
     expected = {(a,) for a in first} | set(sorted(pairs, key=lambda pair: -pairs[pair])[:2])
-    assert set(paths(drafter.propose(seq, Budget(64, 9)))) == expected
+    assert set(paths(drive(drafter.propose(seq, Budget(64, 9))))) == expected
 
 
 # SpecInfer
@@ -699,7 +700,7 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
     merged = 0
     for seed in range(3000):
         seq.seed = seed
-        tree = drafter.propose(seq, Budget(64, 9))
+        tree = drive(drafter.propose(seq, Budget(64, 9)))
         drawn = tree.tokens[tree.drawn(0)]
         assert len(drawn) == 2
         merged += len(tree) == 2
@@ -716,7 +717,7 @@ def test_specinfer_draws_independently_and_merges_what_is_equal() -> None:
 def test_every_chain_is_drawn_to_its_end() -> None:
     for seed in range(40):
         drafter, seq = begun(KChains(5, 4), rule=Drawing(), seed=seed, vocab=3)
-        tree = drafter.propose(seq, Budget(64, 9))
+        tree = drive(drafter.propose(seq, Budget(64, 9)))
         through = {0: 5}
         for node in range(len(tree)):
             draws = tree.drawn(node)
@@ -728,10 +729,10 @@ def test_every_chain_is_drawn_to_its_end() -> None:
 def test_small_budgets_cut_chains_then_tokens() -> None:
     for nodes, (k, length) in {64: (5, 4), 19: (4, 4), 7: (1, 4), 3: (1, 3)}.items():
         drafter, seq = begun(KChains(5, 4), rule=Drawing())
-        tree = drafter.propose(seq, Budget(nodes, 9))
+        tree = drive(drafter.propose(seq, Budget(nodes, 9)))
         assert (len(tree.drawn(0)), tree.depths.max()) == (k, length) and len(tree) <= nodes + 1
     drafter, seq = begun(KChains(5, 4), GREEDY)
-    assert drafter.propose(seq, Budget(64, 9)).parents.tolist() == [-1, 0, 1, 2, 3]
+    assert drive(drafter.propose(seq, Budget(64, 9))).parents.tolist() == [-1, 0, 1, 2, 3]
 
 
 # The n-gram drafter
@@ -746,7 +747,7 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
         engine.step()
     store = seq.draft_state
     tree = TokenTree.from_paths(seq.pending, [(7, 8, 9), (60, 61), (7, 9)])
-    rows = drafter.logits(seq, tree, [3, 0, 4, 2]).double().exp()
+    rows = drive(drafter.logits(seq, tree, [3, 0, 4, 2])).double().exp()
     assert torch.allclose(rows.sum(-1), torch.ones(4, dtype=torch.float64), atol=1e-5) and (rows > 0).all()
     for row, path in zip(rows.numpy(), [(7, 8, 9), (), (60,), (7, 8)], strict=True):
         text = (*seq.tokens, *path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from decodery.core.ask import drive
 from decodery.core.noise import draw
 from decodery.core.sandbox import Sandbox
 from decodery.decode.engine import Engine
@@ -33,9 +34,10 @@ def grow(settings: PGTD, model=MODEL, prompt=(5, 9, 2), **request) -> tuple[Tree
     """A search as it is run, with its tree."""
     request = {"max_new_tokens": 8, "eos_ids": (0, 3)} | request
     programs = Programs(settings, Branches(Engine(model), Request(list(prompt), **request), "pg-td"))
-    tree = Tree(settings, programs)
+    drive(programs.begin())
+    tree = Tree(settings, programs, drive(programs.edges(())))
     while not tree.done:
-        tree.rollout()
+        drive(tree.rollout())
     return tree, programs
 
 

@@ -12,6 +12,7 @@ import torch
 
 from decodery.budget.base import Budget
 from decodery.core import noise
+from decodery.core.ask import Asking
 from decodery.core.sequence import Sequence
 from decodery.core.tree import Origin, TokenTree
 from decodery.draft.base import Drafter
@@ -209,10 +210,10 @@ class Branching(Drafter):
     def start(self, seq: Sequence) -> Any:
         return self.model.start(seq)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         tree, layer, copies = TokenTree.root(seq.pending), [0], {0: 1}
         for width in self.widths[: budget.depth]:
-            laws = self.model.expand(seq, tree, layer).double().softmax(dim=-1)
+            laws = (yield from self.model.expand(seq, tree, layer)).double().softmax(dim=-1)
             draws, distributions = dict(tree.draws), dict(tree.distributions)
             tokens, parents, following = tree.tokens.tolist(), tree.parents.tolist(), []
             for node, law in zip(layer, laws, strict=True):
@@ -242,8 +243,8 @@ class Branching(Drafter):
 class Mistaken(Branching):
     """Says of draws without replacement that they were independent."""
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
-        return replace(super().propose(seq, budget), origin="sampled")
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        return replace((yield from super().propose(seq, budget)), origin="sampled")
 
 
 LOSSLESS = [("sampled", RecursiveRejection()), ("without-replacement", RecursiveRejection()), ("sampled", KSeq())]

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import decodery as dc
+from decodery.core.ask import Asking, drive
 from decodery.core.noise import PARTICLE, TOKEN, draw, mix
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -162,7 +163,7 @@ def population(count: int, target: Target, block: int, moves: int = 0, psi=log_p
             **changes,
         },
     )
-    found.run()
+    drive(found.run())
     return found
 
 
@@ -204,21 +205,21 @@ class Restless(Population):
 class Fresh(Population):
     """Wrong on purpose: the value of a beginning is estimated again where it is divided by."""
 
-    def _advance(self) -> None:
+    def _advance(self) -> Asking[None]:
         active = self._open()
-        values, _ = self._values(active, self.target, None)
+        values, _ = yield from self._values(active, self.target, None)
         for particle, value in zip(active, values, strict=True):
             particle.value = value if self._length else 0.0
-        super()._advance()
+        yield from super()._advance()
 
 
 class Doubled(Population):
     """Wrong on purpose: the potential of a beginning counts beside that of the whole."""
 
-    def _advance(self) -> None:
+    def _advance(self) -> Asking[None]:
         for particle in self._open():
             particle.value = 0.0
-        super()._advance()
+        yield from super()._advance()
 
 
 @pytest.mark.parametrize(

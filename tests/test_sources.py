@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import log_softmax, softmax
 
+from decodery.core.ask import drive, score
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import CorruptFile, PromptError, SettingsError, UnknownMethod, UnsupportedModel, VocabularyMismatch
@@ -44,7 +45,7 @@ GREEDY = Sampler.from_settings()
 def logits_after(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
     """[vocab] after `tokens`, all of them read anew."""
     segment = Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])
-    return model.forward(Batch([segment])).logits[0]
+    return drive(score(model, segment)).logits[0]
 
 
 def text(
@@ -83,8 +84,9 @@ def test_guidance_at_scale_1_is_the_model_and_at_0_the_negative_prompt() -> None
 def test_guidance_costs_a_row_per_row_and_no_pass() -> None:
     (seq,) = decode(TARGET, PROMPTS[:1], source=Guidance(1.5, (9, 8, 7)), max_new_tokens=20)
     counts = seq.trace.counts
+    assert counts.pop("prompt seconds") > 0 < counts.pop("negative seconds")
     assert counts == {"prompt passes": 20, "prompt rows": 3 + 19, "negative passes": 20, "negative rows": 3 + 19}
-    assert seq.trace.passes == 19 and seq.trace.summary()["counts"] == counts
+    assert seq.trace.passes == 19 and seq.trace.summary()["counts"].items() >= counts.items()
 
 
 def test_requests_with_sources_of_their_own_share_a_batch() -> None:
@@ -357,12 +359,12 @@ def test_controlled_decoding_reads_the_states_of_the_candidates() -> None:
     prompt = PROMPTS[0]
     scorer = ControlledDecoding(value, 2.0, k=3).over(TARGET, prompt)
     cache = scorer.new_cache()
-    scorer.forward(Batch([Segment.chunk(prompt, cache, logit_rows=[2])]))
+    drive(score(scorer, Segment.chunk(prompt, cache, logit_rows=[2])))
     cache.keep(range(3))
     rows = Segment(
         np.array([3, 4, 4]), np.array([7, 8, 9]), mask=np.eye(3, dtype=bool) | (np.arange(3) == 0), cache=cache
     )
-    scored = scorer.forward(Batch([rows])).logits
+    scored = drive(score(scorer, rows)).logits
     for row, path in enumerate(([7], [7, 8], [7, 9])):
         logp = log_softmax(logits_after(TARGET, [*prompt, *path]), -1)
         expected = torch.full_like(logp, -math.inf)
@@ -452,4 +454,4 @@ def test_transfer_q_reweighs_what_was_aligned_with_something_else() -> None:
 def test_transfer_q_counts_rollouts_and_rewards() -> None:
     (seq,) = decode(TARGET, PROMPTS[:1], source=TransferQ(even, OTHER, k=3, length=4, rollouts=2), max_new_tokens=5)
     counts = seq.trace.counts
-    assert counts["rewards"] == 5 * 6 and counts["baseline passes"] == 5 * 4 and counts["model passes"] == 5
+    assert counts["rewards"] == 5 * 6 and counts["baseline passes"] == 5 * 4 + 4 and counts["model passes"] == 5

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.core.ask import drive
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -189,7 +190,7 @@ def test_a_mask_may_leave_the_draft_nothing_to_say(target: LoadedModel, trained:
         )
         engine.run([seq])
         assert len(seq.generated) == 5 and not set(seq.generated) & set(draft.weights.kept.ids.tolist())
-    law = DraftModel(draft).expand(seq, TokenTree.root(seq.pending), [0])
+    law = drive(DraftModel(draft).expand(seq, TokenTree.root(seq.pending), [0]))
     assert law.exp().sum() == pytest.approx(1.0)
 
 

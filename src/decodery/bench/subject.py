@@ -122,7 +122,7 @@ class Own:
         begin = perf_counter()
         advanced = engine.step()
         seconds = perf_counter() - begin
-        steps: list[Step] = [seq.trace.steps[-1] for seq in advanced]
+        steps: list[Step] = [seq.trace.steps[-1] for seq in advanced if isinstance(seq, Decoding)]
         if any(step.prefill for step in steps):
             run.prefill_seconds += seconds
         elif len(steps) == full:

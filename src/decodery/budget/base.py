@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from ..core.ask import Asking
     from ..core.sequence import Sequence
     from ..draft.base import Observation
 
@@ -28,14 +28,17 @@ class Outlook:
     unnormalised log-probabilities of the next draw; asking for them lets the draft model read the newest token.
     """
 
-    def __init__(self, drawn: int, hidden: torch.Tensor | None, law: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, drawn: int, hidden: torch.Tensor | None, law: Callable[[], Asking[torch.Tensor]]) -> None:
         self.drawn = drawn
         self.hidden = hidden
-        self._law = law
+        self._ask = law
+        self._law: torch.Tensor | None = None
 
-    @cached_property
-    def law(self) -> torch.Tensor:
-        return self._law()
+    def law(self) -> Asking[torch.Tensor]:
+        """[vocab]; see above."""
+        if self._law is None:
+            self._law = yield from self._ask()
+        return self._law
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Budget:
     depth: int
     sequences: int = 1
     pass_seconds: Callable[[], np.ndarray] | None = None
-    ask: Callable[[Outlook], bool] | None = None
+    ask: Callable[[Outlook], bool | Asking[bool]] | None = None
     measured: bool = False
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
@@ -61,7 +64,7 @@ class Budget:
         known = self.pass_seconds()
         return known[np.minimum(rows, len(known) - 1)]
 
-    def goes_on(self, outlook: Outlook) -> bool:
+    def goes_on(self, outlook: Outlook) -> bool | Asking[bool]:
         """Whether to draw one more token; drafters that `ask` call it once before every draw, the first included.
 
         The answer depends on what has been drawn, never on the token about to be, and what has been drawn stays in the
@@ -94,7 +97,7 @@ class Policy:
         """
         return limit
 
-    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool | Asking[bool]:
         """See `Budget.goes_on`; asked only of policies with `asks`."""
         return True
 

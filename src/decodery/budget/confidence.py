@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..registry import register
@@ -58,7 +59,10 @@ class Confidence(Policy):
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
         return replace(limit, depth=min(self.longest, limit.depth))
 
-    def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
-        if self.probability is not None and top_probability(outlook.law) < self.probability:
+    def goes_on(self, seq: Sequence, outlook: Outlook) -> Asking[bool]:
+        if self.probability is None and self.entropy is None:
+            return True
+        law = yield from outlook.law()
+        if self.probability is not None and top_probability(law) < self.probability:
             return False
-        return self.entropy is None or entropy_of(outlook.law) <= self.entropy
+        return self.entropy is None or entropy_of(law) <= self.entropy

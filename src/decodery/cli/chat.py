@@ -60,9 +60,8 @@ class Conversation:
         from .decoding import decode
 
         messages = [*self.messages, {"role": "user", "content": text}]
-        reuse = self.last.sequence if self.last else None
-        request = self.lm.request(self.lm.encode(messages), reuse=reuse, **self.settings)
-        (output,) = decode(self.lm, [request], write)
+        request = self.lm.request(self.lm.encode(messages), reuse=self.last, **self.settings)
+        (output,) = decode(self.lm, [request], write, keep_cache=True)
         if output.text:
             self.messages = [*messages, {"role": "assistant", "content": output.text}]
             self.last = output
@@ -79,7 +78,9 @@ def _answer(conversation: Conversation, line: str) -> None:
         click.echo(f"decodery: {error}", err=True)
         return
     screen.end()
-    context = f"context {len(output.sequence.tokens)} of {conversation.lm.model.config.max_positions}"
+    context = (
+        f"context {len(output.prompt_tokens) + len(output.tokens)} of {conversation.lm.model.config.max_positions}"
+    )
     note(f"[{figures(output)}, {context}]\n")
 
 

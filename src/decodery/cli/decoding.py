@@ -39,7 +39,9 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
             signal.signal(kind, handler)
 
 
-def decode(lm: LM, requests: list[Request], write: Callable[[str], None] | None = None) -> list[Output]:
+def decode(
+    lm: LM, requests: list[Request], write: Callable[[str], None] | None = None, *, keep_cache: bool = False
+) -> list[Output]:
     """Decode requests of one prompt together, to the end or to a Ctrl-C, which keeps the text that is there.
 
     write: gets the pieces of the first one's text as they come.
@@ -55,7 +57,7 @@ def decode(lm: LM, requests: list[Request], write: Callable[[str], None] | None 
                     seq.cancel()
             if write is not None and first.text is not None:
                 write(first.text.release(final=first.finished))
-    return [lm.output(seq) for seq in sequences]
+    return [lm.output(seq, keep_cache=keep_cache) for seq in sequences]
 
 
 class Screen:

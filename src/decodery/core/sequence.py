@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import DecoderyError
 from .memory import Memory
 from .trace import Trace
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from ..budget.base import Policy
     from ..draft.base import Drafter
     from ..model.cache import KVCache
-    from ..model.protocol import LanguageModel
+    from ..model.protocol import Reader
     from ..sample.base import Context
     from ..sample.sampler import Sampler
     from ..source.base import Source
-    from ..verify.base import Rule, Undecided
+    from ..verify.base import Rule
     from .text import Detokenizer, TextStream
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -33,6 +33,15 @@ class TokenLogprob:
     top: list[tuple[int, float]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one."""
+
+    tokens: list[int]
+    cache: KVCache
+    source: Source | None = None
+
+
 @dataclass
 class Sequence:
     """A request in progress. The cache holds all tokens but the last, the pending one.
@@ -41,10 +50,11 @@ class Sequence:
     only hands them back. budget: None where the drafter alone decides how much it drafts.
     memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
     where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
-    asked: what the rule must see scored before it decides on the next token, None where it has not asked.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
     ranked it by, higher is better; None where nothing was ranked.
     like: a sequence with the same prompt and source, whose prefill this one will share by forking its cache.
+    paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the drafter has seen:
+    where they are read again, because the cache was given up, it is not shown them twice.
     """
 
     tokens: list[int]
@@ -54,7 +64,7 @@ class Sequence:
     rule: Rule
     drafter: Drafter | None
     vocab_size: int
-    model: LanguageModel
+    model: Reader
     detokenizer: Callable[[], Detokenizer] | None = None
     seed: int = 0
     max_new_tokens: int = 128
@@ -72,9 +82,10 @@ class Sequence:
     token_logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stopped_by: int | str | None = None
-    error: DecoderyError | None = None
+    error: Exception | None = None
     score: float | None = None
-    asked: Undecided | None = None
+    paused: bool = False
+    shown: int = 0
     source: Source | None = None
     like: Sequence | None = None
 
@@ -120,7 +131,21 @@ class Sequence:
             draft_state=None,
         )
 
-    def fail(self, error: DecoderyError) -> None:
+    def twin(self) -> Sequence:
+        """A text of its own that goes on from here as this one would: with its drafter, its budget, and their memory.
+
+        What is remembered beyond one text stays common to both.
+        """
+        shared = self.memory.shared()
+        return replace(
+            self.fork(),
+            drafter=self.drafter,
+            draft_state=deepcopy(self.draft_state, dict(shared)),
+            budget_state=deepcopy(self.budget_state, dict(shared)),
+            trace=Trace(list(self.trace.steps)),
+        )
+
+    def fail(self, error: Exception) -> None:
         """Stop decoding for a reason the caller must hear of; what was committed stays."""
         self.error = error
         self.finish_reason = "error"

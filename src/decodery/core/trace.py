@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,17 +18,17 @@ class Step:
     draw order, -1 for none, and how many it had.
     """
 
-    nodes: int
-    accepted: int
-    emitted: int
-    rows: int
-    prefill: bool
-    propose: float
-    score: float
-    choose: float
-    commit: float
+    nodes: int = 0
+    accepted: int = 0
+    emitted: int = 0
+    rows: int = 0
+    prefill: bool = False
+    propose: float = 0.0
+    score: float = 0.0
+    choose: float = 0.0
+    commit: float = 0.0
     sequences: int = 1
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
     choices: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -92,12 +91,17 @@ class Trace:
         return {part: sum(getattr(step, part) for step in self.decoding) / total for part in parts}
 
     @property
-    def counts(self) -> dict[str, int]:
-        """What all steps, prefill included, cost or did beyond their rows; empty for a single model."""
-        total: Counter[str] = Counter()
+    def counts(self) -> dict[str, float]:
+        """What all steps, prefill included, cost or did beyond their rows; empty for a single model.
+
+        "X passes", "X rows" and "X seconds" are those of another reader: a draft model, another context. A pass that
+        several texts share counts whole in each, its seconds by their share of its rows.
+        """
+        total: dict[str, float] = {}
         for step in self.steps:
-            total.update(step.counts)
-        return dict(total)
+            for name, amount in step.counts.items():
+                total[name] = total.get(name, 0) + amount
+        return total
 
     def summary(self) -> dict[str, Any]:
         """The figures as plain data."""
@@ -109,7 +113,7 @@ class Trace:
             "seconds": round(self.seconds, 4),
             "prefill_seconds": round(self.prefill_seconds, 4),
             "share": {part: round(value, 4) for part, value in self.share.items()},
-            **({"counts": counts} if (counts := self.counts) else {}),
+            **({"counts": {name: round(n, 4) for name, n in counts.items()}} if (counts := self.counts) else {}),
         }
 
     def to_dict(self) -> dict[str, Any]:

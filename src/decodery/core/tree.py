@@ -57,32 +57,42 @@ class TokenTree:
 
         nodes: how many drafted nodes it may have; what is beyond them is left out, last paths first.
         """
-        tokens, parents = [pending], [-1]
-        index: dict[tuple[int, int], int] = {}
-        room = None if nodes is None else nodes + 1
+        tree = cls.root(pending).extended(paths)
+        if nodes is None or len(tree) <= nodes + 1:
+            return tree
+        # Nodes stand in the order of the paths, parents first.
+        return cls(tree.tokens[: nodes + 1], tree.parents[: nodes + 1])
+
+    def extended(self, paths: Iterable[Sequence[int]]) -> TokenTree:
+        """This tree and further continuations of the pending token; the nodes there are keep their numbers.
+
+        How the new ones arose is not told apart from the others.
+        """
+        tokens, parents, index = self.tokens.tolist(), self.parents.tolist(), dict(self._index)
         for path in paths:
             node = 0
             for token in path:
                 key = (node, token)
                 if key not in index:
-                    if len(tokens) == room:
-                        break
                     index[key] = len(tokens)
                     tokens.append(token)
                     parents.append(node)
                 node = index[key]
-        return cls(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
+        arrays = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+        return TokenTree(*arrays, self.origin, None, self.distributions, self.draws)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def validate(self) -> None:
-        """Raise ValueError where the arrays are no tree of distinct deterministic siblings in topological order."""
+    def validate(self, vocab_size: int | None = None) -> None:
+        """Raise ValueError where the arrays are no tree of distinct siblings in topological order, of known tokens."""
         n = len(self.tokens)
         if n == 0 or len(self.parents) != n or self.parents[0] != -1:
             raise ValueError("a tree needs a root with parent -1 and one parent per token")
         if n > 1 and (self.parents[1:].min() < 0 or (self.parents[1:] >= np.arange(1, n)).any()):
             raise ValueError("every node but the root needs a parent that stands before it")
+        if vocab_size is not None and not 0 <= self.tokens.min() <= self.tokens.max() < vocab_size:
+            raise ValueError(f"token ids lie outside the vocabulary of {vocab_size}")
         if self.origin != "sampled" and len(self._index) != n:
             raise ValueError("siblings must carry distinct tokens")
 

@@ -19,7 +19,7 @@ def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> li
     emitted: list[int] = []
     for token, node in zip(run, chosen_at, strict=True):
         if seq.logprobs is not None:
-            seq.token_logprobs.append(_logprob(laws.logits[node], token, seq.logprobs))
+            seq.token_logprobs.append(_logprob(laws.row(node), token, seq.logprobs))
         seq.tokens.append(token)
         emitted.append(token)
         _check_stop(seq, token)
@@ -27,7 +27,7 @@ def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> li
             break
     if seq.sampler.stateful:
         last = chosen_at[len(emitted) - 1]
-        seq.sampler_state = seq.sampler.after(laws.context(last), emitted[-1], laws.logits[last])
+        seq.sampler_state = seq.sampler.after(laws.context(last), emitted[-1], laws.row(last))
     return emitted
 
 

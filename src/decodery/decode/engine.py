@@ -1,79 +1,48 @@
-"""The loop: propose, score, choose, commit, over all active sequences at once."""
+"""The loop: propose, score, choose, commit, over all tasks at once. Every pass is shared by whoever waits for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 
 from ..budget.base import MOST_NODES, Budget
 from ..budget.cost import CONTEXT, cost_curve
+from ..core.ask import Asking, answer
 from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
 from ..core.trace import Step
-from ..core.tree import TokenTree
-from ..draft.base import Observation
-from ..errors import DecoderyError, PromptError, SettingsError
-from ..model.batch import Batch, Scores, Segment
+from ..errors import PromptError, SettingsError
 from ..model.cache import KVCache
-from ..model.protocol import LanguageModel
-from ..verify.base import Accepted, Laws, Undecided
-from .commit import commit
+from ..model.protocol import LanguageModel, Reader
 from .request import Request
+from .schedule import Limits, Schedule
+from .task import Job, Run, Task
+from .text import Share, turn
+
+T = TypeVar("T")
 
 _COSTED_ROWS = 1024
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One sequence's part in a pass. The tree's nodes are the last rows of the segment.
-
-    prefill: the rows are unread tokens, not a draft. drafting: seconds the draft took. scores: of the pass it took part
-    in, as segment `number`. asked: its rule asked for the rows. laws: None where unread tokens remain, so that nothing
-    is chosen.
-    """
-
-    seq: Sequence
-    segment: Segment
-    tree: TokenTree
-    prefill: bool
-    decides: bool
-    drafting: float = 0.0
-    scores: Scores | None = None
-    number: int = 0
-    asked: bool = False
-    laws: Laws | None = None
-    accepted: Accepted | None = None
-    emitted: int = 0
-
-    @property
-    def logits(self) -> torch.Tensor:
-        """[m, vocab] of the rows whose logits the segment wants."""
-        assert self.scores is not None
-        return self.scores.of(self.number)
-
-    def hidden(self, layer: int) -> torch.Tensor:
-        """[n, hidden] of the segment's rows after `layer` layers."""
-        assert self.scores is not None
-        return self.scores.hidden_of(self.number, layer)
+_SIDE_ROUNDS = 256
+"""Passes of other models, one after another, that a pass of the target waits for at most."""
 
 
 class Engine:
-    """Decodes any number of sequences with one model. Every `step` is one pass over all of them.
+    """Decodes any number of texts with one model, and serves whatever else asks for its passes.
 
-    Sequences whose requests name a source of logits of their own are scored by what that source makes of the model:
-    one pass for each distinct one.
+    Every `step` is one pass of the model over all who wait for it, after the passes of other models that they wait for
+    first: draft models, other contexts. Texts whose requests name a source of logits of their own ask through it.
 
-    Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
+    Prompts are read in chunks of `prefill_chunk` tokens; texts that read and texts that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
     from sequence to sequence; its own by default. pass_seconds: as in `Budget`, by the tokens
-    in the cache; measured by default.
+    in the cache; measured by default. limits: of a pass and of what is in progress.
     """
 
     def __init__(
@@ -84,17 +53,20 @@ class Engine:
         prefill_chunk: int = 512,
         memory: Memory | None = None,
         pass_seconds: Callable[[int], np.ndarray] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.model = model
         self.memory = memory or Memory()
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
-        self._active: list[Sequence] = []
+        self._schedule = Schedule(limits or Limits(), prefill_chunk)
+        self._running: Run | None = None
+        self._passes = 0
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
         self._pass_seconds = pass_seconds or self._measured
 
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
-        """Start a sequence. like: one already submitted with the same prompt, whose prefill it shares."""
+        """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self.open(request)
         if like is not None and (like.tokens[: like.prompt_length] != seq.tokens or like.source != seq.source):
             raise SettingsError(
@@ -107,22 +79,28 @@ class Engine:
             seq.draft_state = seq.drafter.start(seq)
             if seq.drafter.weighs_cost or (seq.budget is not None and seq.budget.weighs_cost):
                 self._pass_seconds(len(seq.tokens))
-        self._active.append(seq)
+        self._schedule.add(Run(seq, traces=[seq.trace]))
         return seq
 
+    def enter(self, asking: Asking[T]) -> Job[T]:
+        """Start something else that asks for passes: a search, a probe. It shares them with everything in progress."""
+        job = Job(asking)
+        self._schedule.add(Run(job))
+        return job
+
+    def finish(self, asking: Asking[T]) -> T:
+        """Run what asks to its end; returns what it does, or raises what it raised."""
+        job = self.enter(asking)
+        self.run([job])
+        return cast(T, job.result)
+
     def open(self, request: Request) -> Sequence:
-        """A sequence of which nothing is read yet, for a caller that decodes it without this engine's steps."""
+        """A text of which nothing is read yet, for a task that decodes it by itself."""
         prompt = [int(token) for token in request.prompt]
         _check_prompt(prompt, self.model)
         model = self.model if request.source is None else request.source.over(self.model, prompt)
         _check_prompt(prompt, model)
-        taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
-        deepest, layers = max(taps, default=0), model.config.num_layers
-        if deepest > layers:
-            raise SettingsError(
-                f"hidden states after layer {deepest} are asked for, and the model has {layers} layers: use what was "
-                "trained for this model"
-            )
+        _check_taps(request, model)
         seq = Sequence(
             tokens=prompt,
             prompt_length=len(prompt),
@@ -144,105 +122,123 @@ class Engine:
         if self._detokenizer is not None:
             seq.text = TextStream(self._detokenizer(), request.stop)
         seq.sampler_state = seq.sampler.init(prompt)
+        if self._running is not None:
+            self._running.traces.append(seq.trace)
         return seq
 
-    def run(self, sequences: Iterable[Sequence]) -> None:
+    def run(self, tasks: Iterable[Task]) -> None:
         """Step until all of these are finished; then raise the error of the first that failed, if one did."""
-        asked = list(sequences)
-        while any(not seq.finished for seq in asked):
-            if not self.step() and any(not seq.finished for seq in asked):
-                raise ValueError("some of these sequences were not submitted to this engine")
-        for seq in asked:
-            if seq.error is not None:
-                raise seq.error
+        asked = list(tasks)
+        while any(not task.finished for task in asked):
+            if not self.step() and any(not task.finished for task in asked):
+                if any(task.paused for task in asked):
+                    raise ValueError("some of these tasks are paused and would never finish: resume them first")
+                raise ValueError("some of these tasks were not submitted to this engine")
+        for task in asked:
+            if task.error is not None:
+                raise task.error
+
+    def fork(self, seq: Sequence) -> Sequence:
+        """A second text that goes on from where this one stands, as this one would; change its seed to part them.
+
+        Raises ValueError between the passes of one step, as after a pass that a rule has asked for.
+        """
+        if self._schedule.busy(seq):
+            raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
+        twin = seq.twin()
+        self._schedule.add(Run(twin, traces=[twin.trace]))
+        return twin
+
+    def preempt(self, seq: Sequence) -> None:
+        """Give back all memory that models need for a text; it reads itself again when it goes on, and is the same."""
+        self._schedule.preempt(seq)
 
     @torch.no_grad()
-    def step(self) -> list[Sequence]:
-        """One pass over all active sequences; returns those it advanced. Finished ones leave the engine."""
-        self._active = [seq for seq in self._active if not seq.finished]
-        times = [perf_counter()]
-        turns = [turn for seq in self._active if self._ready(seq) if (turn := self._propose_safely(seq))]
-        if not turns:
-            return []
-        times.append(perf_counter())
-        _score(turns)
-        times.append(perf_counter())
-        for turn in turns:
-            if turn.decides:
-                _choose(turn)
-        times.append(perf_counter())
-        for turn in turns:
-            _commit(turn)
-        times.append(perf_counter())
-        for turn in turns:
-            turn.seq.trace.steps.append(_record(turn, times, len(turns)))
-        self._active = [seq for seq in self._active if not seq.finished]
-        return [turn.seq for turn in turns]
+    def step(self) -> list[Task]:
+        """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
+        clock = _Clock()
+        begun = self._schedule.turns()
+        for run, rows, nodes in begun:
+            self._begin(run, rows, nodes)
+        fresh = {id(run) for run, _, _ in begun}
+        runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
+        for _ in range(_SIDE_ROUNDS):
+            waiting = [run for run in runs if any(self._is_side(run, number) for number in range(len(run.asks)))]
+            if not waiting:
+                break
+            self._pass(waiting, clock, side=True)
+        advanced = self._schedule.fitting([run for run in runs if run.waits])
+        self._passes += 1
+        self._pass(advanced, clock, side=False)
+        self._schedule.leave()
+        return [run.task for run in runs if run.asking is None or run in advanced]
 
-    def _ready(self, seq: Sequence) -> bool:
-        """Whether the sequence can take part; a shared prompt is taken over once its owner has read it."""
-        if seq.like is None:
-            return True
-        owner, shared = seq.like.cache, seq.prompt_length - 1
-        if owner.next_position >= shared:
-            seq.cache = owner.fork()
-            seq.cache.truncate(shared)
-            if seq.slots is not None:
-                seq.cache.provide(seq.slots)
-        elif not seq.like.finished:
-            return False
-        seq.like = None
-        return True
+    def _begin(self, run: Run, rows: int, nodes: int) -> None:
+        """Let a task that has no turn in progress begin one."""
+        seq = run.task
+        if isinstance(seq, Job):
+            run.asking = seq.turn()
+        else:
+            try:
+                run.asking = turn(seq, Share(rows, self._budget(seq, nodes)))
+            except Exception as error:
+                seq.fail(error)
+                return
+        self._resume(run)
 
-    def _propose_safely(self, seq: Sequence) -> _Turn | None:
-        """`_propose`; a sequence that cannot go on is finished with its error, and the others never notice."""
+    def _resume(self, run: Run) -> None:
+        self._running = run
         try:
-            return self._propose(seq)
-        except DecoderyError as error:
-            seq.fail(error)
-            return None
+            run.resume()
+        finally:
+            self._running = None
 
-    def _propose(self, seq: Sequence) -> _Turn:
-        """The rows this sequence feeds: a chunk of unread tokens, or its draft tree."""
-        cache, drafter = seq.cache, seq.drafter
-        unread = len(seq.tokens) - cache.next_position
-        if seq.asked is not None:
-            return _Turn(seq, _segment(seq.asked.tree, cache), seq.asked.tree, False, True, asked=True)
-        if unread > 1 or seq.position == 0:
-            reads = drafter is not None and drafter.reads_prompt
-            most = min(self.prefill_chunk, seq.chunk) if reads and seq.chunk else self.prefill_chunk
-            chunk = seq.tokens[cache.next_position :][:most]
-            decides = len(chunk) == unread
-            if reads:
-                rows = None
-            else:
-                rows = [len(chunk) - 1] if decides else []
-            segment = Segment.chunk(chunk, cache, logit_rows=rows)
-            return _Turn(seq, segment, TokenTree.root(chunk[-1]), True, decides)
-        tree, begin = TokenTree.root(seq.pending), perf_counter()
-        if drafter is not None and seq.remaining > 1:
-            budget = self._budget(seq)
-            tree = drafter.propose(seq, budget)
-            _check_draft(tree, seq, budget)
-        drafting = perf_counter() - begin
-        return _Turn(seq, _segment(tree, cache), tree, False, True, drafting)
+    def _is_side(self, run: Run, number: int) -> bool:
+        """Whether this ask waits for a pass of another model than the engine's own."""
+        return run.answers[number] is None and run.asks[number].model != self.model
 
-    def _budget(self, seq: Sequence) -> Budget:
-        """How much the sequence may draft in this step."""
+    def _pass(self, runs: list[Run], clock: _Clock, *, side: bool) -> None:
+        """Answer what these tasks wait for: of other models than the engine's own, or all of it; let them go on."""
+        begin = perf_counter()
+        places = [
+            (run, number)
+            for run in runs
+            for number, found in enumerate(run.answers)
+            if found is None and (not side or self._is_side(run, number))
+        ]
+        found = answer([run.asks[number] for run, number in places])
+        scored = perf_counter()
+        rows = sum(len(run.asks[number].segment) for run, number in places)
+        shared: set[tuple[int, str]] = set()
+        for (run, number), each in zip(places, found, strict=True):
+            run.answers[number] = each
+            run.served = self._passes
+            _spend(run, number, (scored - begin) / max(rows, 1), shared)
+        steps: list[Step] = []
+        for run in runs:
+            if not run.waits:
+                known = {id(trace): len(trace.steps) for trace in run.traces}
+                self._resume(run)
+                steps += _new_steps(run, known)
+        clock.fill(steps, begin, scored, len(places))
+
+    def _budget(self, seq: Sequence, nodes: int) -> Budget:
+        """How much the text may draft in this step, `nodes` at most."""
+        texts = self._schedule.texts
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
-            MOST_NODES,
+            min(nodes, MOST_NODES),
             seq.remaining - 1,
-            len(self._active),
+            len(texts),
             partial(self._pass_seconds, len(seq.tokens)),
             measured=self._pass_seconds == self._measured,
         )
         policy = seq.budget
-        if policy is None:
+        if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:
             return limit
         if policy.asks:
             limit = replace(limit, ask=partial(policy.goes_on, seq))
-        return policy.bound(seq, limit, self._active)
+        return policy.bound(seq, limit, texts)
 
     def _measured(self, context: int) -> np.ndarray:
         """Times of passes over 0, 1, 2, ... rows of this model behind `context` tokens; measured when first asked."""
@@ -254,7 +250,46 @@ class Engine:
         return near + max(0, context - CONTEXT) * token
 
 
-def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
+class _Clock:
+    """Where the time of a step goes; all that goes before the pass that a step is recorded in is proposing."""
+
+    def __init__(self) -> None:
+        self.mark = perf_counter()
+
+    def fill(self, steps: list[Step], begin: float, scored: float, sequences: int) -> None:
+        """Write the times of a pass into the steps that were recorded in it; `choose` holds each one's own so far."""
+        if not steps:
+            return
+        ended, choose = perf_counter(), sum(step.choose for step in steps)
+        for step in steps:
+            step.propose, step.score, step.choose = begin - self.mark, scored - begin, choose
+            step.commit, step.sequences = max(ended - scored - choose, 0.0), sequences
+        self.mark = ended
+
+
+def _spend(run: Run, number: int, seconds: float, shared: set[tuple[int, str]]) -> None:
+    """Count what others than the target read. seconds: per row of the pass; shared: who takes part in it as what."""
+    ask = run.asks[number]
+    if not ask.role:
+        return
+    rows, first = len(ask.segment), (id(run), ask.role) not in shared
+    shared.add((id(run), ask.role))
+    for unit, amount in (("passes", int(first)), ("rows", rows), ("seconds", seconds * rows)):
+        name = f"{ask.role} {unit}"
+        run.spent[name] = run.spent.get(name, 0) + amount
+
+
+def _new_steps(run: Run, known: dict[int, int]) -> list[Step]:
+    """The steps recorded since, of which the last hears what others than the target have read."""
+    steps = [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]
+    if steps and run.spent:
+        for name, amount in run.spent.items():
+            steps[-1].counts[name] = steps[-1].counts.get(name, 0) + amount
+        run.spent = {}
+    return steps
+
+
+def _check_prompt(prompt: list[int], model: Reader) -> None:
     limit, vocab = model.config.max_positions, model.vocab_size
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
@@ -267,111 +302,14 @@ def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
 
 
-def _segment(tree: TokenTree, cache: KVCache) -> Segment:
-    mask = None if tree.is_chain else tree.ancestor_mask()
-    return Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
-
-
-def _score(turns: list[_Turn]) -> None:
-    """One pass of every distinct model over the turns that are scored by it."""
-    groups: dict[LanguageModel, list[_Turn]] = {}
-    for turn in turns:
-        groups.setdefault(turn.seq.model, []).append(turn)
-    for model, members in groups.items():
-        taps = {tap for turn in members if turn.seq.drafter for tap in turn.seq.drafter.taps}
-        taps |= {tap for turn in members if turn.decides for tap in turn.seq.rule.taps}
-        scores = model.forward(Batch([turn.segment for turn in members]), taps=sorted(taps))
-        for number, turn in enumerate(members):
-            turn.scores, turn.number = scores, number
-
-
-def _commit(turn: _Turn) -> None:
-    seq, rows = turn.seq, len(turn.segment)
-    if seq.error is not None:
-        seq.cache.keep([])
-        return
-    if turn.laws is None or turn.accepted is None:
-        # Where the rule asked for more, the pending token stays pending.
-        seq.cache.keep(range(rows if seq.asked is None else rows - len(turn.tree)))
-        emitted: list[int] = []
-    else:
-        emitted = commit(seq, turn.tree, turn.laws, turn.accepted)
-        first = rows - len(turn.tree)
-        # The last emitted token is the new pending one: known, but not in the cache.
-        kept = turn.accepted.path[: len(emitted) - 1]
-        seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
-    turn.emitted = len(emitted)
-    if seq.drafter is not None and (seq.drafter.reads_prompt if turn.prefill else seq.asked is None):
-        seen = _observation(turn, emitted)
-        seq.drafter.observe(seq, seen)
-        if seq.budget is not None and not turn.prefill and not turn.asked:
-            seq.budget.observe(seq, seen, turn.drafting)
-
-
-def _choose(turn: _Turn) -> None:
-    """Let the sequence's rule walk its tree, whose nodes are the last rows of its segment."""
-    nodes = len(turn.tree)
-    hidden = {tap: turn.hidden(tap)[-nodes:] for tap in turn.seq.rule.taps}
-    laws = Laws(turn.tree, turn.logits[-nodes:], turn.seq, hidden)
-    try:
-        found = turn.seq.rule.choose(turn.tree, laws, turn.seq)
-        if isinstance(found, Undecided):
-            turn.seq.asked = found
-        else:
-            turn.accepted, turn.laws, turn.seq.asked = found, laws, None
-    except DecoderyError as error:
-        turn.seq.fail(error)
-
-
-def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
-    """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
-    if tree.tokens[0] != seq.pending or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
-        raise ValueError(
-            f"{type(seq.drafter).__name__} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
-            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
+def _check_taps(request: Request, model: Reader) -> None:
+    taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
+    deepest, layers = max(taps, default=0), model.config.num_layers
+    if deepest > layers:
+        raise SettingsError(
+            f"hidden states after layer {deepest} are asked for, and the model has {layers} layers: use what was "
+            "trained for this model"
         )
-
-
-def _observation(turn: _Turn, emitted: list[int]) -> Observation:
-    taps = turn.seq.drafter.taps if turn.seq.drafter else ()
-    hidden = {tap: turn.hidden(tap) for tap in taps}
-    tree, path = turn.tree, [] if turn.accepted is None else turn.accepted.path
-    if turn.prefill and turn.segment.tokens is not None:
-        tokens = turn.segment.tokens
-        tree, path = TokenTree.chain(int(tokens[0]), tokens[1:]), list(range(1, len(tokens)))
-    return Observation(tree, turn.logits, hidden, path, emitted, start=int(turn.segment.positions[0]))
-
-
-def _record(turn: _Turn, times: list[float], sequences: int) -> Step:
-    propose, score, choose, commit_ = (after - before for before, after in pairwise(times))
-    path = [] if turn.accepted is None else turn.accepted.path
-    counts = dict(turn.seq.cache.counts)
-    turn.seq.cache.counts.clear()
-    if turn.asked:
-        counts |= {"extra_passes": 1, "extra_rows": len(turn.segment)}
-    return Step(
-        nodes=len(turn.tree) - 1,
-        accepted=min(len(path), turn.emitted),
-        emitted=turn.emitted,
-        rows=len(turn.segment),
-        prefill=turn.prefill,
-        propose=propose,
-        score=score,
-        choose=choose,
-        commit=commit_,
-        sequences=sequences,
-        counts=counts,
-        choices=[] if turn.accepted is None else _choices(turn.tree, path),
-    )
-
-
-def _choices(tree: TokenTree, path: list[int]) -> list[tuple[int, int]]:
-    """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
-    found = []
-    for node, child in zip([0, *path], [*path, -1], strict=True):
-        if len(children := tree.children(node)):
-            found.append((int((children == child).argmax()) if child > 0 else -1, len(children)))
-    return found
 
 
 def _resume(request: Request, prompt: list[int]) -> KVCache | None:

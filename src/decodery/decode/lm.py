@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from ..budget.base import Policy
 from ..core.memory import Memory
-from ..core.sequence import FinishReason, Sequence, TokenLogprob
+from ..core.sequence import FinishReason, Kept, Sequence, TokenLogprob
 from ..core.trace import Trace
 from ..draft.base import Drafter
-from ..draft.forced import Forced
 from ..errors import PromptError, SettingsError
 from ..model.load import LoadedModel
 from ..model.store import Progress, silent
@@ -22,16 +21,18 @@ from ..registry import method_of, resolve
 from ..sample.constraint import Constrained, Constraint
 from ..sample.sampler import Sampler
 from ..source.base import Source
-from ..verify.awrs import AWRS
 from ..verify.base import Rule
-from ..verify.coupled import Coupled
 from .engine import Engine
 from .ngrams import NGrams
 from .request import Request
+from .schedule import Limits
 from .superposed import Draft, Superposition, superpose
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
+
+MOST_TEXTS = 32
+"""Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
 
 Message = Mapping[str, Any]
 Prompt = str | Ordered[Message]
@@ -41,18 +42,23 @@ Prompt = str | Ordered[Message]
 class Output:
     """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
 
-    score: what a search ranked it by, higher is better; None where nothing was ranked.
+    prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
+    ranked. kept: what a further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
     """
 
     text: str
     tokens: list[int]
+    prompt_tokens: list[int]
     finish_reason: FinishReason
     stopped_by: int | str | None
     seed: int
     trace: Trace
     logprobs: list[TokenLogprob] | None
-    sequence: Sequence
     score: float | None = None
+    kept: Kept | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept": None}
 
     def to_dict(self) -> dict[str, Any]:
         """What `decodery generate --json` prints."""
@@ -107,23 +113,32 @@ class LM:
         return self.tokenizer.encode(self.chat.render(prompt), special=False)
 
     def generate(
-        self, prompt: Prompt | list[str], *, n: int = 1, raw: bool = False, **settings: Any
+        self,
+        prompt: Prompt | list[str],
+        *,
+        n: int = 1,
+        raw: bool = False,
+        keep_cache: bool = False,
+        **settings: Any,
     ) -> Output | list[Output]:
         """Decode a prompt to the end; a list of outputs for a list of texts or for n > 1 (prompt by prompt).
 
-        settings: see `request`. All texts are decoded together, and each is what it would be alone; sample i of n
-        has seed `seed + i`.
+        settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
+        of n has seed `seed + i`. keep_cache: let outputs keep what the model read, so that a later text that begins
+        alike goes on from there (`reuse=output`); it takes the memory of the whole text until the output is let go.
         """
         several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
         prompts: list[Any] = list(prompt) if several else [prompt]
         engine = self.engine()
         sequences = [seq for one in prompts for seq in self._submit(engine, one, n, raw, settings)]
         engine.run(sequences)
-        outputs = [self.output(seq) for seq in sequences]
+        outputs = [self.output(seq, keep_cache=keep_cache) for seq in sequences]
         return outputs if several or n > 1 else outputs[0]
 
-    def stream(self, prompt: Prompt, *, raw: bool = False, **settings: Any) -> Iterator[Piece]:
-        """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`."""
+    def stream(
+        self, prompt: Prompt, *, raw: bool = False, keep_cache: bool = False, **settings: Any
+    ) -> Iterator[Piece]:
+        """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`, `generate`."""
         engine = self.engine()
         (seq,) = self._submit(engine, prompt, 1, raw, settings)
         try:
@@ -134,7 +149,7 @@ class LM:
                     yield Piece(piece)
         finally:
             seq.cancel()
-        yield Piece("", self.output(seq))
+        yield Piece("", self.output(seq, keep_cache=keep_cache))
 
     def search(
         self, prompt: Prompt, search: Any, *, raw: bool = False, progress: Progress = silent, **settings: Any
@@ -196,14 +211,16 @@ class LM:
         for the published ones. Source: Superposed Decoding (2024).
         """
         tokens = self.encode(prompt, raw=raw)
-        found = superpose(
-            self.model,
-            tokens,
-            k,
-            length=max_new_tokens,
-            settings=settings or Superposition.published(k),
-            ngrams=ngrams or NGrams.count([tokens]),
-            eos_ids=self.tokenizer.eos_ids,
+        found = self.engine().finish(
+            superpose(
+                self.model,
+                tokens,
+                k,
+                length=max_new_tokens,
+                settings=settings or Superposition.published(k),
+                ngrams=ngrams or NGrams.count([tokens]),
+                eos_ids=self.tokenizer.eos_ids,
+            )
         )
         return [replace(draft, text=self._continuation(tokens, draft.tokens)) for draft in found]
 
@@ -218,7 +235,8 @@ class LM:
 
     def engine(self) -> Engine:
         """A fresh engine whose sequences decode their text with this model's tokenizer."""
-        return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory)
+        limits = Limits(texts=MOST_TEXTS)
+        return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory, limits=limits)
 
     def request(
         self,
@@ -235,7 +253,7 @@ class LM:
         ignore_eos: bool = False,
         min_new_tokens: int = 0,
         logprobs: int | None = None,
-        reuse: Sequence | None = None,
+        reuse: Output | Sequence | None = None,
         source: Source | str | None = None,
         raw: bool = False,
         constraint: Any = None,
@@ -258,32 +276,23 @@ class LM:
             breakers = shortcuts.get("dry_breakers")
             shortcuts["dry_breakers"] = self.tokens_with(DRY_BREAKERS if breakers is None else breakers)
         built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
-        drafts, verifies = resolve_drafter(drafter), resolve("verify", rule)
         if constraint is not None:
             compiled = self._compiled(constraint)
             if ignore_eos or (stop and not compiled.ends_anywhere):
                 raise SettingsError("a constrained text ends where it is complete: leave out stop and ignore_eos")
-            _check_rule(verifies)
             built = Sampler((Constrained(compiled), *built.warps))
-            if verifies.checks and compiled.bonus is not None:
-                raise SettingsError("a rule that asks about single tokens excludes them: use policy=hard, not soft")
-            if not compiled.masked and verifies == Coupled():
-                # The same tokens, without a question about every one of the vocabulary.
-                verifies = AWRS()
-            if drafts is not None and not verifies.checks and not isinstance(drafts, Forced):
-                drafts = Forced(drafts)
         return Request(
             tokens,
             max_new_tokens=max_new_tokens,
             sampler=built,
-            drafter=drafts,
-            rule=verifies,
+            drafter=resolve_drafter(drafter),
+            rule=resolve("verify", rule),
             budget=None if budget is None else resolve("budget", budget),
             seed=seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             eos_ids=tuple(eos),
             logprobs=logprobs,
-            reuse=reuse,
+            reuse=_left_by(reuse),
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
         )
 
@@ -301,21 +310,22 @@ class LM:
     def _pieces(self) -> list[bytes]:
         return [self.tokenizer.piece(token) for token in range(self.tokenizer.vocab_size)]
 
-    def output(self, seq: Sequence) -> Output:
-        """What a finished sequence became; raises the error that ended it, if one did."""
+    def output(self, seq: Sequence, *, keep_cache: bool = False) -> Output:
+        """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
         if seq.error is not None:
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
         return Output(
             text=seq.text.text,
             tokens=seq.generated,
+            prompt_tokens=seq.tokens[: seq.prompt_length],
             finish_reason=seq.finish_reason,
             stopped_by=seq.stopped_by,
             seed=seq.seed,
             trace=seq.trace,
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
-            sequence=seq,
             score=seq.score,
+            kept=Kept(seq.tokens, seq.cache, seq.source) if keep_cache else None,
         )
 
     def _compiled(self, constraint: Any) -> Constraint:
@@ -349,11 +359,13 @@ def _carrier(search: Any) -> Any:
     return method
 
 
-def _check_rule(rule: Rule) -> None:
-    """A rule that takes drafts on trust would write what the constraint forbids."""
-    method = method_of(rule)
-    if method is not None and not method.lossless:
-        raise SettingsError(f"the rule {method.name} may accept what a constraint forbids: use a lossless rule")
+def _left_by(earlier: Output | Sequence | None) -> Sequence | Kept | None:
+    """What an earlier text left to go on from."""
+    if not isinstance(earlier, Output):
+        return earlier
+    if earlier.kept is None:
+        raise SettingsError("that output kept nothing to go on from: ask for it with keep_cache=True")
+    return earlier.kept
 
 
 def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:

@@ -6,13 +6,16 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from ..budget.base import Policy
-from ..core.sequence import Sequence
+from ..core.sequence import Kept, Sequence
 from ..draft.base import Drafter
+from ..draft.forced import Forced
 from ..errors import SettingsError
+from ..registry import method_of
 from ..sample.base import Stage
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
 from ..source.base import Source
+from ..verify.awrs import AWRS
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
 
@@ -23,9 +26,12 @@ class Request:
 
     sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
     alone decides. stop: strings that end the text and are cut from it. eos_ids: tokens that end it. logprobs: how many
-    likeliest tokens to report beside each emitted one (0: the emitted one alone). reuse: a finished sequence whose
+    likeliest tokens to report beside each emitted one (0: the emitted one alone). reuse: a finished text whose
     cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes the
     logits out of one or more models and contexts, None for the model alone.
+
+    What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
+    are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
     """
 
     prompt: Ordered[int]
@@ -37,7 +43,7 @@ class Request:
     stop: Ordered[str] = ()
     eos_ids: Ordered[int] = ()
     logprobs: int | None = None
-    reuse: Sequence | None = None
+    reuse: Sequence | Kept | None = None
     budget: Policy | None = None
     source: Source | None = None
 
@@ -55,6 +61,7 @@ class Request:
                 f"{type(self.rule).__name__} verifies continuous values (decodery.decode.continuous), not tokens: use "
                 "the coupled rule, or recursive-rejection"
             )
+        self._constrain()
         if self.rule.greedy_only and not self.sampler.greedy:
             raise SettingsError(
                 f"the rule {type(self.rule).__name__} leaves nothing to chance, so the sampler may hold masks and "
@@ -71,9 +78,9 @@ class Request:
                 f"{type(cut[0]).__name__} looks at what a mask leaves, and the rule {type(self.rule).__name__} has "
                 "none: leave it out, or use the coupled rule with a constraint that has a mask"
             )
-        if self.drafter is not None and self.drafter.origin not in self.rule.origins:
+        if self.drafter is not None and (foreign := self.drafter.origins - self.rule.origins):
             raise SettingsError(
-                f"the rule {type(self.rule).__name__} cannot verify {self.drafter.origin} drafts of "
+                f"the rule {type(self.rule).__name__} cannot verify {' or '.join(sorted(foreign))} drafts of "
                 f"{type(self.drafter).__name__}: use the coupled rule or another drafter"
             )
         if self.budget is not None and self.budget.asks and self.drafter is not None and not self.drafter.asks:
@@ -87,3 +94,21 @@ class Request:
                     f"{type(reader).__name__} reads hidden states, which {type(self.source).__name__} does not have "
                     "of every token: use another drafter or rule"
                 )
+
+    def _constrain(self) -> None:
+        """What a constraint asks of rule and drafter."""
+        found = constrained(self.sampler.warps)
+        if found is None:
+            return
+        constraint = found[1]
+        method = method_of(self.rule)
+        if method is not None and not method.lossless:
+            # A rule that takes drafts on trust would write what the constraint forbids.
+            raise SettingsError(f"the rule {method.name} may accept what a constraint forbids: use a lossless rule")
+        if self.rule.checks and constraint.bonus is not None:
+            raise SettingsError("a rule that asks about single tokens excludes them: use policy=hard, not soft")
+        if not constraint.masked and self.rule == Coupled():
+            # The same tokens, without a question about every one of the vocabulary.
+            self.rule = AWRS()
+        if self.drafter is not None and not self.rule.checks and not isinstance(self.drafter, Forced):
+            self.drafter = Forced(self.drafter)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..core.ask import Asking, score
 from ..errors import PromptError, SettingsError, UnsupportedModel
-from ..model.batch import Batch, Segment
+from ..model.batch import Segment
 from ..model.protocol import LanguageModel
 from .ngrams import NGrams
 
@@ -80,7 +81,7 @@ def superpose(
     settings: Superposition,
     ngrams: NGrams,
     eos_ids: Ordered[int] = (),
-) -> list[Draft]:
+) -> Asking[list[Draft]]:
     """The k best drafts of up to `length` tokens, best first, for one pass over the prompt and one per further token.
 
     ngrams: what is known of the language; the prompt counts as the history of every draft. Raises SettingsError for
@@ -96,8 +97,7 @@ def superpose(
     cache = model.new_cache()
     for start in range(0, len(prompt), _CHUNK):
         chunk = prompt[start : start + _CHUNK]
-        segment = Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1])
-        logits = model.forward(Batch([segment])).logits[-1]
+        logits = (yield from score(model, Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1]))).logits[-1]
         cache.keep(range(len(chunk)))
     running, finished = [_Branch((), 0.0)], list[_Branch]()
     for number in range(min(length, room)):
@@ -109,7 +109,7 @@ def superpose(
             break
         mixed = mixture(model, [branch.tokens[-1] for branch in running], [branch.score for branch in running])
         segment = Segment(np.array([cache.next_position]), embeddings=mixed, cache=cache)
-        logits = model.forward(Batch([segment])).logits[-1]
+        logits = (yield from score(model, segment)).logits[-1]
         cache.keep([0])
     # The paper ranks by exp(-score / length), the smaller the better.
     ranked = sorted(running + finished, key=lambda branch: -branch.score / len(branch.tokens))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from ..budget.base import Outlook
+from ..core.ask import Asking, settled
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
 from ..registry import method_of, resolve
@@ -19,7 +20,7 @@ from .growth.base import Growth
 if TYPE_CHECKING:
     from ..budget.base import Budget
     from ..core.sequence import Sequence
-    from ..model.protocol import LanguageModel
+    from ..model.protocol import Reader
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Observation:
 class Drafter:
     """A way of guessing the next tokens. Fields are hyper-parameters; memory lives in `seq.draft_state`.
 
+    One that needs passes of a model is a generator that asks for them, see `decodery.core.ask`.
+
     origin: how siblings in its trees arise, which decides the rules that may verify them.
     taps: after how many layers it wants hidden states. reads_prompt: whether it is shown the prompt's rows too.
     weighs_cost: whether it asks what passes cost, which is then measured before decoding starts. asks: whether it asks
@@ -64,18 +67,26 @@ class Drafter:
     weighs_cost: ClassVar[bool] = False
     asks: ClassVar[bool] = False
 
+    @property
+    def origins(self) -> frozenset[Origin]:
+        """All that `origin` may be from step to step; one thing, unless it is made of several drafters."""
+        return frozenset((self.origin,))
+
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
         return None
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree | Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what it proposes: define propose(seq, budget)")
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
 
-    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+    def forget(self, seq: Sequence) -> None:
+        """Give back the memory of what other models have read of the text; it is read again where it is needed."""
+
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
         """The models that read a text beside `target`, each with a cache of its own."""
         return ()
 
@@ -118,12 +129,14 @@ class Expander(Drafter):
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return isinstance(self.growth, Growth) and self.growth.weighs_cost
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor | Asking[torch.Tensor]:
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
-        tree: rooted at the pending token.
+        tree: rooted at the pending token; one that was asked about before may only have grown.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what it expects: define logits(seq, tree, nodes)"
+        )
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
         """[hidden] of the drafter's last layer after the last token it has read; None where it has none."""
@@ -133,7 +146,9 @@ class Expander(Drafter):
         """How deep a tree below the pending token this drafter can grow."""
         return seq.remaining
 
-    def expand(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], *, shaped: bool = True) -> torch.Tensor:
+    def expand(
+        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], *, shaped: bool = True
+    ) -> Asking[torch.Tensor]:
         """Log-probabilities [len(nodes), vocab] float32 of the token after each of `nodes`, in one draft pass.
 
         They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
@@ -142,41 +157,42 @@ class Expander(Drafter):
         # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
         sampler = seq.sampler
         contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
-        law = sampler.law(self.logits(seq, tree, nodes), contexts, shaped=shaped).float()
+        logits = yield from settled(self.logits(seq, tree, nodes))
+        law = sampler.law(logits, contexts, shaped=shaped).float()
         # Where a mask leaves nothing that the drafter can say, anything is as good.
         silent = law.amax(dim=-1, keepdim=True) == -torch.inf
         return torch.where(silent, 0.0, law).log_softmax(dim=-1)
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         depth = min(budget.depth, self.reach(seq))
         if min(budget.nodes, depth) < 1:
             return TokenTree.root(seq.pending)
         if isinstance(self.growth, Growth):
-            return self.growth.grow(self, seq, replace(budget, depth=depth))
-        return self._chain(seq, budget, min(self.length, budget.nodes, depth))
+            return (yield from self.growth.grow(self, seq, replace(budget, depth=depth)))
+        return (yield from self._chain(seq, budget, min(self.length, budget.nodes, depth)))
 
-    def _chain(self, seq: Sequence, budget: Budget, length: int) -> TokenTree:
+    def _chain(self, seq: Sequence, budget: Budget, length: int) -> Asking[TokenTree]:
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
         tree, logits = TokenTree.root(seq.pending), torch.empty(0)
 
-        def law() -> torch.Tensor:
+        def law() -> Asking[torch.Tensor]:
             nonlocal logits
-            logits = self.logits(seq, tree, [len(drafted)])
+            logits = yield from settled(self.logits(seq, tree, [len(drafted)]))
             return sampler.law(logits, [context])[0]
 
         while len(drafted) < length:
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
-            if not budget.goes_on(outlook):
+            if not (yield from settled(budget.goes_on(outlook))):
                 break
-            row = outlook.law[None]
+            row = (yield from outlook.law())[None]
             token = int(sampler.pick(row, seq.seed, [context.position])[0])
             if row[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
             if seq.rule.uses_draft_distributions:
-                laws[len(drafted)] = sampler.probabilities(row)[0]
+                laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
             if drafted[-1] in seq.eos_ids:
@@ -216,7 +232,7 @@ class Composite(Drafter):
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return any(part.weighs_cost for part in self.parts)
 
-    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
         return tuple(model for part in self.parts for model in part.readers(target))
 
     def held_rows(self, nodes: int) -> int:
@@ -245,3 +261,8 @@ class Composite(Drafter):
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
                 drafter.observe(seq, seen)
+
+    def forget(self, seq: Sequence) -> None:
+        for number in range(len(self.parts)):
+            with self.part(seq, number) as drafter:
+                drafter.forget(seq)

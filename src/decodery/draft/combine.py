@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ..budget.base import Budget
+from ..core.ask import Asking, settled
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
@@ -41,10 +42,13 @@ class _Combined(Composite):
 
     @property
     def origin(self) -> Origin:  # type: ignore[override]
-        """The strongest of the parts' origins: a rule must be able to verify what any of them drafts."""
-        origins = {part.origin for part in self.parts}
+        """The strongest of the parts' origins."""
         order: tuple[Origin, ...] = ("without-replacement", "sampled", "deterministic")
-        return next(each for each in order if each in origins)
+        return next(each for each in order if each in self.origins)
+
+    @property
+    def origins(self) -> frozenset[Origin]:
+        return frozenset().union(*(part.origins for part in self.parts))
 
     @property
     def asks(self) -> bool:  # type: ignore[override]
@@ -65,11 +69,15 @@ class Fuse(_Combined):
     def origin(self) -> Origin:  # type: ignore[override]
         return "deterministic"
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    @property
+    def origins(self) -> frozenset[Origin]:
+        return frozenset(("deterministic",))
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         tree = TokenTree.root(seq.pending)
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                tree = tree.merge(drafter.propose(seq, budget))
+                tree = tree.merge((yield from settled(drafter.propose(seq, budget))))
             if len(tree) > budget.nodes:
                 break
         # Parents stand before their children, so any beginning of the list of nodes is a tree.
@@ -85,11 +93,11 @@ class First(_Combined):
     drafters: two or more, in the order they are asked. Scope and memory: those of the parts.
     """
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         tree = TokenTree.root(seq.pending)
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                tree = drafter.propose(seq, budget)
+                tree = yield from settled(drafter.propose(seq, budget))
             if len(tree) > 1:
                 break
         return tree
@@ -116,9 +124,9 @@ class Switch(_Combined):
                 f"switch cannot tell how long a match of {type(blind[0]).__name__} is: put it last, or give choose"
             )
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         with self.part(seq, self._chosen(seq)) as drafter:
-            return drafter.propose(seq, budget)
+            return (yield from settled(drafter.propose(seq, budget)))
 
     def _chosen(self, seq: Sequence) -> int:
         if self.choose is not None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError, VocabularyMismatch
-from ..model.batch import Batch, Segment
 from ..model.named import named
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Expander
 from .reading import Reading
@@ -49,10 +48,10 @@ class DraftModel(Expander):
         tapped = seq.budget is not None and seq.budget.reads_states
         return Reading.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
 
-    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (self._model(target),)
 
-    def _model(self, target: LanguageModel) -> LanguageModel:
+    def _model(self, target: Reader) -> Reader:
         return named(_shipped(target) if self.model is None else self.model)
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
@@ -64,38 +63,16 @@ class DraftModel(Expander):
         # The draft model's own context may be the shorter one; behind its end it has nothing to say.
         return reading.model.config.max_positions - len(seq.tokens) + 1
 
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
         reading: Reading = seq.draft_state
-        if tree.is_chain and list(nodes) == [len(tree) - 1] and len(tree) > 1:
-            # What a chain has fed stays, so that nothing is fed again where the chain goes on or becomes text.
-            return reading.draft(seq.tokens + tree.tokens[1:].tolist())
-        below = np.asarray([node for node in nodes if node > 0], dtype=np.int64)
-        if len(below) == len(nodes):
-            reading.hold(seq.tokens)
-            return _branches(reading, tree, below)
-        root = reading.text(seq.tokens)
-        logits = torch.cat((root, _branches(reading, tree, below))) if len(below) else root
-        place = {node: row for row, node in enumerate(below.tolist(), start=1)}
-        return logits[[place.get(node, 0) for node in nodes]]
+        return reading.after(seq.tokens, tree, nodes)
+
+    def forget(self, seq: Sequence) -> None:
+        reading: Reading = seq.draft_state
+        reading.forget()
 
 
-def _branches(reading: Reading, tree: TokenTree, nodes: np.ndarray) -> torch.Tensor:
-    """Logits [k, vocab] after `nodes` [k] below the root, which alone is in the cache: their paths are fed."""
-    cache, mask = reading.cache, tree.ancestor_mask()
-    rows = np.flatnonzero(mask[nodes].any(axis=0))[1:]
-    segment = Segment(
-        cache.next_position + tree.depths[rows] - 1,
-        tree.tokens[rows],
-        mask=mask[np.ix_(rows, rows)],
-        cache=cache,
-        logit_rows=np.searchsorted(rows, nodes).tolist(),
-    )
-    logits = reading.model.forward(Batch([segment])).logits
-    cache.keep([])
-    return logits
-
-
-def _shipped(target: LanguageModel) -> str:
+def _shipped(target: Reader) -> str:
     """The name of the draft that comes with this package for a model like `target`."""
     from ..model.drafts import shipped_for
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..budget.base import Budget
+from ..core.ask import Asking, settled
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..registry import register, resolve
@@ -46,16 +47,20 @@ class Forced(Composite):
         return self.parts[0].origin
 
     @property
+    def origins(self) -> frozenset[Origin]:
+        return self.parts[0].origins | {"deterministic"}
+
+    @property
     def asks(self) -> bool:  # type: ignore[override]
         return self.parts[0].asks
 
     def start(self, seq: Sequence) -> list[Any]:
         return [*super().start(seq), 0]
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         found = constrained(seq.sampler.warps)
         if found is None:
-            return self._ask(seq, budget)
+            return (yield from self._draft(seq, budget))
         number, constraint = found
         forced = constraint.forced(seq.sampler_state[number], min(budget.nodes, budget.depth))
         seq.draft_state[_COUNT] = len(forced)
@@ -63,8 +68,8 @@ class Forced(Composite):
         if forced and (min(left.nodes, left.depth) < 1 or forced[-1] in seq.eos_ids):
             return self._behind(seq, forced, TokenTree.root(forced[-1]))
         with _ahead(seq, forced):
-            tree = self._ask(seq, left)
-            if self.origin == "deterministic":
+            tree = yield from self._draft(seq, left)
+            if tree.origin == "deterministic":
                 tree = _permitted(tree, constraint, seq.sampler_state[number])
         return self._behind(seq, forced, tree) if forced else tree
 
@@ -73,9 +78,9 @@ class Forced(Composite):
         if len(seen.emitted) > count or not count:
             super().observe(seq, _behind_forced(seen, count) if count else seen)
 
-    def _ask(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def _draft(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         with self.part(seq, 0) as drafter:
-            return drafter.propose(seq, budget)
+            return (yield from settled(drafter.propose(seq, budget)))
 
     def _behind(self, seq: Sequence, forced: list[int], tree: TokenTree) -> TokenTree:
         """`tree`, whose root is the last forced token, behind the chain of them."""
@@ -84,30 +89,35 @@ class Forced(Composite):
         parents = np.concatenate((np.arange(-1, count), tree.parents[1:] + count))
         logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
         laws = {node + count: law for node, law in tree.distributions.items()}
-        if seq.rule.uses_draft_distributions and self.origin != "deterministic":
+        # The drafter may combine several: what it drafted this time says how its siblings arose.
+        if seq.rule.uses_draft_distributions and tree.origin != "deterministic":
             for node, token in enumerate(forced):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
-        return TokenTree(tokens, parents, self.origin, logq, laws, draws)
+        return TokenTree(tokens, parents, tree.origin, logq, laws, draws)
 
 
 def _behind_forced(seen: Observation, count: int) -> Observation:
-    """What the other drafter learns: its own tree, whose root was the last of `count` forced tokens."""
-    tree = seen.tree
-    own = TokenTree(
-        tree.tokens[count:],
-        np.concatenate(([-1], tree.parents[count + 1 :] - count)),
-        tree.origin,
-        None if tree.logq is None else tree.logq[count:],
-        {node - count: law for node, law in tree.distributions.items() if node >= count},
-        {node - count: [child - count for child in drawn] for node, drawn in tree.draws.items()},
+    """What the other drafter learns: the tree below the last of `count` forced tokens, which was its own root."""
+    inside = seen.tree.ancestor_mask()[:, count]
+    nodes = np.flatnonzero(inside)
+    place = np.full(len(inside) + 1, -1)
+    place[nodes] = np.arange(len(nodes))
+    own = seen.tree
+    tree = TokenTree(
+        own.tokens[nodes],
+        place[np.where(nodes == count, -1, own.parents[nodes])],
+        own.origin,
+        None if own.logq is None else own.logq[nodes],
+        {int(place[node]): law for node, law in own.distributions.items() if inside[node]},
+        {int(place[node]): place[drawn].tolist() for node, drawn in own.draws.items() if inside[node]},
     )
     return Observation(
-        tree=own,
-        logits=seen.logits[count:],
-        hidden={tap: rows[count:] for tap, rows in seen.hidden.items()},
-        path=[node - count for node in seen.path if node > count],
+        tree=tree,
+        logits=seen.logits[nodes],
+        hidden={tap: rows[nodes] for tap, rows in seen.hidden.items()},
+        path=place[[node for node in seen.path if node > count]].tolist(),
         emitted=seen.emitted[count:],
         start=seen.start + count,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..budget.base import Budget
+from ..core.ask import Asking
 from ..core.memory import Scope
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
@@ -66,7 +67,7 @@ class Graft(Composite):
         store = seq.memory.recall(self.scope, seq, ("graft", seq.vocab_size, self.successors), make)
         return [*super().start(seq), store]
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         nodes = min(self.nodes, budget.nodes)
         if min(nodes, budget.depth) < 1:
             return TokenTree.root(seq.pending)
@@ -82,7 +83,7 @@ class Graft(Composite):
         with self.part(seq, 0) as drafter:
             assert isinstance(drafter, Expander)
             depth = min(self.depth, budget.depth)
-            layers = grow_layers(drafter, seq, width=self.width, depth=depth, stop=stop)
+            layers = yield from grow_layers(drafter, seq, width=self.width, depth=depth, stop=stop)
         if not stage:
             return layers.kept(nodes)
         # A smaller budget is split as the whole one is.

@@ -101,7 +101,7 @@ class Jacobi(Drafter):
             law = _likely(law)
         state.guesses = seq.sampler.pick(law, seq.seed, [context.position for context in contexts]).tolist()
         if seq.rule.uses_draft_distributions:
-            state.laws = list(seq.sampler.probabilities(law))
+            state.laws = list(seq.sampler.preferences(law))
 
     def _fill(self, state: _State, seq: Sequence) -> None:
         """New guesses up to the window; they are a function of what stands before them, so their law is a point."""

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from ..budget.base import Budget
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..errors import SettingsError
 from ..model.named import named
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Drafter
 from .reading import Reading
@@ -28,10 +29,10 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(slots=True)
 class _State:
-    """prompt: the shortened prompt; reading: the drafter's model behind it."""
+    """prompt: the shortened prompt; reading: the drafter's model behind it, None where that would be the target."""
 
     prompt: list[int]
-    reading: Reading
+    reading: Reading | None
 
 
 @register(
@@ -75,10 +76,13 @@ class Rapid(Drafter):
 
     def start(self, seq: Sequence) -> _State:
         (model,) = self.readers(seq.model)
-        reading = Reading.begin(model, seq.vocab_size, slots=seq.slots)
-        return _State(self.shorten(seq.tokens, _pieces(seq)), reading)
+        prompt = self.shorten(seq.tokens, _pieces(seq))
+        if model == seq.model and len(prompt) == len(seq.tokens):
+            # Nothing was left out: the drafter would be the target, at the price of the target.
+            return _State(prompt, None)
+        return _State(prompt, Reading.begin(model, seq.vocab_size, slots=seq.slots))
 
-    def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (target if self.model is None else named(self.model),)
 
     def held_rows(self, nodes: int) -> int:
@@ -99,30 +103,32 @@ class Rapid(Drafter):
         kept = [token for start, stop in sorted(taken) for token in prompt[start:stop]]
         return prompt[:first] + kept + prompt[last:]
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         state: _State = seq.draft_state
         length = min(self.gamma, budget.nodes, budget.depth)
-        if length < 1:
+        if length < 1 or state.reading is None:
             return TokenTree.root(seq.pending)
         sampler, context = seq.sampler, seq.context()
         text = state.prompt + seq.generated
-        drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        logits = state.reading.text(text)
+        tree = TokenTree.root(seq.pending)
         while True:
+            logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
-            # At temperature 0 as well: the rule that wants them compares preferences, not choices.
-            probabilities = law[0].double().softmax(dim=-1)
             token = int(sampler.pick(law, seq.seed, [context.position])[0])
             if seq.rule.uses_draft_distributions:
-                laws[len(drafted)] = probabilities
-            drafted.append(token)
+                laws[len(tree) - 1] = sampler.preferences(law)[0]
+            tree = TokenTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.
-            doubtful = bool(probabilities[token] < self.confidence)
-            if len(drafted) == length or token in seq.eos_ids or doubtful:
-                return TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
+            doubtful = float(law[0].double().softmax(dim=-1)[token]) < self.confidence
+            if len(tree) > length or token in seq.eos_ids or doubtful:
+                return tree
             context = sampler.extend(context, token, logits[0])
-            logits = state.reading.draft(text + drafted)
+
+    def forget(self, seq: Sequence) -> None:
+        state: _State = seq.draft_state
+        if state.reading is not None:
+            state.reading.forget()
 
 
 def bm25(texts: Ordered[Ordered[str]], query: set[str], *, k1: float = 1.5, b: float = 0.75) -> np.ndarray:

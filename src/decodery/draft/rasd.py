@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..budget.base import Budget
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..core.tree import TokenTree
@@ -74,12 +75,12 @@ class RASD(Composite):
         store.fits(seq.vocab_size)
         return [*super().start(seq), store]
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         if min(budget.nodes, budget.depth) < 1:
             return TokenTree.root(seq.pending)
         with self.part(seq, 0) as drafter:
             assert isinstance(drafter, Expander)
-            layers = grow_layers(drafter, seq, width=self.width, depth=min(self.depth, budget.depth))
+            layers = yield from grow_layers(drafter, seq, width=self.width, depth=min(self.depth, budget.depth))
         nodes = min(self.nodes, budget.nodes)
         found = count_prefixes(self._windows(seq, min(self.length, budget.depth)), seq.vocab_size)
         retrieved = self._pruned(seq.pending, found, layers.first, nodes * self.retrieved // self.nodes)

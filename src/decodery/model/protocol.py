@@ -12,9 +12,8 @@ from .cache import KVCache
 from .config import ModelConfig
 
 
-@runtime_checkable
-class LanguageModel(Protocol):
-    """Anything that scores rows of tokens against a cache."""
+class Reader(Protocol):
+    """What a text can be read by: a model, or what is made of several."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -26,6 +25,11 @@ class LanguageModel(Protocol):
     def vocab_size(self) -> int: ...
 
     def new_cache(self) -> KVCache: ...
+
+
+@runtime_checkable
+class LanguageModel(Reader, Protocol):
+    """Anything that scores rows of tokens against a cache."""
 
     def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.

@@ -237,6 +237,13 @@ class Sampler:
             return law.double().softmax(dim=-1)
         return torch.zeros_like(law, dtype=torch.float64).scatter_(-1, law.argmax(dim=-1, keepdim=True), 1.0)
 
+    def preferences(self, law: torch.Tensor) -> torch.Tensor:
+        """[n, V] float64 of a drafter's law, every row summing to 1, greedy or not: what it thought of every token.
+
+        A greedy drafter draws nothing, and rules that compare laws still want to know how sure it was.
+        """
+        return law.double().softmax(dim=-1)
+
     @one_thread()
     def pick(self, law: torch.Tensor, seed: int, positions: Sequence[int]) -> torch.Tensor:
         """The token ids [n] that the noise of `seed` at the n output positions draws from a law."""

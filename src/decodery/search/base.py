@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.ask import Asking, Scored, score_all
 from ..core.sequence import Sequence
 from ..core.trace import Step
 from ..core.tree import TokenTree
 from ..decode.commit import commit
+from ..decode.text import unread
 from ..errors import SettingsError
-from ..model.batch import Batch, Scores, Segment
+from ..model.batch import Segment
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
 from ..sample.constraint import constrained
@@ -43,13 +44,18 @@ class Search:
         """What the best result, of this score, lacks of what was to be found, in a sentence; None for nothing."""
         return None
 
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         """Finished sequences, best first, with their `score`; one trace is common to all of them.
 
+        It asks for its passes, see `decodery.core.ask`, and so shares them with whatever else the engine does.
         progress: called with the search's name, tokens written so far and the most that may be written.
         Raises SettingsError for a request this search cannot serve.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it searches: define find(engine, request)")
+
+    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+        """What `find` finds, looked for to the end."""
+        return engine.finish(self.find(engine, request, progress))
 
 
 class Branches:
@@ -81,47 +87,38 @@ class Branches:
         self.root = engine.open(request)
         self.model = self.root.model
         self.chunk = engine.prefill_chunk
-        self._ended = perf_counter()
 
-    @torch.no_grad()
-    def forward(self, segments: list[Segment], *, taps: Ordered[int] = (), prefill: bool = False) -> Scores:
+    def ask(
+        self, segments: Ordered[Segment], *, taps: Ordered[int] = (), prefill: bool = False
+    ) -> Asking[list[Scored]]:
         """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
-        begin = perf_counter()
-        self._close(begin)
-        batch = Batch(segments)
-        scores = self.model.forward(batch, taps=taps)
-        self._ended = perf_counter()
-        score = self._ended - begin
-        step = Step(
-            *(0, 0, 0, batch.rows, prefill),
-            propose=0.0, score=score, choose=0.0, commit=0.0, sequences=len(segments),
-        )  # fmt: skip
-        self.root.trace.steps.append(step)
-        return scores
+        found = yield from score_all(self.model, segments, taps)
+        rows = sum(len(segment) for segment in segments)
+        self.root.trace.steps.append(Step(rows=rows, prefill=prefill))
+        return found
 
-    def score(self, branches: Ordered[Sequence]) -> torch.Tensor:
+    def score(self, branches: Ordered[Sequence]) -> Asking[torch.Tensor]:
         """Logits [n, vocab] after the last token of each branch, whose cache then holds all of its tokens.
 
         One pass, except that a prompt longer than the engine's chunks takes several.
         """
         logits: list[torch.Tensor | None] = [None] * len(branches)
-        while waiting := [n for n, branch in enumerate(branches) if _unread(branch)]:
+        while waiting := [n for n, branch in enumerate(branches) if unread(branch)]:
             segments = []
             for n in waiting:
                 chunk = branches[n].tokens[branches[n].cache.next_position :][: self.chunk]
-                rows = [len(chunk) - 1] if len(chunk) == _unread(branches[n]) else []
+                rows = [len(chunk) - 1] if len(chunk) == unread(branches[n]) else []
                 segments.append(Segment.chunk(chunk, branches[n].cache, logit_rows=rows))
             prefill = any(branches[n].position == 0 for n in waiting)
-            scores = self.forward(segments, prefill=prefill)
-            for number, n in enumerate(waiting):
-                branches[n].cache.keep(range(len(segments[number])))
-                if len(scores.of(number)):
-                    logits[n] = scores.of(number)[0]
+            found = yield from self.ask(segments, prefill=prefill)
+            for n, segment, scored in zip(waiting, segments, found, strict=True):
+                branches[n].cache.keep(range(len(segment)))
+                if len(scored.logits):
+                    logits[n] = scored.logits[0]
         return torch.stack([row for row in logits if row is not None])
 
     def finish(self, found: list[Sequence]) -> list[Sequence]:
         """`found`, best first, as the results of the search: their caches hold all tokens but the last."""
-        self._close(perf_counter())
         for seq in found:
             seq.cache.truncate(len(seq.tokens) - 1)
         steps = self.root.trace.steps
@@ -131,11 +128,6 @@ class Branches:
             steps[first].emitted = min(1, len(found[0].generated))
             steps[-1].emitted += len(found[0].generated) - steps[first].emitted
         return found
-
-    def _close(self, now: float) -> None:
-        """Time since the last pass went into choosing."""
-        if self.root.trace.steps:
-            self.root.trace.steps[-1].choose += now - self._ended
 
 
 @one_thread()
@@ -156,7 +148,3 @@ def choose(seq: Sequence, token: int, logits: torch.Tensor) -> None:
     """
     tree = TokenTree.root(seq.pending)
     commit(seq, tree, Laws(tree, logits[None], seq), Accepted([], token))
-
-
-def _unread(branch: Sequence) -> int:
-    return len(branch.tokens) - branch.cache.next_position

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..model.store import Progress, silent
 from ..registry import register
@@ -36,12 +37,12 @@ class Beam(Search):
     def __post_init__(self) -> None:
         self._ending()
 
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = Branches(engine, request, "beam search")
         group = Group(branches.root, self._ending())
         while group.running:
             beams = [beam.seq for beam in group.running]
-            logits = branches.score(beams)
+            logits = yield from branches.score(beams)
             group.step(law(beams, logits), logits, {})
             progress("beam search", beams[0].position + 1, beams[0].max_new_tokens)
         for beam in group.finished:

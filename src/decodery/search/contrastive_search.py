@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..errors import SettingsError, UnsupportedModel
 from ..model.batch import Segment
-from ..model.protocol import LanguageModel
+from ..model.protocol import Reader
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
@@ -48,14 +49,13 @@ class ContrastiveSearch(Search):
             raise SettingsError(f"contrastive search needs k >= 1, not {self.k!r}")
         require_number("the alpha of contrastive-search", self.alpha, least=0.0, most=1.0)
 
-    @torch.no_grad()
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = Branches(engine, request, "contrastive search")
         seq = branches.root
         if request.source is not None and getattr(branches.model, "final_norm", None) is None:
             raise SettingsError("contrastive search reads the model's own hidden states: leave the source out")
         states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
-        logits = _read(branches, states)
+        logits = yield from _read(branches, states)
         while not seq.finished:
             law = seq.sampler.law(logits[None], [seq.context()])
             candidates = topk(law, self.k)[0][0]
@@ -63,8 +63,8 @@ class ContrastiveSearch(Search):
             rows = len(candidates)
             positions = np.full(rows, seq.cache.next_position)
             siblings = Segment(positions, tokens=candidates, mask=np.eye(rows, dtype=bool), cache=seq.cache)
-            scores = branches.forward([siblings], taps=states.taps)
-            own = states.of(scores.hidden[states.taps[0]])
+            (scored,) = yield from branches.ask([siblings], taps=states.taps)
+            own = states.of(scored.hidden[states.taps[0]])
             likeness = (own @ states.seen.T).amax(dim=-1)
             score = (1 - self.alpha) * p - self.alpha * likeness.double()
             # Excluded tokens are candidates where a mask leaves fewer than k.
@@ -72,7 +72,7 @@ class ContrastiveSearch(Search):
             seq.cache.keep([winner])
             states.add(own[winner : winner + 1])
             choose(seq, int(candidates[winner]), logits)
-            logits = scores.logits[winner]
+            logits = scored.logits[winner]
             progress("contrastive search", seq.position, seq.max_new_tokens)
         return branches.finish([seq])
 
@@ -80,7 +80,7 @@ class ContrastiveSearch(Search):
 class _States:
     """Unit hidden states of all tokens so far. seen: [n, hidden]; taps: the layer they come from."""
 
-    def __init__(self, model: LanguageModel, most: int) -> None:
+    def __init__(self, model: Reader, most: int) -> None:
         norm = getattr(model, "final_norm", None)
         if norm is None:
             raise UnsupportedModel(
@@ -107,14 +107,14 @@ class _States:
         self._count += len(unit)
 
 
-def _read(branches: Branches, states: _States) -> torch.Tensor:
+def _read(branches: Branches, states: _States) -> Asking[torch.Tensor]:
     """Read the prompt, all of it: what an earlier text left has no hidden states. Returns the logits behind it."""
     seq = branches.root
     seq.cache.truncate(0)
     while seq.cache.next_position < len(seq.tokens):
         chunk = seq.tokens[seq.cache.next_position :][: branches.chunk]
         segment = Segment.chunk(chunk, seq.cache, logit_rows=[len(chunk) - 1])
-        scores = branches.forward([segment], taps=states.taps, prefill=True)
+        (scored,) = yield from branches.ask([segment], taps=states.taps, prefill=True)
         seq.cache.keep(range(len(chunk)))
-        states.add(states.of(scores.hidden[states.taps[0]]))
-    return scores.logits[0]
+        states.add(states.of(scored.hidden[states.taps[0]]))
+    return scored.logits[0]

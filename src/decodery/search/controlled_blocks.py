@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -45,10 +46,11 @@ class ControlledBlocks(Search):
         if self.samples < 1 or self.block < 1:
             raise SettingsError("controlled-blocks needs samples and block of at least 1")
 
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = Branches(engine, request, "controlled-blocks", draws=True)
         value = fitted(self.value, branches.model.config)
-        text, logits = branches.root, branches.score([branches.root])[0]
+        text = branches.root
+        logits = (yield from branches.score([text]))[0]
         while not text.finished:
             drawn = [text.fork() for _ in range(self.samples)]
             rows, hidden = [logits] * self.samples, {}
@@ -62,11 +64,11 @@ class ControlledBlocks(Search):
                     choose(drawn[number], laws.picks([0])[0], rows[number])
                 # The last token of a block is read as well: its state tells what the block is worth.
                 segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]
-                scores = branches.forward(segments, taps=value.taps)
-                for place, number in enumerate(active):
+                found = yield from branches.ask(segments, taps=value.taps)
+                for scored, number in zip(found, active, strict=True):
                     drawn[number].cache.keep([0])
-                    rows[number] = scores.of(place)[0]
-                    hidden[number] = {tap: scores.hidden_of(place, tap)[0] for tap in value.taps}
+                    rows[number] = scored.logits[0]
+                    hidden[number] = {tap: scored.hidden[tap][0] for tap in value.taps}
             states = {tap: torch.stack([hidden[number][tap] for number in range(self.samples)]) for tap in value.taps}
             worth = value([each.tokens for each in drawn], states)
             branches.root.trace.steps[-1].counts["values"] = self.samples

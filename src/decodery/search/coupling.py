@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import torch
 
+from ..core.ask import Asking
 from ..core.noise import COUPLE, draw
 from ..core.sequence import Sequence
 from ..core.topk import topk
@@ -84,8 +85,7 @@ class Coupling(Search):
     def bind(self, tokenizer: Tokenizer) -> Coupling:
         return replace(self, tokenizer=tokenizer)
 
-    @torch.no_grad()
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         message = self.message.encode() if isinstance(self.message, str) else self.message
         if not message:
             raise SettingsError("coupling needs a message to write: set message")
@@ -94,7 +94,7 @@ class Coupling(Search):
         belief = self._belief(len(message))
         values = belief.labels[split(self._pad(message), self.bits)]
         while not seq.finished:
-            logits = branches.score([seq])[0]
+            logits = (yield from branches.score([seq]))[0]
             tokens, p = self._law(seq, logits, belief.settled)
             turn = _Sender(seq, values)
             choose(seq, int(tokens[belief.follow(p, turn.pick)]), logits)
@@ -110,12 +110,14 @@ class Coupling(Search):
             )
         return branches.finish([seq])
 
-    @torch.no_grad()
     def read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> Reading:
         """The message of `length` bytes that the generated `tokens` carry. request: as when they were written.
 
         Raises SettingsError where these settings could not have written the tokens.
         """
+        return engine.finish(self._read(engine, request, tokens, length))
+
+    def _read(self, engine: Engine, request: Request, tokens: list[int], length: int) -> Asking[Reading]:
         if length < 1:
             raise SettingsError(f"a message has at least one byte, not {length}")
         if not tokens:
@@ -126,7 +128,7 @@ class Coupling(Search):
         for token in tokens:
             if belief.settled or seq.finished:
                 break
-            logits = rows.after(seq)
+            logits = yield from rows.after(seq)
             candidates, p = self._law(seq, logits, settled=False)
             places = np.flatnonzero(candidates == token)
             if len(places) == 0:
@@ -206,14 +208,15 @@ class _Rows:
         self.exact = bool(getattr(branches.model, "exact_rows", False))
         self.first, self.logits = 0, torch.empty(0)
 
-    def after(self, seq: Sequence) -> torch.Tensor:
+    def after(self, seq: Sequence) -> Asking[torch.Tensor]:
         """[vocab] after the last token of `seq`."""
         if seq.position == 0 or not self.exact:
-            return self.branches.score([seq])[0]
+            return (yield from self.branches.score([seq]))[0]
         number = seq.position - 1
         if number >= self.first + len(self.logits):
             chunk = self.tokens[number : number + _READ_ROWS]
-            self.first, self.logits = number, self.branches.forward([Segment.chunk(chunk, seq.cache)]).logits
+            (scored,) = yield from self.branches.ask([Segment.chunk(chunk, seq.cache)])
+            self.first, self.logits = number, scored.logits
             seq.cache.keep(range(len(chunk)))
         return self.logits[number - self.first]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
@@ -46,11 +47,11 @@ class DiverseBeam(Search):
             raise SettingsError(f"groups must divide the width of {self.width} evenly, which {self.groups!r} does not")
         self._ending()
 
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = Branches(engine, request, "diverse beam search")
         groups = [Group(branches.root, self._ending()) for _ in range(self.groups)]
         # All groups begin with the same text, which is read once.
-        logits = branches.score([branches.root]).expand(self.groups, -1)
+        logits = (yield from branches.score([branches.root])).expand(self.groups, -1)
         while True:
             beams = [beam.seq for group in groups for beam in group.running]
             logprobs, first = law(beams, logits), 0
@@ -65,7 +66,7 @@ class DiverseBeam(Search):
             running = [beam.seq for group in groups for beam in group.running]
             if not running:
                 break
-            logits = branches.score(running)
+            logits = yield from branches.score(running)
         found = [beam for group in groups for beam in group.finished]
         for beam in found:
             beam.seq.score = beam.normalised(beam.logprob, self.length_penalty)

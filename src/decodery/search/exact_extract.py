@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import PromptError, SettingsError
@@ -74,36 +75,35 @@ class ExactExtract(Search):
         whole = tuple(tokenizer.encode(text, special=False))
         return replace(self, passage=whole, beginnings=(*self.beginnings, *begun))
 
-    @torch.no_grad()
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = Branches(engine, request, "exact-extract")
         seq = branches.root
         ends = np.array(self.end or sorted(seq.eos_ids), dtype=np.int64)
         self._check(request, seq, ends)
         apart = np.union1d(ends, self.excluded)
         trie = _Trie(self._texts(seq), ends, apart, seq.max_new_tokens - 1, self.normalised)
-        trie.settle(0, branches.score([seq])[0])
+        trie.settle(0, (yield from branches.score([seq]))[0])
         while (tree := trie.pick(self.rows)) is not None:
             segment = Segment(seq.cache.next_position - 1 + tree.depths[1:], tree.tokens[1:], cache=seq.cache)
             segment.mask = tree.ancestor_mask()[1:, 1:]
-            scores = branches.forward([segment])
+            (scored,) = yield from branches.ask([segment])
             seq.cache.keep([])
-            trie.take(tree, scores.logits)
+            trie.take(tree, scored.logits)
             progress("exact-extract", len(trie.settled), len(trie.settled) + len(trie.open))
         if trie.best is None:
             raise PromptError("the passage holds no span to extract: give a longer one")
         seq.score = -trie.best[0]
-        self._write(branches, [*trie.path(trie.best[3]), int(ends[trie.best[4]])])
+        yield from self._write(branches, [*trie.path(trie.best[3]), int(ends[trie.best[4]])])
         return branches.finish([seq])
 
-    def _write(self, branches: Branches, answer: list[int]) -> None:
+    def _write(self, branches: Branches, answer: list[int]) -> Asking[None]:
         """Append the answer, read in one more pass, as the loop would have."""
         seq = branches.root
         seq.cache.truncate(len(seq.tokens) - 1)
         segment = Segment.chunk([seq.pending, *answer[:-1]], seq.cache)
-        scores = branches.forward([segment])
+        (scored,) = yield from branches.ask([segment])
         seq.cache.keep(range(len(answer)))
-        for token, row in zip(answer, scores.logits, strict=True):
+        for token, row in zip(answer, scored.logits, strict=True):
             choose(seq, token, row)
         seq.finish_reason, seq.stopped_by = "stop", answer[-1]
 

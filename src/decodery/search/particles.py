@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ..core.ask import Asking, settled
 from ..errors import ConstraintError
 
 _TRIES = 8
@@ -63,11 +64,11 @@ P = TypeVar("P", bound=Particle)
 class World(Protocol[P]):
     """What particles live in."""
 
-    def start(self, count: int) -> list[P]:
+    def start(self, count: int) -> list[P] | Asking[list[P]]:
         """Particles that have drawn nothing yet, each with randomness of its own."""
         ...
 
-    def extend(self, particles: Sequence[P], length: int | None, temperature: float = 1.0) -> None:
+    def extend(self, particles: Sequence[P], length: int | None, temperature: float = 1.0) -> Asking[None] | None:
         """Draw on until texts end or hold `length` tokens (None: until they end), by the request's law raised to
         1 / temperature. Blocks are appended; a block begins at every multiple of the block's length."""
         ...
@@ -134,7 +135,8 @@ class Population(Generic[P]):
         self.moves = moves
         self.uniform = uniform
         self.counts = {"resamplings": 0, "moves": 0, "moved": 0, "restarts": 0}
-        self.particles = world.start(count)
+        self.particles: list[P] = []
+        self._count = count
         self._length = 0
         self._floor: float | None = None
 
@@ -146,17 +148,18 @@ class Population(Generic[P]):
     def log_normaliser(self) -> float:
         return log_mean(self.log_weights)
 
-    def run(self, progress: Callable[[int], None] = lambda length: None) -> None:
+    def run(self, progress: Callable[[int], None] = lambda length: None) -> Asking[None]:
         """Extend, weigh, resample and move until every living text has ended. Raises ConstraintError if none lives."""
+        self.particles = yield from settled(self.world.start(self._count))
         while self._open():
             before = [(len(each.blocks), each.value, each.log_weight) for each in self.particles]
-            self._advance()
+            yield from self._advance()
             if log_mean(self.log_weights) == -math.inf:
                 self._restart(before)
             elif (self.moves or self._open()) and self._effective_share() < self.threshold:
                 self._resample()
                 for _ in range(self.moves):
-                    self._move()
+                    yield from self._move()
             progress(self._length)
 
     def _effective_share(self) -> float:
@@ -165,17 +168,19 @@ class Population(Generic[P]):
     def _open(self) -> list[P]:
         return [each for each in self.particles if not each.finished and each.log_weight > -math.inf]
 
-    def _advance(self) -> None:
+    def _advance(self) -> Asking[None]:
         self._length += self.block
         active = self._open()
-        self.world.extend(active, self._length)
-        values, self._floor = self._values(active, self.target, None)
+        yield from settled(self.world.extend(active, self._length))
+        values, self._floor = yield from self._values(active, self.target, None)
         for particle, value in zip(active, values, strict=True):
             gain = self.target.log_ratio(particle.blocks[-1])
             particle.log_weight += gain + value - particle.value if value > -math.inf else -math.inf
             particle.value = value
 
-    def _values(self, particles: Sequence[P], target: Target, floor: float | None) -> tuple[list[float], float | None]:
+    def _values(
+        self, particles: Sequence[P], target: Target, floor: float | None
+    ) -> Asking[tuple[list[float], float | None]]:
         """What the particles are worth, and what those count that may be completed though no rollout was.
 
         A value may be any positive number that is kept with its particle: the next weight divides by it. floor: None
@@ -185,16 +190,16 @@ class Population(Generic[P]):
         found = dict(zip(map(id, living), self.world.potentials(living), strict=True))
         if target.rollouts:
             ahead = [each for each in living if not each.finished and found[id(each)] > -math.inf]
-            estimates = self._lookahead(ahead, target)
+            estimates = yield from self._lookahead(ahead, target)
             if floor is None:
                 floor = min((each for each in estimates if each > -math.inf), default=_FLOOR) - _FLOOR
             found |= {id(each): max(value, floor) for each, value in zip(ahead, estimates, strict=True)}
         return [found.get(id(each), -math.inf) for each in particles], floor
 
-    def _lookahead(self, particles: Sequence[P], target: Target) -> list[float]:
+    def _lookahead(self, particles: Sequence[P], target: Target) -> Asking[list[float]]:
         """Unbiased estimates of the log of the target's mass behind these texts, potential included."""
         rollouts = [self.world.fork(each) for each in particles for _ in range(target.rollouts)]
-        self.world.extend(rollouts, None, target.temperature)
+        yield from settled(self.world.extend(rollouts, None, target.temperature))
         living = [each for each in rollouts if each.alive]
         ends = dict(zip(map(id, living), self.world.potentials(living), strict=True))
         weights = np.full(len(rollouts), -math.inf)
@@ -213,16 +218,16 @@ class Population(Generic[P]):
         for particle in self.particles:
             particle.log_weight = mean
 
-    def _move(self) -> None:
+    def _move(self) -> Asking[None]:
         """Offer every particle another ending, from a block of its own choice on."""
         same = self.moving == self.target
         held, floor = [each.value for each in self.particles], self._floor
         if not same:
-            held, floor = self._values(self.particles, self.moving, None)
+            held, floor = yield from self._values(self.particles, self.moving, None)
         cuts = [min(int(self.uniform() * len(each.blocks)), len(each.blocks) - 1) for each in self.particles]
         offers = [self.world.cut(each, cut) for each, cut in zip(self.particles, cuts, strict=True)]
-        self.world.extend(offers, self._length)
-        values, _ = self._values(offers, self.moving, floor)
+        yield from settled(self.world.extend(offers, self._length))
+        values, _ = yield from self._values(offers, self.moving, floor)
         for number, (offer, cut) in enumerate(zip(offers, cuts, strict=True)):
             old = self.particles[number]
             self.counts["moves"] += 1
@@ -232,7 +237,7 @@ class Population(Generic[P]):
                 self.particles[number] = offer
                 self.counts["moved"] += 1
         if not same:
-            living, _ = self._values(self.particles, self.target, None)
+            living, _ = yield from self._values(self.particles, self.target, None)
             for particle, value in zip(self.particles, living, strict=True):
                 particle.value = value
 

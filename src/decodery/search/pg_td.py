@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..errors import SettingsError
@@ -84,11 +85,12 @@ class PGTD(Search):
             f"{self.budget}, a larger k, or more tokens"
         )
 
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         programs = Programs(self, Branches(engine, request, "pg-td"))
-        tree = Tree(self, programs)
+        yield from programs.begin()
+        tree = Tree(self, programs, (yield from programs.edges(())))
         while not tree.done:
-            tree.rollout()
+            yield from tree.rollout()
             progress("pg-td", len(programs.rewards), self.budget)
         return programs.finish(tree.rollouts)
 
@@ -125,9 +127,9 @@ class Program:
 class Tree:
     """The nodes, and the rollouts that were made. rollouts: per rollout, the path to its node and the reward."""
 
-    def __init__(self, settings: PGTD, programs: Programs) -> None:
+    def __init__(self, settings: PGTD, programs: Programs, edges: list[Edge]) -> None:
         self.settings, self.programs = settings, programs
-        self.root = Node((), programs.edges(()))
+        self.root = Node((), edges)
         self.rollouts: list[tuple[Path, float]] = []
 
     @property
@@ -136,16 +138,17 @@ class Tree:
         perfect = self.settings.early_stop and best is not None and best[0].reward >= 1
         return self.root.closed or perfect or len(known) >= self.settings.budget
 
-    def rollout(self) -> None:
+    def rollout(self) -> Asking[None]:
         """Select, expand, evaluate, back-propagate."""
         nodes, edges = [self.root], [self._select(self.root)]
         while edges[-1].node is not None:
             nodes.append(edges[-1].node)
             edges.append(self._select(nodes[-1]))
         path = (*nodes[-1].path, edges[-1].token)
-        program = self.programs.completed(path)
+        program = yield from self.programs.completed(path)
         ended = program.path == path
-        edges[-1].node = Node(path, [] if ended else self.programs.edges(path), closed=ended)
+        following = [] if ended else (yield from self.programs.edges(path))
+        edges[-1].node = Node(path, following, closed=ended)
         self.rollouts.append((path, program.reward))
         for node, edge in zip(nodes[::-1], edges[::-1], strict=True):
             node.visits += 1
@@ -184,24 +187,27 @@ class Programs:
         self._greedy: dict[Path, Path] = {}
         self._following: dict[Path, list[tuple[int, float]]] = {}
         self._points: OrderedDict[Path, Sequence] = OrderedDict()
-        root = branches.root
-        self._reward = _reward(settings.tests, root)
-        self._learn(root, branches.score([root]))
+        self._reward = _reward(settings.tests, branches.root)
+
+    def begin(self) -> Asking[None]:
+        """Read the prompt."""
+        root = self.branches.root
+        self._learn(root, (yield from self.branches.score([root])))
         # The last token of a beginning stays to be read with what follows it.
         root.cache.truncate(len(root.tokens) - 1)
 
-    def edges(self, path: Path) -> list[Edge]:
+    def edges(self, path: Path) -> Asking[list[Edge]]:
         """What may follow `path`, likeliest first."""
         if not self.settings.caches and path:
-            seq = self._at(path)
-            self._learn(seq, self.branches.score([seq]))
+            seq = yield from self._at(path)
+            self._learn(seq, (yield from self.branches.score([seq])))
         return [Edge(token, probability) for token, probability in self._following[path]]
 
-    def completed(self, path: Path) -> Program:
+    def completed(self, path: Path) -> Asking[Program]:
         """The program that begins with `path`."""
         known = self._greedy.get(path) if self.settings.caches else None
         if known is None:
-            seq = self._complete(self._at(path), path)
+            seq = yield from self._complete((yield from self._at(path)), path)
             known = tuple(seq.generated)
             self._value(known, seq)
         return Program(known, self.rewards[known])
@@ -227,27 +233,27 @@ class Programs:
         if self.best is None or reward > self.best[0].reward:
             self.best = Program(path, reward), seq
 
-    def _complete(self, seq: Sequence, path: Path) -> Sequence:
+    def _complete(self, seq: Sequence, path: Path) -> Asking[Sequence]:
         """`seq` written to its end, and what was met on the way."""
         self.completions += 1
         if self.settings.beams > 1 and not seq.finished:
             # Beams begun elsewhere may end elsewhere: only greedy completions are those of their own beginnings, too.
-            self._learn(seq, self.branches.score([seq.fork()]))
-            return self._beams(seq)
+            self._learn(seq, (yield from self.branches.score([seq.fork()])))
+            return (yield from self._beams(seq))
         met = [path]
         while not seq.finished:
-            logits = self.branches.score([seq])
+            logits = yield from self.branches.score([seq])
             choose(seq, self._learn(seq, logits), logits[0])
             met.append(tuple(seq.generated))
         for beginning in met:
             self._greedy[beginning] = met[-1]
         return seq
 
-    def _beams(self, seq: Sequence) -> Sequence:
+    def _beams(self, seq: Sequence) -> Asking[Sequence]:
         group = Group(seq, Ending(self.settings.beams, 1.0, False))
         while group.running:
             beams = [beam.seq for beam in group.running]
-            logits = self.branches.score(beams)
+            logits = yield from self.branches.score(beams)
             group.step(law(beams, logits), logits, {})
         return group.finished[0].seq
 
@@ -259,17 +265,17 @@ class Programs:
         self._following[tuple(seq.generated)] = [(token, value) for token, value in pairs if value > 0]
         return int(ids[0, 0])
 
-    def _at(self, path: Path) -> Sequence:
+    def _at(self, path: Path) -> Asking[Sequence]:
         """A sequence that stands behind `path`: forked off the longest beginning at hand, the rest read in one pass."""
         found = next((path[:cut] for cut in range(len(path), 0, -1) if path[:cut] in self._points), ())
         seq = (self._points[found] if found else self.branches.root).fork()
         rest = path[len(found) :]
         if rest:
             chunk = [seq.pending, *rest[:-1]]
-            scores = self.branches.forward([Segment.chunk(chunk, seq.cache)])
+            (scored,) = yield from self.branches.ask([Segment.chunk(chunk, seq.cache)])
             seq.cache.keep(range(len(chunk)))
             for row, token in enumerate(rest):
-                choose(seq, token, scores.of(0)[row])
+                choose(seq, token, scored.logits[row])
         if self.settings.caches:
             self._points[path] = seq.fork()
             self._points.move_to_end(path)

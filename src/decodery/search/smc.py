@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..core.ask import Asking
 from ..core.noise import RESAMPLE, draw
 from ..core.sequence import Sequence
 from ..errors import SettingsError
@@ -100,9 +101,9 @@ class SMC(Search):
     def bind(self, tokenizer: Tokenizer) -> SMC:
         return self if self.potential is None else replace(self, potential=self.potential.bind(tokenizer))
 
-    def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = self._branches(engine, request)
-        posterior = self._posterior(branches, request, progress)
+        posterior = yield from self._posterior(branches, request, progress)
         same, weights = same_texts(posterior.sequences), np.exp(posterior.log_weights)
         masses = np.bincount(same, weights, minlength=len(same))
         # Of equal texts the heaviest particle stands for all.
@@ -122,10 +123,14 @@ class SMC(Search):
 
     def posterior(self, engine: Engine, request: Request, progress: Progress = silent) -> Posterior:
         """The weighted texts themselves. Raises as `run` does; a TextPotential must be bound."""
-        branches = self._branches(engine, request)
-        found = self._posterior(branches, request, progress)
-        branches.finish(found.sequences)
-        return found
+
+        def find() -> Asking[Posterior]:
+            branches = self._branches(engine, request)
+            found = yield from self._posterior(branches, request, progress)
+            branches.finish(found.sequences)
+            return found
+
+        return engine.finish(find())
 
     def _branches(self, engine: Engine, request: Request) -> Branches:
         branches = Branches(engine, request, "smc", draws=True)
@@ -133,7 +138,7 @@ class SMC(Search):
             raise SettingsError("smc draws its texts: give a temperature, such as 1, for the law that is aimed at")
         return branches
 
-    def _posterior(self, branches: Branches, request: Request, progress: Progress) -> Posterior:
+    def _posterior(self, branches: Branches, request: Request, progress: Progress) -> Asking[Posterior]:
         rewarded = self.potential is not None
         block = self.block or (64 if rewarded else 1)
         steps, moving = self._targets()
@@ -157,7 +162,7 @@ class SMC(Search):
             uniform=_uniforms(request.seed),
         )
         most = branches.root.max_new_tokens
-        population.run(lambda length: progress("smc", min(length, most), most))
+        yield from population.run(lambda length: progress("smc", min(length, most), most))
         counts = branches.root.trace.steps[-1].counts
         counts |= {name: amount for name, amount in population.counts.items() if amount}
         kept = [each for each in population.particles if each.log_weight > -math.inf]

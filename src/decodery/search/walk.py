@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.ask import Asking
 from ..core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
 from ..core.sequence import Sequence
 from ..core.text import TextStream
@@ -76,8 +77,9 @@ class Walk:
         self._streams = count()
         self._first: torch.Tensor | None = None
 
-    def start(self, count: int) -> list[Branch]:
-        self._first = self.branches.score([self.branches.root])[0]
+    def start(self, count: int) -> Asking[list[Branch]]:
+        """Particles that stand behind the prompt."""
+        self._first = (yield from self.branches.score([self.branches.root]))[0]
         return [Branch(seq=self._parted(self.branches.root), logits=self._first) for _ in range(count)]
 
     def fork(self, particle: Branch) -> Branch:
@@ -101,16 +103,15 @@ class Walk:
         twin.blocks, twin.marks = twin.blocks[:block], twin.marks[:block]
         return twin
 
-    @torch.no_grad()
-    def extend(self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0) -> None:
+    def extend(self, particles: Ordered[Branch], length: int | None, temperature: float = 1.0) -> Asking[None]:
         def growing() -> list[Branch]:
             return [each for each in particles if each.alive and not each.finished]
 
         while active := [each for each in growing() if length is None or each.seq.position < length]:
-            self._read(active)
+            yield from self._read(active)
             self._step(active, temperature)
         # Forks of what stands here share what their last token leads to.
-        self._read(growing())
+        yield from self._read(growing())
 
     def potentials(self, particles: Ordered[Branch]) -> list[float]:
         found = dict.fromkeys(range(len(particles)), 0.0)
@@ -130,10 +131,11 @@ class Walk:
         twin.seed = mix(self.seed, PARTICLE, next(self._streams))
         return twin
 
-    def _read(self, particles: Ordered[Branch]) -> None:
+    def _read(self, particles: Ordered[Branch]) -> Asking[None]:
         unread = [each for each in particles if each.logits is None]
         if unread:
-            for each, row in zip(unread, self.branches.score([each.seq for each in unread]), strict=True):
+            rows = yield from self.branches.score([each.seq for each in unread])
+            for each, row in zip(unread, rows, strict=True):
                 each.logits = row
 
     @one_thread()

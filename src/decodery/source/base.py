@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import SettingsError
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 
 EXCLUDED = 1e5
 """What the logits of tokens that a source leaves out are lowered by: to probability 0, and still in the model's order,
@@ -27,7 +27,7 @@ class Source:
         """This source with its texts turned into token ids."""
         return self
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         """What scores a text that begins with `prompt`; `model` is the one that was loaded.
 
         A row's logits depend on the tokens before it alone, never on what else is in a pass, so that drafts, trees and

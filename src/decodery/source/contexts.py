@@ -11,8 +11,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from ..core.ask import Asking, Composed, Scored, score
 from ..errors import PromptError, UnsupportedModel, VocabularyMismatch
-from ..model.batch import Batch, Scores, Segment
+from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.protocol import LanguageModel
@@ -41,7 +42,7 @@ class Rows:
     wanted: np.ndarray
 
 
-class Reader:
+class MemberReading:
     """How far one member has read. Its cache may lag behind the text; what it lacks goes ahead of the next rows."""
 
     def __init__(self, member: Member, cache: KVCache, prompt_length: int) -> None:
@@ -64,14 +65,14 @@ class Reader:
             return list(text[:end])
         return [*prefix, *text[self.prompt_length : end]][: max(end + self.shift, 0)]
 
-    def prepare(self, segment: Segment, rows: Rows, text: list[int]) -> Segment:
-        """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`."""
+    def read(self, segment: Segment, rows: Rows, text: list[int], taps: Sequence[int], role: str) -> Asking[Scored]:
+        """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`; the answer is of these."""
         assert segment.tokens is not None
         start = max(len(text), self.first)
         behind = self.cache.next_position < start + self.shift
         unread = self.tokens(text, start)[self.cache.next_position :] if behind else []
         while len(unread) > _CHUNK:
-            self._feed(unread[:_CHUNK])
+            yield from self._feed(unread[:_CHUNK], role)
             unread = unread[_CHUNK:]
         own = segment.tokens[rows.fed]
         if self.member.prefix is not None:
@@ -82,23 +83,24 @@ class Reader:
         if segment.mask is not None:
             mask = np.tri(n, dtype=bool)
             mask[self.lag :, self.lag :] = segment.mask[np.ix_(rows.fed, rows.fed)]
-        return Segment(
+        whole = Segment(
             np.concatenate((late, segment.positions[rows.fed] + self.shift)),
             np.concatenate((np.asarray(unread, dtype=np.int64), own)),
             mask=mask,
             cache=self.cache,
             logit_rows=(self.lag + np.searchsorted(rows.fed, rows.wanted)).tolist(),
         )
+        scored = yield from score(self.member.model, whole, taps, role)
+        return Scored(scored.logits, {tap: states[self.lag :] for tap, states in scored.hidden.items()})
 
-    def catch_up(self, text: list[int]) -> int:
-        """Read all of `text` that it has not read yet; returns how many tokens that were."""
+    def catch_up(self, text: list[int], role: str) -> Asking[None]:
+        """Read all of `text` that it has not read yet."""
         unread = self.tokens(text, max(len(text), self.first))[self.cache.next_position :]
         for first in range(0, len(unread), _CHUNK):
-            self._feed(unread[first : first + _CHUNK])
-        return len(unread)
+            yield from self._feed(unread[first : first + _CHUNK], role)
 
-    def _feed(self, chunk: list[int]) -> None:
-        self.member.model.forward(Batch([Segment.chunk(chunk, self.cache, logit_rows=[])]))
+    def _feed(self, chunk: list[int], role: str) -> Asking[None]:
+        yield from score(self.member.model, Segment.chunk(chunk, self.cache, logit_rows=[]), (), role)
         self.cache.keep(range(len(chunk)))
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -118,8 +120,8 @@ class Reader:
             n = self.prompt_length - 1
         self.cache.truncate(n + self.shift)
 
-    def fork(self) -> Reader:
-        return Reader(self.member, self.cache.fork(), self.prompt_length)
+    def fork(self) -> MemberReading:
+        return MemberReading(self.member, self.cache.fork(), self.prompt_length)
 
 
 class Contexts:
@@ -129,13 +131,13 @@ class Contexts:
     set for the rows of a pass by `note` and kept with them. counts: see `KVCache`.
     """
 
-    def __init__(self, readers: list[Reader], prompt_length: int) -> None:
+    def __init__(self, readers: list[MemberReading], prompt_length: int) -> None:
         self.readers = readers
         self.prompt_length = prompt_length
         self.tokens: list[int] = []
         self.states: list[Any] = []
         self.counts: Counter[str] = Counter()
-        self._scratch = np.zeros(0, dtype=np.int64)
+        self._scratch: Segment | None = None
         self._states: Sequence[Any] = ()
         self._events: Mapping[int, Sequence[str]] = {}
 
@@ -143,11 +145,30 @@ class Contexts:
     def next_position(self) -> int:
         return len(self.tokens)
 
-    def open(self, tokens: np.ndarray) -> None:
-        """A pass over rows with these tokens begins."""
+    def open(self, segment: Segment) -> Segment:
+        """A pass over the rows of a segment begins; returns it with the tentative rows that stay before its own.
+
+        Members see those again: what each of them made of a row, and whether it read it at all, is not kept.
+        """
         for reader in self.readers:
             reader.fed = None
-        self._scratch, self._states, self._events = tokens, [None] * len(tokens), {}
+        assert segment.tokens is not None
+        stays, before = segment.stays, self._scratch
+        if stays:
+            assert before is not None and before.tokens is not None
+            own = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows)
+            mask = np.zeros((stays + len(segment),) * 2, dtype=bool)
+            mask[:stays, :stays] = before.seen()[:stays, :stays]
+            mask[stays:] = segment.seen()
+            segment = Segment(
+                np.concatenate((before.positions[:stays], segment.positions)),
+                np.concatenate((before.tokens[:stays], segment.tokens)),
+                mask=mask,
+                cache=segment.cache,
+                logit_rows=(stays + own).tolist(),
+            )
+        self._scratch, self._states, self._events = segment, [None] * len(segment), {}
+        return segment
 
     def note(self, events: Mapping[int, Sequence[str]], states: Sequence[Any] | None = None) -> None:
         """What is to be counted of rows of this pass if they are kept, and the states after all of its rows."""
@@ -158,15 +179,19 @@ class Contexts:
     def keep(self, rows: Sequence[int]) -> None:
         for reader in self.readers:
             reader.keep(rows)
+        tokens = None if self._scratch is None else self._scratch.tokens
         for row in rows:
-            self.tokens.append(int(self._scratch[row]))
+            assert tokens is not None
+            self.tokens.append(int(tokens[row]))
             self.states.append(self._states[row])
             self.counts.update(self._events.get(row, ()))
+        self._scratch = None
 
     def truncate(self, n: int) -> None:
         for reader in self.readers:
             reader.truncate(n)
         del self.tokens[n:], self.states[n:]
+        self._scratch = None
 
     def fork(self) -> Contexts:
         twin = Contexts([reader.fork() for reader in self.readers], self.prompt_length)
@@ -181,8 +206,8 @@ class Contexts:
 
 
 @dataclass(frozen=True)
-class Composite:
-    """A `LanguageModel` made of members. Subclasses have settings, and `forward` with `read`."""
+class Composite(Composed):
+    """What scores a text out of what its members say. Subclasses have settings, and `composed`, which asks members."""
 
     members: tuple[Member, ...]
     prompt_length: int = field(compare=False)
@@ -212,9 +237,25 @@ class Composite:
     def vocab_size(self) -> int:
         return self.members[0].model.vocab_size
 
+    def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
+        """See `Composed`; the passes of members are counted by their names, whatever the role."""
+        if segment.tokens is None:
+            raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
+        contexts, stays = cast(Contexts, segment.cache), segment.stays
+        whole = contexts.open(segment)
+        n = len(whole)
+        wanted = np.arange(n) if whole.logit_rows is None else np.asarray(whole.logit_rows, dtype=np.int64)
+        part = Part(whole, contexts, wanted, whole.positions[wanted] >= contexts.prompt_length - 1)
+        scored = yield from self.composed(part, taps)
+        return Scored(scored.logits, {tap: states[stays:] for tap, states in scored.hidden.items()})
+
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what it makes of its members: define composed")
+
     def new_cache(self) -> KVCache:
         # Whoever looks for keys and values in it asks for `readings`; all else is the same.
-        readers = [Reader(member, member.model.new_cache(), self.prompt_length) for member in self.members]
+        readers = [MemberReading(member, member.model.new_cache(), self.prompt_length) for member in self.members]
         return cast(KVCache, Contexts(readers, self.prompt_length))
 
 
@@ -230,6 +271,13 @@ class Part:
     contexts: Contexts
     wanted: np.ndarray
     output: np.ndarray
+
+    def read(self, number: int, rows: Rows | None, taps: Sequence[int] = ()) -> Asking[Scored]:
+        """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed; of none for None."""
+        if rows is None:
+            return Scored(torch.empty(0))
+        reader = self.contexts.readers[number]
+        return (yield from reader.read(self.segment, rows, self.contexts.tokens, taps, reader.member.name))
 
     def everything(self) -> Rows:
         """All rows are read."""
@@ -250,57 +298,3 @@ class Part:
         else:
             fed = np.flatnonzero(self.segment.mask[wanted].any(axis=0))
         return Rows(fed[self.segment.positions[fed] >= self.contexts.readers[number].first], wanted)
-
-
-def begin(batch: Batch, layers: Sequence[int] | None) -> list[Part]:
-    """The segments, their contexts ready for a pass. Raises UnsupportedModel for passes a source cannot make."""
-    if layers is not None:
-        raise UnsupportedModel("a logit source always runs all layers of its models: use another drafter")
-    parts = []
-    for segment in batch.segments:
-        if segment.tokens is None:
-            raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
-        contexts, n = cast(Contexts, segment.cache), len(segment)
-        contexts.open(segment.tokens)
-        wanted = np.arange(n) if segment.logit_rows is None else np.asarray(segment.logit_rows, dtype=np.int64)
-        parts.append(Part(segment, contexts, wanted, segment.positions[wanted] >= contexts.prompt_length - 1))
-    return parts
-
-
-def read(
-    parts: Sequence[Part], asked: Mapping[int, Sequence[Rows | None]], taps: Sequence[int] = ()
-) -> tuple[dict[int, list[torch.Tensor]], dict[int, torch.Tensor]]:
-    """Ask members, by number, about the segments; members of one model share a pass.
-
-    Returns the logits [wanted, vocab] per member and segment, of no rows where nothing was asked, and the hidden states
-    [N, hidden] of member 0, which must have been fed all rows if there are taps.
-    """
-    passes: dict[LanguageModel, list[tuple[int, int, Segment]]] = {}
-    for number, questions in asked.items():
-        for place, (part, rows) in enumerate(zip(parts, questions, strict=True)):
-            if rows is None:
-                continue
-            reader, counts = part.contexts.readers[number], part.contexts.counts
-            before = reader.cache.next_position
-            own = reader.prepare(part.segment, rows, part.contexts.tokens)
-            passes.setdefault(reader.member.model, []).append((number, place, own))
-            ahead = reader.cache.next_position - before
-            counts[f"{reader.member.name} passes"] += 1 + ahead // _CHUNK
-            counts[f"{reader.member.name} rows"] += len(own) + ahead
-    nothing = torch.empty(0)
-    logits: dict[int, list[torch.Tensor]] = {number: [nothing] * len(parts) for number in asked}
-    hidden: dict[int, list[torch.Tensor]] = {tap: [] for tap in taps}
-    for model, questions_of in passes.items():
-        tapped = taps if any(number == 0 for number, _, _ in questions_of) else ()
-        scores = model.forward(Batch([own for _, _, own in questions_of]), taps=tapped)
-        for index, (number, place, _) in enumerate(questions_of):
-            logits[number][place] = scores.of(index)
-            for tap in tapped if number == 0 else ():
-                hidden[tap].append(scores.hidden_of(index, tap)[-len(parts[place].segment) :])
-    return logits, {tap: torch.cat(states) for tap, states in hidden.items()}
-
-
-def scores_of(batch: Batch, logits: list[torch.Tensor], hidden: dict[int, torch.Tensor]) -> Scores:
-    """The segments' logits as what a pass returns."""
-    flat = logits[0] if len(logits) == 1 else torch.cat(logits)
-    return Scores(flat, batch.logit_rows[1], hidden, batch.offsets)

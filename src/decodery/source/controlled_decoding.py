@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from ..core.ask import Asking, Scored, score
 from ..errors import SettingsError
-from ..model.batch import Batch, Scores
-from ..model.protocol import LanguageModel
+from ..model.batch import Segment
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from .base import EXCLUDED, Source
-from .contexts import Composite, Member, Part, Rows, begin, read, scores_of
+from .contexts import Composite, Member, Part
 from .value import Value, fitted
 
 
@@ -42,7 +43,7 @@ class ControlledDecoding(Source):
         if self.k < 1:
             raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         value = fitted(self.value, model.config)
         return _Controlled((Member("model", model),), len(prompt), value=value, strength=self.strength, k=self.k)
 
@@ -53,58 +54,46 @@ class _Controlled(Composite):
     strength: float = field(kw_only=True)
     k: int = field(kw_only=True)
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        parts = begin(batch, layers)
-        logits, hidden = read(parts, {0: [part.everything() for part in parts]}, taps)
-        asked = [number for number, part in enumerate(parts) if part.output.any()]
-        laws, likeliest = {}, {}
-        for number in asked:
-            laws[number] = logits[0][number][torch.from_numpy(parts[number].output)].log_softmax(dim=-1)
-            likeliest[number] = laws[number].topk(min(self.k, self.vocab_size), dim=-1)
-        values = self._values([(parts[number], likeliest[number].indices) for number in asked])
-        for number, worth in zip(asked, values, strict=True):
-            logp, tokens = likeliest[number]
-            scored = (laws[number] - EXCLUDED).scatter_(1, tokens, logp + self.strength * worth.to(logp))
-            logits[0][number] = logits[0][number].clone()
-            logits[0][number][torch.from_numpy(parts[number].output)] = scored
-        return scores_of(batch, logits[0], hidden)
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        given = yield from part.read(0, part.everything(), taps)
+        if not part.output.any():
+            return given
+        rows = torch.from_numpy(part.output)
+        law = given.logits[rows].log_softmax(dim=-1)
+        logp, tokens = law.topk(min(self.k, self.vocab_size), dim=-1)
+        worth = yield from self._values(part, tokens)
+        logits = given.logits.clone()
+        logits[rows] = (law - EXCLUDED).scatter_(1, tokens, logp + self.strength * worth.to(logp))
+        return replace(given, logits=logits)
 
-    def _values(self, asked: list[tuple[Part, torch.Tensor]]) -> list[torch.Tensor]:
-        """The values [m, k] of the prefixes that every part's m output rows make with their candidate tokens [m, k]."""
-        found: list[torch.Tensor] = []
-        if self.strength == 0.0 or not asked:
-            return [torch.zeros(tokens.shape) for _, tokens in asked]
-        parts = [_with_children(part, tokens.cpu().numpy()) for part, tokens in asked]
-        hidden: dict[int, torch.Tensor] = {}
+    def _values(self, part: Part, tokens: torch.Tensor) -> Asking[torch.Tensor]:
+        """The values [m, k] of the prefixes that the m output rows make with their candidate tokens [m, k]."""
+        if self.strength == 0.0:
+            return torch.zeros(tokens.shape)
+        states: dict[int, torch.Tensor] = {}
         if self.value.taps:
-            questions = [Rows(np.arange(len(each.segment)), each.wanted) for each in parts]
-            _, hidden = read(parts, {0: questions}, self.value.taps)
-        first = 0
-        for (part, tokens), extended in zip(asked, parts, strict=True):
-            last = first + len(extended.segment)
-            own = {tap: states[last - tokens.numel() : last] for tap, states in hidden.items()}
-            above = [part.prefix(row) for row in part.wanted[part.output].tolist()]
-            prefixes = [[*above[i], token] for i, row in enumerate(tokens.tolist()) for token in row]
-            found.append(self.value(prefixes, own).view(tokens.shape))
-            part.contexts.counts["values"] += tokens.numel()
-            first = last
-        return found
+            children = _children(part, tokens.cpu().numpy())
+            states = (yield from score(self.members[0].model, children, self.value.taps, "value")).hidden
+        above = [part.prefix(row) for row in part.wanted[part.output].tolist()]
+        prefixes = [[*above[i], token] for i, row in enumerate(tokens.tolist()) for token in row]
+        part.contexts.counts["values"] += tokens.numel()
+        return self.value(prefixes, states).view(tokens.shape)
 
 
-def _with_children(part: Part, tokens: np.ndarray) -> Part:
-    """The part's rows again, then candidate tokens [m, k] below each of its m output rows; no logits are wanted."""
-    segment, n = part.segment, len(part.segment)
-    assert segment.tokens is not None
+def _children(part: Part, tokens: np.ndarray) -> Segment:
+    """Candidate tokens [m, k] below each of the part's m output rows, whose rows stay; no logits are wanted."""
+    reader, n = part.contexts.readers[0], len(part.segment)
     parents = np.repeat(part.wanted[part.output], tokens.shape[1])
-    mask = np.zeros((n + len(parents),) * 2, dtype=bool)
-    mask[:n, :n] = np.tri(n, dtype=bool) if segment.mask is None else segment.mask
-    mask[n:, :n] = mask[parents, :n]
-    mask[np.arange(n, len(mask)), np.arange(n, len(mask))] = True
-    extended = replace(
-        segment,
-        positions=np.concatenate((segment.positions, segment.positions[parents] + 1)),
-        tokens=np.concatenate((segment.tokens, tokens.reshape(-1))),
+    first = reader.lag + n
+    mask = np.zeros((len(parents), first + len(parents)), dtype=bool)
+    mask[:, : reader.lag] = True
+    mask[:, reader.lag : first] = part.segment.seen()[parents]
+    mask[np.arange(len(parents)), first + np.arange(len(parents))] = True
+    return Segment(
+        part.segment.positions[parents] + 1,
+        tokens.reshape(-1),
         mask=mask,
+        cache=reader.cache,
         logit_rows=[],
+        stays=first,
     )
-    return Part(extended, part.contexts, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 
+from ..core.ask import Asking, Composed, Scored, score
 from ..errors import SettingsError, UnsupportedModel
-from ..model.batch import Batch, Scores
+from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..model.transformer import Transformer
 from ..registry import register
 from ..sample.base import require_number
@@ -49,7 +49,7 @@ class DoLa(Source):
     def __post_init__(self) -> None:
         require_number("the plausible of dola", self.plausible, above=0.0, most=1.0)
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer):
             raise UnsupportedModel(
                 "dola reads the layers of the model itself: load it without the transformers adapter"
@@ -72,7 +72,7 @@ def candidates(layers: Literal["low", "high"] | tuple[int, ...], total: int, tie
 
 
 @dataclass(frozen=True)
-class _Contrasting:
+class _Contrasting(Composed):
     model: Transformer
     candidates: tuple[int, ...]
     plausible: float
@@ -93,22 +93,22 @@ class _Contrasting:
     def new_cache(self) -> KVCache:
         return self.model.new_cache()
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        scores = self.model.forward(batch, taps=sorted({*taps, *self.candidates}), layers=layers)
-        rows, bounds = batch.logit_rows
+    def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
+        scored = yield from score(self.model, segment, sorted({*taps, *self.candidates}), role)
+        rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
+        wanted = torch.tensor([*rows], dtype=torch.long)
         head = self.model.project if self.published else self.model.head
         at_once, parts = max(1, _EARLY_ROWS // len(self.candidates)), []
-        for first in range(0, len(rows), at_once):
-            index = torch.from_numpy(rows[first : first + at_once]).to(self.device)
+        for first in range(0, len(wanted), at_once):
+            index = wanted[first : first + at_once].to(self.device)
             # One call for all layers, because the head's weights are what it costs.
-            early = head(torch.cat([scores.hidden[layer][index] for layer in self.candidates]))
-            last = scores.logits[first : first + at_once]
+            early = head(torch.cat([scored.hidden[layer][index] for layer in self.candidates]))
+            last = scored.logits[first : first + at_once]
             layered = early.view(len(self.candidates), len(last), -1)
             parts.append(contrast(last, layered, self.plausible, from_mean=self.published))
-        for segment, wanted in zip(batch.segments, np.diff(bounds).tolist(), strict=True):
-            if segment.cache is not None:
-                segment.cache.counts["early head rows"] += wanted * len(self.candidates)
-        return replace(scores, logits=torch.cat(parts) if parts else scores.logits)
+        if segment.cache is not None:
+            segment.cache.counts["early head rows"] += len(wanted) * len(self.candidates)
+        return Scored(torch.cat(parts) if parts else scored.logits, {tap: scored.hidden[tap] for tap in taps})
 
 
 def contrast(last: torch.Tensor, early: torch.Tensor, plausible: float, *, from_mean: bool) -> torch.Tensor:

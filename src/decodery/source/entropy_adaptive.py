@@ -10,15 +10,15 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from ..core.ask import Asking, Scored
 from ..errors import SettingsError
-from ..model.batch import Batch, Scores
 from ..model.named import named
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_count
 from ..sample.entropy import entropy
 from .base import Source
-from .contexts import Composite, Member, Part, Rows, begin, read, scores_of
+from .contexts import Composite, Member, Part, Rows
 
 _SMALL, _LARGE = 0, 1
 
@@ -54,7 +54,7 @@ class EntropyAdaptive(Source):
         if self.window < 1 or math.isnan(self.threshold):
             raise SettingsError("entropy-adaptive needs window >= 1 and a threshold in bits")
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         members = (Member("small", named(self.small)), Member("large", model))
         return _Switching(members, len(prompt), threshold=self.threshold, window=self.window, stay=self.stay)
 
@@ -73,18 +73,15 @@ class _Switching(Composite):
     window: int = field(kw_only=True)
     stay: int = field(kw_only=True)
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        parts = begin(batch, layers)
-        walks = [_Walk(self, part) for part in parts]
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        walk = _Walk(self, part)
         # Whose turn it is at the root reads all rows; whoever takes over below it, what is then left.
-        for ask in (_Walk.first, _Walk.rest):
-            questions = [ask(walk) for walk in walks]
-            asked = {who: [rows if who == number else None for number, rows in questions] for who in (_SMALL, _LARGE)}
-            logits, _ = read(parts, asked)
-            for place, (walk, (number, rows)) in enumerate(zip(walks, questions, strict=True)):
-                if rows is not None:
-                    walk.learn(number, rows.wanted, logits[number][place])
-        return scores_of(batch, [walk.finish() for walk in walks], {})
+        for ask in (walk.first, walk.rest):
+            number, rows = ask()
+            if rows is not None:
+                scored = yield from part.read(number, rows)
+                walk.learn(number, rows.wanted, scored.logits)
+        return Scored(walk.finish())
 
     def after(self, state: _State, bits: float) -> _State:
         """The state after a token whose law had this entropy."""

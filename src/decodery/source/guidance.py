@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ..model.batch import Batch, Scores
-from ..model.protocol import LanguageModel
+from ..core.ask import Asking, Scored, together
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from .base import Source, token_ids
-from .contexts import Composite, Member, Rows, begin, read, scores_of
+from .contexts import Composite, Member, Part
 
 
 @register(
@@ -37,7 +37,7 @@ class Guidance(Source):
     def encoded(self, encode: Callable[[str], list[int]]) -> Guidance:
         return replace(self, negative=tuple(encode(self.negative))) if isinstance(self.negative, str) else self
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         negative = (prompt[-1],) if self.negative is None else self.negative
         negative = token_ids(negative, "guidance", "negative", model.vocab_size)
         if self.scale == 1.0:
@@ -50,19 +50,15 @@ class Guidance(Source):
 class _Guided(Composite):
     scale: float = field(kw_only=True)
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        parts = begin(batch, layers)
-        asked: dict[int, list[Rows | None]] = {
-            0: [part.everything() for part in parts],
-            1: [part.only(1, part.wanted[part.output]) for part in parts],
-        }
-        logits, hidden = read(parts, asked, taps)
-        for number, part in enumerate(parts):
-            if part.output.any():
-                given, guided = logits[0][number], torch.from_numpy(part.output)
-                logits[0][number] = given.clone()
-                logits[0][number][guided] = guide(given[guided], logits[1][number], self.scale)
-        return scores_of(batch, logits[0], hidden)
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        given, against = yield from together(
+            [part.read(0, part.everything(), taps), part.read(1, part.only(1, part.wanted[part.output]))]
+        )
+        if not part.output.any():
+            return given
+        guided, logits = torch.from_numpy(part.output), given.logits.clone()
+        logits[guided] = guide(given.logits[guided], against.logits, self.scale)
+        return replace(given, logits=logits)
 
 
 def guide(given: torch.Tensor, against: torch.Tensor, scale: float) -> torch.Tensor:

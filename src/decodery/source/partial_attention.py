@@ -19,7 +19,7 @@ from ..model.attention import attend, rotate
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.graphs import StaticStep
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..model.store import replacing, written
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer
@@ -108,7 +108,7 @@ class PartialAttention(Source):
 
     weights: PartialWeights | str
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
             raise UnsupportedModel("partial attention needs the model in floating point: load it with dtype='float32'")
         weights = (
@@ -145,10 +145,11 @@ class PartialCache(KVCache):
     def slot_bytes(self) -> int:
         return super().slot_bytes + self.source.slot_bytes
 
-    def reserve(self, positions: np.ndarray) -> None:
-        super().reserve(positions)
-        self._rows = np.flatnonzero(positions < self.source_length)
-        self.source.reserve(positions[self._rows])
+    def reserve(self, positions: np.ndarray, stays: int = 0) -> None:
+        super().reserve(positions, stays)
+        kept, new = self._rows[self._rows < stays], np.flatnonzero(positions < self.source_length)
+        self._rows = np.concatenate((kept, stays + new))
+        self.source.reserve(positions[new], len(kept))
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
@@ -207,7 +208,7 @@ class PartialTransformer(Transformer):
                 kept = segment.cache.source
                 kept.write(index, keys, values)
                 seen_keys, seen_values = kept.view(index)
-                slots = np.concatenate((kept.positions[index, : kept.length], slots))
+                slots = kept.positions[index, : kept.length + kept.scratch]
             else:
                 seen_keys, seen_values = keys.transpose(0, 1), values.transpose(0, 1)
             seen = slots[None, :] <= segment.positions[:, None]

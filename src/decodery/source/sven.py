@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import SettingsError, UnsupportedModel
 from ..model.prefix import Prefixed, Prefixes
 from ..model.prefixes import WEIGHTS, shipped_for
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Source
 
@@ -33,7 +33,7 @@ class SVEN(Source):
     control: str = "secure"
     prefix: Prefixes | str | None = None
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)
         if found is None:
             raise SettingsError(

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from ..core.ask import Asking, Scored, score_all
 from ..core.noise import gumbel_argmax
 from ..errors import SettingsError
-from ..model.batch import Batch, Scores, Segment
+from ..model.batch import Segment
 from ..model.named import named
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from .base import EXCLUDED, Source, token_ids
-from .contexts import Composite, Member, Part, begin, read, scores_of
+from .contexts import Composite, Member, Part
 from .value import Reward
 
 _ROLLOUT = 31
@@ -64,7 +65,7 @@ class TransferQ(Source):
     def encoded(self, encode: Callable[[str], list[int]]) -> TransferQ:
         return replace(self, prompt=tuple(encode(self.prompt))) if isinstance(self.prompt, str) else self
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         own = None if self.prompt is None else token_ids(self.prompt, "transfer-q", "prompt", model.vocab_size)
         baseline = model if self.baseline is None else named(self.baseline)
         members = (Member("model", model), Member("baseline", baseline, own))
@@ -75,24 +76,21 @@ class TransferQ(Source):
 class _Transferred(Composite):
     settings: TransferQ = field(kw_only=True)
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        parts = begin(batch, layers)
-        logits, hidden = read(parts, {0: [part.everything() for part in parts]}, taps)
-        for number, part in enumerate(parts):
-            if part.output.any():
-                rows = torch.from_numpy(part.output)
-                given = logits[0][number][rows]
-                top = given.topk(min(self.settings.k, self.vocab_size), dim=-1)
-                worth = (
-                    self._worth(part, top.indices.tolist()) if self.settings.weight else torch.zeros(top.values.shape)
-                )
-                steered = top.values + self.settings.weight * worth.to(given)
-                scored = (given - EXCLUDED).scatter_(1, top.indices, steered)
-                logits[0][number] = logits[0][number].clone()
-                logits[0][number][rows] = scored
-        return scores_of(batch, logits[0], hidden)
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        given = yield from part.read(0, part.everything(), taps)
+        if not part.output.any():
+            return given
+        rows = torch.from_numpy(part.output)
+        top = given.logits[rows].topk(min(self.settings.k, self.vocab_size), dim=-1)
+        worth = torch.zeros(top.values.shape)
+        if self.settings.weight:
+            worth = yield from self._worth(part, top.indices.tolist())
+        steered = top.values + self.settings.weight * worth.to(top.values)
+        logits = given.logits.clone()
+        logits[rows] = (given.logits[rows] - EXCLUDED).scatter_(1, top.indices, steered)
+        return replace(given, logits=logits)
 
-    def _worth(self, part: Part, candidates: list[list[int]]) -> torch.Tensor:
+    def _worth(self, part: Part, candidates: list[list[int]]) -> Asking[torch.Tensor]:
         """[m, k] float64: what the m output rows of `part` are worth with each of their candidate tokens."""
         settings, counts, start = self.settings, part.contexts.counts, part.contexts.prompt_length
         texts = [part.prefix(row) for row in part.wanted[part.output].tolist()]
@@ -102,7 +100,8 @@ class _Transferred(Composite):
             for token in tokens
             for _ in range(settings.rollouts)
         ]
-        prompt, outputs = texts[0][:start], [text[start:] for text in self._roll_out(part, begun)]
+        rolled = yield from self._roll_out(part, begun)
+        prompt, outputs = texts[0][:start], [text[start:] for text in rolled]
         counts["rewards"] += len(outputs)
         rewards = np.asarray(settings.reward(prompt, outputs), dtype=np.float64).reshape(-1, settings.rollouts)
         against = None
@@ -111,11 +110,11 @@ class _Transferred(Composite):
             against = np.asarray(settings.against(prompt, outputs), dtype=np.float64).reshape(rewards.shape)
         return torch.from_numpy(expected_reward(rewards, against, settings.beta)).view(len(texts), -1)
 
-    def _roll_out(self, part: Part, begun: list[list[int]]) -> list[list[int]]:
+    def _roll_out(self, part: Part, begun: list[list[int]]) -> Asking[list[list[int]]]:
         """The texts, each continued by the baseline: together, on forks of what it has read."""
-        settings, reader, counts = self.settings, part.contexts.readers[1], part.contexts.counts
-        model = reader.member.model
-        counts["baseline rows"] += reader.catch_up(part.contexts.tokens)
+        settings, reader = self.settings, part.contexts.readers[1]
+        model, role = reader.member.model, reader.member.name
+        yield from reader.catch_up(part.contexts.tokens, role)
         texts, caches = [list(text) for text in begun], [reader.cache.fork() for _ in begun]
         fresh = [reader.tokens(text, len(text))[reader.cache.next_position :] for text in texts]
         for _ in range(settings.length):
@@ -128,9 +127,8 @@ class _Transferred(Composite):
             if not active:
                 break
             segments = [Segment.chunk(fresh[i], caches[i], logit_rows=[len(fresh[i]) - 1]) for i in active]
-            laws = model.forward(Batch(segments)).logits
-            counts["baseline passes"] += 1
-            counts["baseline rows"] += sum(map(len, segments))
+            found = yield from score_all(model, segments, (), role)
+            laws = torch.cat([each.logits for each in found])
             if settings.rollouts == 1:
                 drawn = laws.argmax(dim=-1).tolist()
             else:

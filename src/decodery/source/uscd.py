@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from ..model.batch import Batch, Scores
-from ..model.protocol import LanguageModel
+from ..core.ask import Asking, Scored, together
+from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.entropy import row_sums
 from .base import EXCLUDED, Source, token_ids
-from .contexts import Composite, Member, Rows, begin, read, scores_of
+from .contexts import Composite, Member, Part
 
 
 @register(
@@ -53,7 +53,7 @@ class USCD(Source):
     def encoded(self, encode: Callable[[str], list[int]]) -> USCD:
         return replace(self, lame=tuple(encode(self.lame))) if isinstance(self.lame, str) else self
 
-    def over(self, model: LanguageModel, prompt: Sequence[int]) -> LanguageModel:
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         lame = token_ids(self.lame, "uscd", "lame", model.vocab_size)
         members = (Member("prompt", model), Member("lame", model, lame))
         return _Selective(members, len(prompt), settings=replace(self, lame=()))
@@ -63,32 +63,27 @@ class USCD(Source):
 class _Selective(Composite):
     settings: USCD = field(kw_only=True)
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        parts, settings = begin(batch, layers), self.settings
-        asked: dict[int, list[Rows | None]] = {0: [part.everything() for part in parts]}
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        settings, everything = self.settings, part.everything()
         if settings.deferred:
-            logits, hidden = read(parts, asked, taps)
+            given = yield from part.read(0, everything, taps)
         else:
-            lame = {1: [part.only(1, part.wanted[part.output]) for part in parts]}
-            logits, hidden = read(parts, asked | lame, taps)
-        unsure = []
-        for part, given in zip(parts, logits[0], strict=True):
-            marked = part.output.copy()
-            if marked.any():
-                marked[marked] = collision_mass(given[torch.from_numpy(marked)]) <= settings.confident
-            unsure.append(marked)
+            lame = part.only(1, part.wanted[part.output])
+            given, poorer = yield from together([part.read(0, everything, taps), part.read(1, lame)])
+        unsure = part.output.copy()
+        if unsure.any():
+            unsure[unsure] = collision_mass(given.logits[torch.from_numpy(unsure)]) <= settings.confident
+        if not unsure.any():
+            return given
         if settings.deferred:
-            lame = {1: [part.only(1, part.wanted[marked]) for part, marked in zip(parts, unsure, strict=True)]}
-            logits |= read(parts, lame)[0]
-        for number, (part, marked) in enumerate(zip(parts, unsure, strict=True)):
-            if marked.any():
-                given, poorer, rows = logits[0][number], logits[1][number], torch.from_numpy(marked)
-                if not settings.deferred:
-                    poorer = poorer[torch.from_numpy(marked[part.output])]
-                logits[0][number] = given.clone()
-                logits[0][number][rows] = contrast(given[rows], poorer, settings.weight, settings.plausible)
-                part.contexts.note({int(row): ("contrasted tokens",) for row in part.wanted[marked]})
-        return scores_of(batch, logits[0], hidden)
+            poorer = yield from part.read(1, part.only(1, part.wanted[unsure]))
+            against = poorer.logits
+        else:
+            against = poorer.logits[torch.from_numpy(unsure[part.output])]
+        rows, logits = torch.from_numpy(unsure), given.logits.clone()
+        logits[rows] = contrast(given.logits[rows], against, settings.weight, settings.plausible)
+        part.contexts.note({int(row): ("contrasted tokens",) for row in part.wanted[unsure]})
+        return replace(given, logits=logits)
 
 
 def collision_mass(logits: torch.Tensor) -> np.ndarray:

@@ -15,14 +15,17 @@ import numpy as np
 import torch
 
 from ..budget.base import Policy
+from ..core.ask import Scored, drive
+from ..core.ask import score as scored_by
 from ..core.noise import gumbel
 from ..core.sequence import Sequence
 from ..decode.engine import Engine
 from ..decode.request import Request
+from ..decode.schedule import Limits
 from ..draft.base import Drafter
-from ..model.batch import Batch, Segment
+from ..model.batch import Segment
 from ..model.cache import KVCache
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..sample.base import Context
 from ..sample.sampler import Sampler
 from ..source.base import Source
@@ -31,6 +34,9 @@ from ..verify.base import Rule
 from ..verify.coupled import Coupled
 from .models import TableModel
 from .statistics import chi_square
+
+_UNLIMITED = Limits(rows=1 << 20)
+"""Drafts of hundreds of texts at a time are not trimmed."""
 
 
 class LawBroken(AssertionError):
@@ -53,7 +59,7 @@ def decode(
     together: bool = True,
 ) -> list[Sequence]:
     """Finished sequences for every prompt and seed; all in one batch, or one after another."""
-    engine = Engine(model, prefill_chunk=prefill_chunk, pass_seconds=_even_passes)
+    engine = Engine(model, prefill_chunk=prefill_chunk, pass_seconds=_even_passes, limits=_UNLIMITED)
     finished: list[Sequence] = []
     for prompt, seed in itertools.product(prompts, seeds):
         request = Request(
@@ -128,7 +134,7 @@ def first_difference(expected: Ordered[int], got: Ordered[int]) -> int:
     return next((at for at, (a, b) in pairs if a != b), min(len(expected), len(got)))
 
 
-def margin(model: LanguageModel, expected: Sequence, got: Sequence, at: int) -> float:
+def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
     """By how much `expected` preferred its token at output position `at` over `got`'s: a score difference in nats.
 
     The score is what the token is the argmax of: warped logits, and the request's noise where it samples. Infinite
@@ -137,11 +143,11 @@ def margin(model: LanguageModel, expected: Sequence, got: Sequence, at: int) -> 
     if at >= min(len(expected.generated), len(got.generated)):
         return float("inf")
     tokens = expected.tokens[: expected.prompt_length + at]
-    scores = model.forward(Batch([Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])]))
+    scored: Scored = drive(scored_by(model, Segment.chunk(tokens, model.new_cache(), logit_rows=[len(tokens) - 1])))
     sampler = expected.sampler
     prompt, written = tokens[: expected.prompt_length], tokens[expected.prompt_length :]
     start = sampler.context(prompt, len(prompt), sampler.init(prompt), expected.seed)
-    law = sampler.law(scores.logits, [sampler.ahead(start, written)])[0]
+    law = sampler.law(scored.logits, [sampler.ahead(start, written)])[0]
     pair = torch.tensor([expected.generated[at], got.generated[at]])
     score = law[pair].double()
     if not sampler.greedy:
@@ -190,7 +196,7 @@ def check_state(
     The prompts run in one batch, each twice: the second one shares the first one's prefill by a fork and has a seed of
     its own. Returns the largest absolute difference seen.
     """
-    engine = Engine(model, prefill_chunk=7, pass_seconds=_even_passes)
+    engine = Engine(model, prefill_chunk=7, pass_seconds=_even_passes, limits=_UNLIMITED)
     sampler, rule = sampler or Sampler.from_settings(), rule or Coupled()
     running: list[Sequence] = []
     for prompt in prompts:
@@ -201,6 +207,7 @@ def check_state(
     worst = 0.0
     while any(not seq.finished for seq in running):
         for seq in engine.step():
+            assert isinstance(seq, Sequence)
             worst = max(worst, distance_to_fresh(model, seq))
             if worst > tolerance:
                 raise LawBroken(f"after {len(seq.tokens)} tokens the cache is {worst:.2e} away from a fresh prefill")
@@ -222,7 +229,7 @@ def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     return max(_distance(model, cache, tokens) for model, cache, tokens in seq.cache.readings())
 
 
-def _distance(model: LanguageModel, cache: KVCache, tokens: Ordered[int]) -> float:
+def _distance(model: Reader, cache: KVCache, tokens: Ordered[int]) -> float:
     """Largest difference between `cache` and a fresh one that read `tokens`."""
     n, stop = len(tokens), cache.prefix + len(tokens)
     places = np.arange(-cache.prefix, n)
@@ -231,7 +238,7 @@ def _distance(model: LanguageModel, cache: KVCache, tokens: Ordered[int]) -> flo
     if n == 0:
         return 0.0
     fresh = model.new_cache()
-    model.forward(Batch([Segment.chunk(tokens, fresh, logit_rows=[])]))
+    drive(scored_by(model, Segment.chunk(tokens, fresh, logit_rows=[])))
     fresh.keep(range(n))
     return float((cache.data[:, :, :, :stop] - fresh.data[:, :, :, :stop]).abs().max())
 

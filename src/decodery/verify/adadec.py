@@ -70,4 +70,4 @@ class AdaDec(Lookahead):
 
 def uncertainty(view: View, node: int) -> float:
     """Entropy, in nats, of the model's own distribution after `node`."""
-    return float(entropy(view.laws.logits[node : node + 1].float().log_softmax(dim=-1)))
+    return float(entropy(view.laws.row(node)[None].float().log_softmax(dim=-1)))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import numpy as np
 import torch
 
+from ..core.ask import Asking, score
 from ..core.sequence import Sequence
+from ..core.trace import Step
 from ..core.tree import Origin, TokenTree
+from ..model.batch import Segment
 from ..sample.base import Context
 
 
@@ -21,32 +27,62 @@ class Accepted:
     bonus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Undecided:
-    """A rule's wish to see more rows: a further pass scores `tree`, and the rule is asked again.
-
-    tree: rooted at the pending token. notes: what the rule wants to find in `seq.asked` then.
-    """
-
-    tree: TokenTree
-    notes: Any = None
-
-
 class Laws:
     """The target's distributions at the nodes of one sequence's tree, worked out for the nodes a rule visits.
 
     A node's law depends on its own path: penalties count the path's tokens, stateful warps own a state per node.
-    hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped.
+    hidden: {layer: [n, hidden]} of the tree's nodes, as the rule tapped. first: rows of the pass before the root's.
     """
 
     def __init__(
-        self, tree: TokenTree, logits: torch.Tensor, seq: Sequence, hidden: dict[int, torch.Tensor] | None = None
+        self,
+        tree: TokenTree,
+        logits: torch.Tensor,
+        seq: Sequence,
+        hidden: dict[int, torch.Tensor] | None = None,
+        first: int = 0,
     ) -> None:
         self.tree = tree
-        self.logits = logits
         self.seq = seq
         self.hidden = hidden or {}
+        self.first = first
         self._contexts = {0: seq.context()}
+        # Rows come in parts where a rule lets the tree grow; they are put together when somebody wants all of them.
+        self._parts = [logits]
+        self._starts = [0]
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[n, vocab] of all nodes, the model's own."""
+        if len(self._parts) > 1:
+            self._parts, self._starts = [torch.cat(self._parts)], [0]
+        return self._parts[0]
+
+    def row(self, node: int) -> torch.Tensor:
+        """[vocab] logits of a node, the model's own."""
+        part = bisect_right(self._starts, node) - 1
+        return self._parts[part][node - self._starts[part]]
+
+    def grow(self, runs: Iterable[Ordered[int]]) -> Asking[None]:
+        """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
+
+        Their rows stand behind the tree's in the cache, so that nothing is read twice. The trace counts the pass.
+        """
+        seq, known = self.seq, len(self.tree)
+        self.tree = self.tree.extended(runs)
+        fresh = np.arange(known, len(self.tree))
+        mask = np.zeros((len(fresh), self.first + len(self.tree)), dtype=bool)
+        mask[:, : self.first] = True
+        mask[:, self.first :] = self.tree.ancestor_mask()[known:]
+        positions = seq.cache.next_position + self.first + self.tree.depths[fresh]
+        segment = Segment(positions, self.tree.tokens[fresh], mask=mask, cache=seq.cache, stays=self.first + known)
+        taps = tuple(self.hidden)
+        scored = yield from score(seq.model, segment, taps)
+        self._starts.append(known)
+        self._parts.append(scored.logits)
+        self.hidden = {tap: torch.cat((rows, scored.hidden[tap])) for tap, rows in self.hidden.items()}
+        counts: dict[str, float] = {"extra_passes": 1, "extra_rows": len(fresh)}
+        seq.trace.steps.append(Step(nodes=len(fresh), rows=len(fresh), counts=counts))
 
     def context(self, node: int) -> Context:
         """History of the token to be chosen after `node`."""
@@ -54,7 +90,7 @@ class Laws:
             parent = int(self.tree.parents[node])
             before = self.context(parent)
             token = int(self.tree.tokens[node])
-            self._contexts[node] = self.seq.sampler.extend(before, token, self.logits[parent])
+            self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent))
         return self._contexts[node]
 
     def position(self, node: int) -> int:
@@ -67,7 +103,7 @@ class Laws:
             # A slice; a list of indices would have to be sent to the device, and waited for.
             rows = self.logits[nodes.start : nodes.stop : nodes.step]
         else:
-            rows = self.logits[nodes[0] : nodes[0] + 1] if len(nodes) == 1 else self.logits[list(nodes)]
+            rows = self.row(nodes[0])[None] if len(nodes) == 1 else self.logits[list(nodes)]
         return self.seq.sampler.law(rows, [self.context(node) for node in nodes])
 
     def probabilities(self, node: int) -> torch.Tensor:
@@ -97,9 +133,10 @@ class Rule:
     draws: ClassVar[bool] = False
     checks: ClassVar[bool] = False
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Undecided:
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Asking[Accepted]:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.
 
-        A rule that must see more first says so, as often as it needs to; nothing becomes text before it decides.
+        A rule that must see more first is a generator that lets the tree grow, see `Laws.grow`, as often as it needs
+        to; nothing becomes text before it decides.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say what it accepts: define choose(tree, laws, seq)")

@@ -28,7 +28,7 @@ class CNTP(Lookahead):
     with one of `stops` (ids, such as the authors' list), at the end of text or after `length` tokens, a bound that the
     paper does not have. perplexity: under the sampler's distribution or the model's own. The published settings go with
     temperature 0.8 and top-p 0.95; at temperature 0 there is one trial. Extra: one pass per token of the longest trial,
-    over all tokens of all trials so far; counted in the trace.
+    over the newest token of each; counted in the trace.
     """
 
     least: int = 1
@@ -58,7 +58,7 @@ class CNTP(Lookahead):
         seq, laws = view.seq, view.laws
         number = 1
         if self.most > 1 and not seq.sampler.greedy:
-            rows = laws.logits[node : node + 1].float() if self.entropy == "raw" else laws.rows([node])
+            rows = laws.row(node)[None].float() if self.entropy == "raw" else laws.rows([node])
             number = self.trials(float(entropy(rows.log_softmax(dim=-1))))
         if number == 1:
             return (laws.picks([node])[0],)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from .base import Accepted, Laws, Rule, Undecided
+from .base import Accepted, Laws, Rule
 
 Run = tuple[int, ...]
-Notes = dict[tuple[Run, int], tuple[int, float]]
 
 
 class View:
@@ -19,13 +19,16 @@ class View:
     room: how many tokens the text may still grow by in the model's context.
     """
 
-    def __init__(self, tree: TokenTree, laws: Laws, seq: Sequence) -> None:
-        self.tree = tree
+    def __init__(self, laws: Laws, seq: Sequence) -> None:
         self.laws = laws
         self.seq = seq
         self.room = seq.model.config.max_positions - len(seq.tokens)
-        self.notes: Notes = seq.asked.notes if seq.asked is not None else {}
+        self.notes: dict[tuple[int, Run, int], tuple[int, float]] = {}
         self.asked: list[Run] = []
+
+    @property
+    def tree(self) -> TokenTree:
+        return self.laws.tree
 
     def path(self, node: int) -> Run:
         """Tokens from below the root down to `node`."""
@@ -40,7 +43,7 @@ class View:
 
         raw: the model's own, not the sampler's. None where that row is not scored yet.
         """
-        key = (self.path(node) + run, seed)
+        key = (node, run, seed)
         if key not in self.notes:
             at: int | None = node
             for token in run:
@@ -49,7 +52,7 @@ class View:
                 return None
             law = self.laws.rows([at])
             token = int(self.seq.sampler.pick(law, seed, [self.laws.position(at)])[0])
-            scored = self.laws.logits[at].float() if raw else law[0]
+            scored = self.laws.row(at).float() if raw else law[0]
             self.notes[key] = token, float(scored[token] - scored.logsumexp(dim=-1))
         return self.notes[key]
 
@@ -63,18 +66,20 @@ class Lookahead(Rule):
 
         All but the last of several tokens must be scored.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how it decides: define decide(view, node)")
 
-    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Undecided:
-        view = View(tree, laws, seq)
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Asking[Accepted]:
+        view = View(laws, seq)
         path: list[int] = []
         node = 0
         while True:
             run = self.decide(view, node)
             if view.asked:
-                return Undecided(TokenTree.from_paths(seq.pending, view.asked), view.notes)
+                yield from laws.grow(view.asked)
+                view.asked = []
+                continue
             for token in run:
-                child = tree.child(node, token)
+                child = view.tree.child(node, token)
                 # Nothing is looked for behind the text's end.
                 if child is None or token in seq.eos_ids or len(path) + 1 == seq.remaining:
                     return Accepted(path, token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ...core.ask import Asking
 from ...core.tree import Origin, TokenTree
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ class Growth:
     origin: ClassVar[Origin] = "deterministic"
     weighs_cost: ClassVar[bool] = False
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say how it grows: define grow(expander, seq, budget)"
+        )

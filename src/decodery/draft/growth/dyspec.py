@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import Origin, TokenTree
 from ...errors import SettingsError
@@ -47,13 +48,13 @@ class DySpec(Growth):
         if self.nodes < 1 or not 0 < self.temperature < np.inf or (self.threshold is not None and self.threshold <= 0):
             raise SettingsError("dyspec needs nodes >= 1, a finite temperature above 0 and a threshold above 0")
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         limits = Budget(min(self.nodes, budget.nodes), budget.depth)
         growing = Growing(expander, seq, limits, self.origin, self.temperature)
         if self.threshold is None:
-            _best_first(growing)
+            yield from _best_first(growing)
         else:
-            _by_level(growing, self.threshold)
+            yield from _by_level(growing, self.threshold)
         return growing.finish()
 
 
@@ -67,21 +68,21 @@ def _reach(logq: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.maximum(left, 0.0), taken
 
 
-def _by_level(growing: Growing, threshold: float) -> None:
+def _by_level(growing: Growing, threshold: float) -> Asking[None]:
     frontier, values = np.zeros(1, dtype=np.int64), np.ones(1)
     while growing.room > 0:
         alive = np.isin(frontier, growing.open(frontier)) & (values > threshold)
         frontier, values = frontier[alive], values[alive]
         if not len(frontier):
             return
-        ids, logq, _ = growing.children(frontier, growing.room)
+        ids, logq, _ = yield from growing.children(frontier, growing.room)
         left, taken = _reach(logq)
         row, column = np.nonzero((values[:, None] * left > threshold) & (ids >= 0))
         row, column = row[: growing.room], column[: growing.room]
         frontier, values = growing.add(frontier[row], ids[row, column]), values[row] * taken[row, column]
 
 
-def _best_first(growing: Growing) -> None:
+def _best_first(growing: Growing) -> Asking[None]:
     # A place: minus its worth, a number that settles ties, the parent, and which of its children comes next.
     heap: list[tuple[float, int, int, int]] = [(-1.0, 0, 0, 0)]
     known: dict[int, tuple[list[int], list[float], list[float]]] = {}
@@ -101,7 +102,7 @@ def _best_first(growing: Growing) -> None:
             heap.sort()
             nodes = growing.open(nodes)
             if len(nodes):
-                ids, logq, _ = growing.children(nodes, left)
+                ids, logq, _ = yield from growing.children(nodes, left)
                 reach, taken = _reach(logq)
                 rows = zip(ids.tolist(), reach.tolist(), taken.tolist(), strict=True)
                 known.update(zip(nodes.tolist(), rows, strict=True))

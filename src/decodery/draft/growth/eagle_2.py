@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
 from ...errors import SettingsError
@@ -38,6 +39,7 @@ class EAGLE2(Growth):
         if min(self.nodes, self.width, self.depth) < 1:
             raise SettingsError("eagle-2 needs nodes, width and depth >= 1")
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
-        return grow_layers(expander, seq, width=self.width, depth=depth, kept=nodes, shaped=False).kept(nodes)
+        layers = yield from grow_layers(expander, seq, width=self.width, depth=depth, kept=nodes, shaped=False)
+        return layers.kept(nodes)

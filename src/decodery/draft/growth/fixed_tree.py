@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
 from ...errors import SettingsError
@@ -50,9 +51,9 @@ class FixedTree(Growth):
             raise SettingsError("fixed-tree takes either branching or paths, not both")
         _shape(self.branching, self.paths)
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         shape = _shape(self.branching, self.paths).within(budget.nodes, budget.depth)
-        return Growing(expander, seq, budget, self.origin).fill(shape)
+        return (yield from Growing(expander, seq, budget, self.origin).fill(shape))
 
 
 @lru_cache(maxsize=64)

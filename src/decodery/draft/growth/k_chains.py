@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import Origin, TokenTree
 from ...errors import SettingsError
@@ -41,7 +42,7 @@ class KChains(Growth):
         if self.k < 1 or self.length < 1:
             raise SettingsError("k-chains needs k >= 1 and length >= 1")
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         growing = Growing(expander, seq, budget, self.origin)
         length = min(self.length, budget.depth, budget.nodes)
         # Nodes of the last level, and how many continuations go through each.
@@ -51,9 +52,9 @@ class KChains(Growth):
             if not len(frontier):
                 break
             if growing.by_chance:
-                drawn = growing.independent(frontier, max(alive[node] for node in frontier.tolist()))
+                drawn = yield from growing.independent(frontier, max(alive[node] for node in frontier.tolist()))
             else:
-                drawn = growing.children(frontier, 1)[0]
+                drawn = (yield from growing.children(frontier, 1))[0]
             below = [growing.merge(node, drawn[row, : alive[node]]) for row, node in enumerate(frontier.tolist())]
             alive = {node: draws.count(node) for draws in below for node in draws}
         return growing.finish()

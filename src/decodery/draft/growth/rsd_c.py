@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import Origin, TokenTree
 from ...registry import register
@@ -37,6 +38,6 @@ class RSDC(Growth):
     def __post_init__(self) -> None:
         constant("rsd-c", self.branching)
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         shape = constant("rsd-c", self.branching).within(budget.nodes, budget.depth)
-        return Growing(expander, seq, budget, self.origin).fill(shape)
+        return (yield from Growing(expander, seq, budget, self.origin).fill(shape))

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import Origin, TokenTree
 from ...errors import SettingsError
@@ -53,7 +54,7 @@ class RSDS(Growth):
         if min(self.width, self.depth) < 1:
             raise SettingsError("rsd-s needs width and depth >= 1")
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         levels = min(self.depth, budget.depth, budget.nodes)
         growing = Growing(expander, seq, budget, self.origin)
         beam, logq, values = np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1)
@@ -63,7 +64,7 @@ class RSDS(Growth):
             beam, logq, values = beam[alive], logq[alive], values[alive]
             if not len(beam):
                 break
-            ids, conditional, scores = growing.children(beam, width)
+            ids, conditional, scores = yield from growing.children(beam, width)
             paths = logq[:, None] + conditional
             reached = perturbed(values, logq[:, None] + scores) if growing.by_chance else paths
             order = np.argsort(-reached, axis=None, kind="stable")[:width]

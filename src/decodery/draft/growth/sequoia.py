@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.trace import Trace
 from ...core.tree import Origin, TokenTree
@@ -149,11 +150,11 @@ class Sequoia(Growth):
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return self.draft_cost is not None
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         if self.draft_cost is not None and budget.pass_seconds is not None:
             seconds = tuple(budget.pass_seconds()[: nodes + 2].tolist())
             shape = fastest_tree(self.acceptance, nodes, depth, self.draft_cost * seconds[1], seconds)
         else:
             shape = best_tree(self.acceptance, nodes, depth)
-        return Growing(expander, seq, budget, self.origin).fill(shape)
+        return (yield from Growing(expander, seq, budget, self.origin).fill(shape))

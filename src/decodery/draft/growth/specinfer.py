@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ...budget.base import Budget
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import Origin, TokenTree
 from ...errors import SettingsError
@@ -41,7 +42,7 @@ class SpecInfer(Growth):
         if not self.expansion or min(self.expansion) < 1:
             raise SettingsError("specinfer needs at least one draw per node, as in expansion=1/1/3/1")
 
-    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
+    def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         growing = Growing(expander, seq, budget, self.origin)
         frontier = np.zeros(1, dtype=np.int64)
         for draws in self.expansion:
@@ -51,11 +52,11 @@ class SpecInfer(Growth):
             # Every node of a level gets as many, so the first ones may not take what the last ones need.
             each = min(draws, growing.room // len(frontier))
             if growing.by_chance:
-                drawn = growing.independent(frontier, each)
+                drawn = yield from growing.independent(frontier, each)
                 below = [growing.merge(node, row) for node, row in zip(frontier.tolist(), drawn, strict=True)]
                 frontier = np.array([node for draws in below for node in dict.fromkeys(draws)])
             else:
-                ids = growing.children(frontier, each)[0]
+                ids = (yield from growing.children(frontier, each))[0]
                 row, column = np.nonzero(ids >= 0)
                 frontier = growing.add(frontier[row], ids[row, column])
         return growing.finish()

@@ -7,6 +7,7 @@ import torch
 
 from ...budget.base import Budget
 from ...core import noise
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.topk import topk
 from ...core.tree import Origin, TokenTree
@@ -50,24 +51,24 @@ class Growing:
         """Those of `nodes` that may have children: neither at the greatest depth nor the end of the text."""
         return nodes[(self.depths[nodes] < self.budget.depth) & ~np.isin(self.tokens[nodes], self._eos)]
 
-    def expand(self, nodes: np.ndarray) -> torch.Tensor:
+    def expand(self, nodes: np.ndarray) -> Asking[torch.Tensor]:
         """Log-probabilities [len(nodes), vocab] of the children of `nodes`, which are remembered as drawn from them.
 
         Of a greedy request they are sharpened by `temperature`, which changes no order.
         """
-        laws = self.expander.expand(self.seq, TokenTree(self.tokens, self.parents), nodes.tolist())
+        laws = yield from self.expander.expand(self.seq, TokenTree(self.tokens, self.parents), nodes.tolist())
         if self.seq.sampler.greedy and self.temperature != 1.0:
             laws = (laws / self.temperature).log_softmax(dim=-1)
         if self.seq.rule.uses_draft_distributions and self.origin != "deterministic":
             self._laws.update(zip(nodes.tolist(), laws, strict=True))
         return laws
 
-    def children(self, nodes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def children(self, nodes: np.ndarray, width: int) -> Asking[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Expand `nodes` [m] and order up to `width` distinct children of each: ids, logq and scores, [m, width].
 
         ids: -1 where a node has fewer. logq: their log-probabilities. scores: what orders them, logq plus noise.
         """
-        laws = self.expand(nodes)
+        laws = yield from self.expand(nodes)
         if not self.by_chance:
             ids, logq = topk(laws, width)
             logq = logq.astype(np.float64)
@@ -77,9 +78,9 @@ class Growing:
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
-    def independent(self, nodes: np.ndarray, draws: int) -> np.ndarray:
+    def independent(self, nodes: np.ndarray, draws: int) -> Asking[np.ndarray]:
         """Expand `nodes` [m] and draw `draws` children of each, independent of each other: ids [m, draws]."""
-        laws = self.expand(nodes)
+        laws = yield from self.expand(nodes)
         first, stream = self._noise(nodes)
         columns = []
         for number in range(draws):
@@ -109,7 +110,7 @@ class Growing:
         self.draws[parent] = [place[token] for token in drawn.tolist()]
         return self.draws[parent]
 
-    def fill(self, template: Template) -> TokenTree:
+    def fill(self, template: Template) -> Asking[TokenTree]:
         """The tree of the children at the template's ranks, a pass per level."""
         nodes = np.full(len(template.parents), -1)
         nodes[0] = 0
@@ -120,7 +121,7 @@ class Growing:
                 break
             width = int(template.ranks[places].max()) + 1
             ids = np.full((len(above), width), -1)
-            found = self.children(nodes[above[alive]], width)[0]
+            found = (yield from self.children(nodes[above[alive]], width))[0]
             ids[alive, : found.shape[1]] = found
             tokens = ids[place, template.ranks[places]]
             there = tokens >= 0

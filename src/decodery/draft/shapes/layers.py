@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.topk import topk
 from ...core.tree import TokenTree
@@ -42,7 +43,7 @@ def grow_layers(
     stop: Callable[[int, float], bool] = lambda level, chance: False,
     kept: int | None = None,
     shaped: bool = True,
-) -> Layers:
+) -> Asking[Layers]:
     """Expand the `width` likeliest nodes of every level into `width` children each, `depth` levels, one pass per level.
 
     stop: asked after pass 0, 1, ... with the probability of the likeliest new path; True ends the growth. kept: what
@@ -53,7 +54,7 @@ def grow_layers(
     frontier, first, levels = np.zeros(1, dtype=np.int64), np.empty(0), 0
     depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):
-        logprobs = expander.expand(seq, tree, frontier.tolist(), shaped=shaped)
+        logprobs = yield from expander.expand(seq, tree, frontier.tolist(), shaped=shaped)
         if not levels:
             first = logprobs[0].cpu().numpy()
         ids, values = topk(logprobs, width)

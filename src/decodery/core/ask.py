@@ -1,0 +1,142 @@
+"""Asking: whoever needs rows scored says so and is sent the scores; who runs the passes is somebody else's business.
+
+A method that needs no pass is a plain function. One that does is a generator: it yields a list of asks and is sent as
+many answers, as often as it needs to. Whoever drives several of them runs one pass per model over the asks of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from types import GeneratorType
+from typing import TypeVar, cast
+
+import torch
+
+from ..model.batch import Batch, Segment
+from ..model.protocol import LanguageModel, Reader
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """The wish to see the rows of a segment scored by a model.
+
+    taps: after how many layers hidden states are wanted. role: what the rows are counted under in the trace, such as
+    "draft"; empty for those of the text's own model.
+    """
+
+    model: LanguageModel
+    segment: Segment
+    taps: tuple[int, ...] = ()
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, hidden]} of all."""
+
+    logits: torch.Tensor
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+Asking = Generator[list[Ask], list[Scored], T]
+"""What asks, and in the end returns a T."""
+
+
+class Composed(Reader):
+    """What scores a text by asking others: models in several contexts, several models, layers of one model."""
+
+    def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
+        """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
+        raise NotImplementedError
+
+
+def score(model: Reader, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
+    """One segment, scored by a model or by what a source composes."""
+    if isinstance(model, Composed):
+        return (yield from model.compose(segment, taps, role))
+    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role)]
+    return scored
+
+
+def score_all(
+    model: Reader, segments: Sequence[Segment], taps: Sequence[int] = (), role: str = ""
+) -> Asking[list[Scored]]:
+    """Several segments, scored together."""
+    if isinstance(model, Composed):
+        return (yield from together([model.compose(segment, taps, role) for segment in segments]))
+    own = cast(LanguageModel, model)
+    return (yield [Ask(own, segment, tuple(taps), role) for segment in segments])
+
+
+def settled(found: T | Asking[T]) -> Asking[T]:
+    """What a method gives, whether it is a plain function's result or a generator that has to ask first."""
+    if isinstance(found, GeneratorType):
+        return (yield from found)
+    return cast(T, found)
+
+
+def together(askings: Sequence[Asking[T]]) -> Asking[list[T]]:
+    """Drive several at once, so that those that wait at the same time share passes; returns their results in order."""
+    results: dict[int, T] = {}
+    waiting: dict[int, list[Ask]] = {}
+    answers: dict[int, list[Scored] | None] = dict.fromkeys(range(len(askings)))
+    try:
+        while answers:
+            waiting = {}
+            for number, found in answers.items():
+                asking = askings[number]
+                try:
+                    waiting[number] = next(asking) if found is None else asking.send(found)
+                except StopIteration as stop:
+                    results[number] = stop.value
+            if not waiting:
+                break
+            flat = iter((yield [ask for asks in waiting.values() for ask in asks]))
+            answers = {number: [next(flat) for _ in asks] for number, asks in waiting.items()}
+    finally:
+        for asking in askings:
+            asking.close()
+    return [results[number] for number in range(len(askings))]
+
+
+def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
+    """One pass per model over all asks. An ask that cannot be served gets the error, and never takes others with it."""
+    groups: dict[LanguageModel, list[int]] = {}
+    for number, ask in enumerate(asks):
+        groups.setdefault(ask.model, []).append(number)
+    answers: dict[int, Scored | Exception] = {}
+    for model, members in groups.items():
+        try:
+            answers.update(zip(members, _pass(model, [asks[number] for number in members]), strict=True))
+        except Exception as error:
+            if len(members) == 1:
+                answers[members[0]] = error
+                continue
+            # Whose fault it is shows when each is served alone; the rows of the pass that failed are not kept.
+            answers.update((number, answer([asks[number]])[0]) for number in members)
+    return [answers[number] for number in range(len(asks))]
+
+
+def drive(found: Generator[list[Ask], list[Scored], T] | T) -> T:
+    """Run what may ask to its end, all by itself: for callers without an engine."""
+    asking = settled(found)
+    try:
+        asks = next(asking)
+        while True:
+            answers = answer(asks)
+            error = next((each for each in answers if isinstance(each, Exception)), None)
+            asks = asking.send(cast(list[Scored], answers)) if error is None else asking.throw(error)
+    except StopIteration as stop:
+        return cast(T, stop.value)
+
+
+def _pass(model: LanguageModel, asks: Sequence[Ask]) -> list[Scored]:
+    taps = sorted({tap for ask in asks for tap in ask.taps})
+    scores = model.forward(Batch([ask.segment for ask in asks]), taps=taps)
+    return [
+        Scored(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps})
+        for number, ask in enumerate(asks)
+    ]

@@ -1,0 +1,178 @@
+"""One text's part in the loop: a turn reads unread tokens, or proposes, asks for scores, chooses and commits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from ..budget.base import Budget
+from ..core.ask import Asking, score, settled
+from ..core.sequence import Sequence
+from ..core.trace import Step
+from ..core.tree import TokenTree
+from ..draft.base import Observation
+from ..errors import SettingsError
+from ..model.batch import Segment
+from ..model.cache import KVCache
+from ..verify.base import Accepted, Laws
+from .commit import commit
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a turn may take of a pass. rows: unread tokens at most; budget: of what it drafts, where it drafts."""
+
+    rows: int
+    budget: Budget
+
+
+def unread(seq: Sequence) -> int:
+    """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
+    return len(seq.tokens) - seq.cache.next_position
+
+
+def reads(seq: Sequence) -> bool:
+    """Whether the next turn reads on, and does not draft."""
+    return seq.position == 0 or unread(seq) > 1
+
+
+def turn(seq: Sequence, share: Share) -> Asking[None]:
+    """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
+    try:
+        yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
+    finally:
+        seq.cache.keep([])
+
+
+def _read(seq: Sequence, rows: int) -> Asking[None]:
+    """Read a chunk of unread tokens; the last one of a prompt gives the first token of the text.
+
+    Tokens that were read before, and lost with the cache, change nothing but the cache.
+    """
+    start, missing = seq.cache.next_position, unread(seq)
+    shows = seq.drafter is not None and seq.drafter.reads_prompt and start >= seq.shown
+    if shows and seq.chunk is not None:
+        rows = min(rows, seq.chunk)
+    end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
+    if start < seq.shown:
+        end = min(end, seq.shown)
+    chunk = seq.tokens[start : min(end, start + rows)]
+    decides = len(chunk) == missing
+    wanted = None if shows else ([len(chunk) - 1] if decides else [])
+    segment = Segment.chunk(chunk, seq.cache, logit_rows=wanted)
+    step = Step(rows=len(chunk), prefill=True)
+    if decides:
+        yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
+        return
+    taps = seq.drafter.taps if seq.drafter is not None and shows else ()
+    scored = yield from score(seq.model, segment, taps)
+    seq.trace.steps.append(step)
+    seq.cache.keep(range(len(chunk)))
+    _count(seq, step)
+    if shows:
+        assert seq.drafter is not None
+        seq.drafter.observe(seq, _chunk_seen(chunk, scored.logits, scored.hidden, [], start))
+        seq.shown = start + len(chunk)
+
+
+def _write(seq: Sequence, budget: Budget) -> Asking[None]:
+    """Propose, score, choose, commit."""
+    tree, begin = TokenTree.root(seq.pending), perf_counter()
+    if seq.drafter is not None and seq.remaining > 1:
+        tree = yield from settled(seq.drafter.propose(seq, budget))
+        _check_draft(tree, seq, budget)
+    drafting = perf_counter() - begin
+    step = Step(nodes=len(tree) - 1, rows=len(tree))
+    yield from _decide(seq, tree_segment(tree, seq.cache), tree, step, drafting)
+
+
+def _decide(
+    seq: Sequence, segment: Segment, tree: TokenTree, step: Step, drafting: float, shown: list[int] | None = None
+) -> Asking[None]:
+    """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
+
+    shown: the prompt tokens of the segment, where the drafter is to see their rows.
+    """
+    drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
+    observes = drafter is not None and (not step.prefill or shown is not None)
+    taps = sorted({*rule.taps, *(drafter.taps if drafter is not None and observes else ())})
+    scored = yield from score(seq.model, segment, taps)
+    begin = perf_counter()
+    seq.trace.steps.append(step)
+    logits = scored.logits[-len(tree) :]
+    laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][first:] for tap in taps}, first)
+    accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
+    # Where the rule asked for more, its passes have steps of their own; the last one decided.
+    last = seq.trace.steps[-1]
+    last.choose += perf_counter() - begin
+    emitted = commit(seq, laws.tree, laws, accepted)
+    # The last emitted token is the new pending one: known, but not in the cache.
+    kept = accepted.path[: len(emitted) - 1]
+    seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
+    last.emitted, last.accepted = len(emitted), min(len(accepted.path), len(emitted))
+    last.choices = _choices(laws.tree, accepted.path)
+    _count(seq, last)
+    if drafter is None or not observes:
+        return
+    if shown is not None:
+        start = len(seq.tokens) - len(emitted) - len(shown)
+        drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
+        seq.shown = start + len(shown)
+        return
+    hidden = {tap: laws.hidden[tap] for tap in drafter.taps}
+    start = len(seq.tokens) - len(emitted) - 1
+    seen = Observation(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
+    drafter.observe(seq, seen)
+    if seq.budget is not None:
+        seq.budget.observe(seq, seen, drafting)
+
+
+def _chunk_seen(
+    chunk: list[int], logits: torch.Tensor, hidden: dict[int, torch.Tensor], emitted: list[int], start: int
+) -> Observation:
+    """Rows of the prompt, as a chain that came true."""
+    tree = TokenTree.chain(chunk[0], chunk[1:])
+    return Observation(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
+
+
+def tree_segment(tree: TokenTree, cache: KVCache) -> Segment:
+    """The rows of a tree below what a cache holds."""
+    mask = None if tree.is_chain else tree.ancestor_mask()
+    return Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
+
+
+def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
+    """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
+    name = type(seq.drafter).__name__
+    try:
+        tree.validate(seq.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{name} drafted what is no tree of tokens: {error}") from error
+    if tree.tokens[0] != seq.pending or len(tree) - 1 > budget.nodes or int(tree.depths.max()) > budget.depth:
+        raise ValueError(
+            f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
+            f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
+        )
+    if len(tree) > 1 and tree.origin not in seq.rule.origins:
+        raise SettingsError(
+            f"the rule {type(seq.rule).__name__} cannot verify {tree.origin} drafts, as {name} made one: use the "
+            "coupled rule or another drafter"
+        )
+
+
+def _count(seq: Sequence, step: Step) -> None:
+    """Move what the pass counted into its step."""
+    if seq.cache.counts:
+        step.counts |= seq.cache.counts
+        seq.cache.counts.clear()
+
+
+def _choices(tree: TokenTree, path: list[int]) -> list[tuple[int, int]]:
+    """Of every visited node that has children: the rank of the accepted one, -1 for none, and their number."""
+    found = []
+    for node, child in zip([0, *path], [*path, -1], strict=True):
+        if len(children := tree.children(node)):
+            found.append((int((children == child).argmax()) if child > 0 else -1, len(children)))
+    return found
