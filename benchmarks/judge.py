@@ -121,7 +121,7 @@ def main() -> None:
         if all(before.get(name) == value for name, value in result.items() if name != "rows"):
             result = before
     if "probe" not in result:
-        prompts = [out.sequence.tokens[: out.sequence.prompt_length] for out in outputs]
+        prompts = [out.prompt_tokens for out in outputs]
         result["probe"] = corrupted(target, head, prompts, [out.tokens for out in outputs])
     result["alone"] = round(float(np.mean([answer == str(n) for answer, (_, n) in zip(plain, held, strict=True)])), 4)
     for name, rule in rules.items():

@@ -147,8 +147,8 @@ def model_logits(draft: str, every: int, places: int) -> Iterator[Pair]:
     for number, line in enumerate(lines[::every]):
         prompt = json.loads(line)["turns"][0]
         out = lm.generate(prompt, temperature=1.0, max_new_tokens=64, seed=number, drafter=None)
-        text = out.sequence.tokens[:-1]
-        rows = np.linspace(out.sequence.prompt_length - 1, len(text) - 1, places).astype(int).tolist()
+        text = [*out.prompt_tokens, *out.tokens[:-1]]
+        rows = np.linspace(len(out.prompt_tokens) - 1, len(text) - 1, places).astype(int).tolist()
         yield from zip(logits(lm.model, text, rows), logits(drafter, text, rows), strict=True)
 
 

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 import decodery as dc
+from decodery.core.sequence import Sequence as Decoded
 from decodery.model.batch import Batch, Segment
-from decodery.sample import Mirostat, Temperature, TopH
+from decodery.sample import Mirostat, Temperature, TopH, Warp
 from decodery.sample.entropy import entropy
 from decodery.search import Beam, ContrastiveSearch, ControlledBlocks, DiverseBeam, ExactExtract
 from decodery.search.base import Search
@@ -56,11 +57,20 @@ class Bench:
         assert isinstance(outputs, list)
         return outputs
 
+    def texts(self, sampler: list[Warp]) -> list[Decoded]:
+        """As `run`, with what acts on the texts as it stands at their ends."""
+        engine, settings = self.lm.engine(), {"max_new_tokens": self.tokens, "seed": 1, "ignore_eos": True}
+        prompts = [self.lm.encode(prompt, raw=True) for prompt in self.prompts]
+        requests = [self.lm.request(each, drafter=None, sampler=sampler, **settings) for each in prompts]
+        found = [engine.submit(request) for request in requests]
+        engine.run(found)
+        return found
+
     @torch.no_grad()
     def logits(self, out: dc.Output) -> torch.Tensor:
         """[n, vocab] that each of the text's tokens was chosen by, from one reading of it."""
-        tokens, cache = out.sequence.tokens[:-1], self.lm.model.new_cache()
-        first = out.sequence.prompt_length - 1
+        tokens, cache = [*out.prompt_tokens, *out.tokens[:-1]], self.lm.model.new_cache()
+        first = len(out.prompt_tokens) - 1
         rows = list(range(first, len(tokens)))
         return self.lm.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=rows)])).logits
 
@@ -111,8 +121,7 @@ def mirostat(bench: Bench, found: Results) -> None:
     """Observed surprise against the target; spread of the texts' means against top-p and against plain sampling."""
     for version, tau in itertools.product((1, 2), (1.5, 2.0, 3.0, 4.0)):
         if (name := f"version {version}, tau {tau:g}") not in found:
-            outputs = bench.run(sampler=[Mirostat(tau, 0.1, version)])  # type: ignore[arg-type]
-            states = [out.sequence.sampler_state[0] for out in outputs]
+            states = [seq.sampler_state[0] for seq in bench.texts([Mirostat(tau, 0.1, version)])]  # type: ignore[arg-type]
             means = [state.surprise / state.tokens for state in states]
             predicted = [tau + (2 * tau - state.mu) / (0.1 * state.tokens) for state in states]
             found[name] = {
