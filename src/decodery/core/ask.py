@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from types import GeneratorType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 import torch
 
@@ -120,9 +120,17 @@ def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
     return [answers[number] for number in range(len(asks))]
 
 
-def drive(found: Generator[list[Ask], list[Scored], T] | T) -> T:
+@overload
+def drive(found: Generator[list[Ask], list[Scored], T]) -> T: ...
+
+
+@overload
+def drive(found: T) -> T: ...
+
+
+def drive(found: Any) -> Any:
     """Run what may ask to its end, all by itself: for callers without an engine."""
-    asking = settled(found)
+    asking: Asking[Any] = settled(found)
     try:
         asks = next(asking)
         while True:
@@ -130,7 +138,7 @@ def drive(found: Generator[list[Ask], list[Scored], T] | T) -> T:
             error = next((each for each in answers if isinstance(each, Exception)), None)
             asks = asking.send(cast(list[Scored], answers)) if error is None else asking.throw(error)
     except StopIteration as stop:
-        return cast(T, stop.value)
+        return stop.value
 
 
 def _pass(model: LanguageModel, asks: Sequence[Ask]) -> list[Scored]:
