@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-from ..errors import ModelNotFound
+from ..errors import CorruptFile, ModelNotFound
+from .fields import shard_names
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 # No pickles, no code; "consolidated" files repeat the weights in another layout.
@@ -59,7 +59,6 @@ def _is_complete(folder: Path) -> bool:
     if (folder / "model.safetensors").exists():
         return (folder / "config.json").exists()
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return all((folder / shard).exists() for shard in set(index["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return all((folder / shard).exists() for shard in set(shard_names(folder).values()))
+    except CorruptFile:
         return False
