@@ -116,6 +116,7 @@ class Engine:
         _check_prompt(prompt, self.model)
         model = self.model if request.source is None else request.source.over(self.model, prompt)
         _check_prompt(prompt, model)
+        request.rule.fits(model)
         taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
         deepest, layers = max(taps, default=0), model.config.num_layers
         if deepest > layers:

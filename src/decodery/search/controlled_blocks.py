@@ -47,7 +47,7 @@ class ControlledBlocks(Search):
 
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
         branches = Branches(engine, request, "controlled-blocks", draws=True)
-        value = fitted(self.value, branches.model.config)
+        value = fitted(self.value, branches.model)
         text, logits = branches.root, branches.score([branches.root])[0]
         while not text.finished:
             drawn = [text.fork() for _ in range(self.samples)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from ..core.sequence import Sequence
 from ..core.tree import Origin, TokenTree
 from ..sample.base import Context
+
+if TYPE_CHECKING:
+    from ..model.protocol import LanguageModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,9 @@ class Rule:
     greedy_only: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     checks: ClassVar[bool] = False
+
+    def fits(self, model: LanguageModel) -> None:
+        """Raise SettingsError where this is not for texts of `model`."""
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Undecided:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.
