@@ -7,14 +7,20 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 DATA ?= ../shared/data
 OUT ?= runs/bench
+CASES ?= 20000
+SEED ?= 0
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test fuzz lint bench docs clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest
+
+# CASES mutated files of every kind, decided by SEED, and what reading them comes to.
+fuzz: $(VENV)/installed-test
+	$(BIN)/python tests/fuzz_files.py --cases $(CASES) --seed $(SEED)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
