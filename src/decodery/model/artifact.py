@@ -153,6 +153,6 @@ def remembered(read: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[
         except OSError:
             return read(path, *args, **kwargs)
         # A file that replaces another one has a number of its own, even within the clock's grain.
-        return kept(path, status.st_size, status.st_mtime_ns, status.st_ino, *args, **kwargs)
+        return kept(path, status.st_size, status.st_mtime_ns, status.st_ino, *args, **kwargs)  # type: ignore[arg-type]
 
     return current
