@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 DATA ?= ../shared/data
 OUT ?= runs/bench
+CASES ?= 20000
+SEED ?= 0
+SCHEMAS ?= 20000
 
 .PHONY: demo test fuzz lint bench docs clean
 
@@ -16,8 +19,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest
 
+# CASES mutated files of every kind and SCHEMAS schemas, decided by SEED: what reading the ones comes to, and whether the
+# others allow what the jsonschema package accepts.
 fuzz: $(VENV)/installed-test
-	DECODERY_SCHEMAS=20000 $(BIN)/python -m pytest tests/test_schema_fuzz.py
+	$(BIN)/python tests/fuzz_files.py --cases $(CASES) --seed $(SEED)
+	DECODERY_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest tests/test_schema_fuzz.py
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -168,7 +168,7 @@ def test_contexts_of_another_vocabulary_are_refused(target: LoadedModel, warm: W
     engine = Engine(target.model)
     with pytest.raises(SettingsError, match="another vocabulary"):
         engine.submit(Request([256], 4, drafter=Auto(warm=str(tmp_path / "other.safetensors"))))
-    with pytest.raises(ModelNotFound, match="no contexts at"):
+    with pytest.raises(ModelNotFound, match="no table of contexts at"):
         engine.submit(Request([256], 4, drafter=Auto(warm=str(tmp_path / "none"))))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import decodery as dc
 from decodery.budget.base import Budget, Outlook, Policy
@@ -31,6 +30,7 @@ from decodery.draft.draft_model import DraftModel
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.model.artifact import Artifact
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.testing import LawBroken, TableModel, check_distribution, decode, tiny_transformer
@@ -178,7 +178,7 @@ def test_a_head_is_written_and_read(tmp_path: Path) -> None:
     assert again.acceptance(state) == pytest.approx(head.acceptance(state), abs=0.02), "weights are kept in bfloat16"
     decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), budget=dc.registry.resolve("budget", f"specdec++:head={path}"))
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(CorruptFile, match="is not an acceptance head, or damaged"):
+    with pytest.raises(CorruptFile, match="holds no acceptance head, or is damaged"):
         AcceptanceHead.load(path)
     with pytest.raises(ModelNotFound, match="there is no acceptance head at"):
         AcceptanceHead.load(tmp_path / "missing")
@@ -195,8 +195,8 @@ def test_a_head_is_written_and_read(tmp_path: Path) -> None:
 )
 def test_files_that_are_no_heads_are_refused(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     path = tmp_path / "head.safetensors"
-    save_file(tensors, path, {"format": "decodery acceptance head 1", "vocab_size": "5", "facts": "{}"})
-    with pytest.raises(CorruptFile, match="is not an acceptance head"):
+    Artifact("acceptance head", tensors, {"vocab_size": 5, "trained": {}}).save(path)
+    with pytest.raises(CorruptFile, match=r"holds no acceptance head|not finite"):
         AcceptanceHead.load(path)
 
 

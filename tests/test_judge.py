@@ -65,7 +65,7 @@ def test_a_head_is_a_file(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="there is no judge at"):
         Judge(str(tmp_path / "none"))
     (tmp_path / "bad").write_bytes(b"not tensors")
-    with pytest.raises(CorruptFile, match="is not a judge"):
+    with pytest.raises(CorruptFile, match="holds no judge"):
         Judge(str(tmp_path / "bad"))
     with pytest.raises(SettingsError, match="between 0 and 1"):
         Judge(HEAD, threshold=1.5)

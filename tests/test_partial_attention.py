@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.registry import resolve
 from decodery.source.partial_attention import PartialAttention, PartialCache, PartialWeights
@@ -104,7 +104,7 @@ def test_weights_are_kept_and_checked(tmp_path: Path) -> None:
     assert by_name.generated == decode(MODEL, [PROMPT], source=PartialAttention(weights))[0].generated
     with pytest.raises(CorruptFile, match="another shape"):
         PartialAttention(str(path)).over(tiny_transformer(hidden_size=64), PROMPT)
-    with pytest.raises(CorruptFile, match="no partial attention"):
+    with pytest.raises(ModelNotFound, match="no partial attention"):
         PartialAttention(str(tmp_path / "nothing")).over(MODEL, PROMPT)
     with pytest.raises(UnsupportedModel, match="dtype='float32'"):
         PartialAttention(weights).over(to_int8(MODEL), PROMPT)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ..core.ask import Asking
     from ..core.sequence import Sequence
     from ..draft.base import Observation
+    from ..model.protocol import Reader
 
 
 MOST_NODES = 64
@@ -85,6 +86,9 @@ class Policy:
     asks: ClassVar[bool] = False
     reads_states: ClassVar[bool] = False
     weighs_cost: ClassVar[bool] = False
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError where this is not for drafts of the draft model `model`."""
 
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.budget_state`."""

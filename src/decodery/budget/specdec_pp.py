@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,19 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from ..core.sequence import Sequence
-from ..errors import CorruptFile, ModelNotFound, SettingsError
-from ..model.store import replacing
+from ..errors import CorruptFile, SettingsError
+from ..model.artifact import Artifact, refuse_other, remembered
+from ..model.config import TOKENS
+from ..model.fields import Anything, Named
+from ..model.protocol import Reader
 from ..registry import register
 from .base import Budget, Outlook, Policy
 
-FORMAT = "decodery acceptance head 1"
 HEAD = "acceptance.safetensors"
 """A head's file in the folder it was trained in."""
 _SURE = 1e-6
-_MOST_BYTES = 1 << 28
+_MADE = "make one with decodery train acceptance"
+_FACTS = {"vocab_size": TOKENS, "trained": Named(Anything(), 1 << 10)}
 
 
 @dataclass(eq=False)
@@ -32,13 +33,14 @@ class AcceptanceHead:
     blocks: residual layers x + silu(W x + b), W [hidden, hidden] and b [hidden], each with weights of its own.
     output: [2, hidden] and [2], the scores of rejected and accepted. All float32. The state is taken before the model's
     final norm and brought to unit mean square first. vocab_size: of the draft model it was trained for. facts: how it
-    was trained and how good it is.
+    was trained and how good it is. model: `fingerprint` of that draft model, "" where it is not known.
     """
 
     blocks: list[tuple[torch.Tensor, torch.Tensor]]
     output: tuple[torch.Tensor, torch.Tensor]
     vocab_size: int
     facts: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     @classmethod
     def random(cls, hidden: int, vocab_size: int, *, depth: int = 3, seed: int = 0) -> AcceptanceHead:
@@ -76,45 +78,31 @@ class AcceptanceHead:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file in bfloat16, facts included."""
-        from safetensors.torch import save_file
-
-        metadata = {"format": FORMAT, "vocab_size": str(self.vocab_size), "facts": json.dumps(self.facts)}
-        tensors = {name: value.detach().bfloat16().contiguous() for name, value in self.parameters().items()}
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata)
+        tensors = {name: value.detach().bfloat16() for name, value in self.parameters().items()}
+        facts = {"vocab_size": self.vocab_size, "trained": self.facts}
+        Artifact("acceptance head", tensors, facts, self.model).save(path)
 
     @classmethod
     def load(cls, path: Path) -> AcceptanceHead:
         """Read a file. Raises ModelNotFound where there is none, CorruptFile where it holds no head."""
-        if not path.is_file():
-            raise ModelNotFound(f"there is no acceptance head at {path}: make one with decodery train acceptance")
-        status = path.stat()
-        return _load(path, status.st_size, status.st_mtime_ns)
+        return _load(path)
 
 
-@lru_cache(maxsize=4)
-def _load(path: Path, size: int, changed: int) -> AcceptanceHead:
-    from safetensors import SafetensorError, safe_open
-
-    wrong = f"{path} is not an acceptance head, or damaged: make one with decodery train acceptance"
-    if size > _MOST_BYTES:
-        raise CorruptFile(wrong)
+@remembered
+def _load(path: Path) -> AcceptanceHead:
+    found = Artifact.read(path, "acceptance head", _MADE, _FACTS)
+    wrong = f"{path} holds no acceptance head: {_MADE}"
+    tensors = {name: tensor.float() for name, tensor in found.tensors.items()}
+    depth = sum(name.endswith(".weight") for name in tensors) - 1
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-        if metadata.get("format") != FORMAT:
-            raise CorruptFile(wrong)
-        depth = sum(name.endswith(".weight") for name in tensors) - 1
         blocks = [(tensors[f"blocks.{at}.weight"], tensors[f"blocks.{at}.bias"]) for at in range(depth)]
         output = tensors["output.weight"], tensors["output.bias"]
-        head = AcceptanceHead(blocks, output, int(metadata["vocab_size"]), json.loads(metadata["facts"]))
+        head = AcceptanceHead(blocks, output, found.facts["vocab_size"], found.facts["trained"], found.model)
         hidden = head.hidden_size
-        shapes = [(2, hidden), (2,), *[(hidden, hidden), (hidden,)] * depth]
-    except (SafetensorError, OSError, KeyError, ValueError, IndexError) as error:
+    except (KeyError, IndexError) as error:
         raise CorruptFile(wrong) from error
-    found = head.parameters().values()
-    if [tuple(each.shape) for each in found] != shapes or not all(bool(each.isfinite().all()) for each in found):
+    shapes = [(2, hidden), (2,), *[(hidden, hidden), (hidden,)] * depth]
+    if [tuple(each.shape) for each in head.parameters().values()] != shapes:
         raise CorruptFile(wrong)
     return head
 
@@ -157,6 +145,9 @@ class SpecDecPP(Policy):
     def trained(self) -> AcceptanceHead:
         assert isinstance(self.head, AcceptanceHead)
         return self.head
+
+    def fits(self, model: Reader) -> None:
+        refuse_other("this acceptance head", self.trained.model, model, "train one for the draft model in use")
 
     def start(self, seq: Sequence) -> list[float]:
         """One number: the chance that nothing judged so far in this step will be rejected."""

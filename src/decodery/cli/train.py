@@ -68,6 +68,7 @@ def judge(
     import shlex
     import sys
 
+    from ..model.artifact import fingerprint
     from ..model.load import load
     from ..model.store import terminal_progress
     from ..train.judge import JUDGE, Mining, examples, fit, read_questions
@@ -78,7 +79,8 @@ def judge(
     with terminal_progress() as progress:
         found = examples(target, asked, out, mining=mining, progress=progress)
         facts = {"model": target.name, "command": command}
-        head, _ = fit(found, target.model.config.num_layers, out, steps=steps, lr=lr, facts=facts, progress=progress)
+        layer, of = target.model.config.num_layers, fingerprint(target.model)
+        head, _ = fit(found, layer, out, steps=steps, lr=lr, facts=facts, model=of, progress=progress)
     click.echo(json.dumps(head.facts, indent=1))
     click.echo(f"The judge is ready: --rule judge:head={out / JUDGE}")
 

@@ -100,6 +100,7 @@ class Engine:
         _check_prompt(prompt, self.model)
         model = self.model if request.source is None else request.source.over(self.model, prompt)
         _check_prompt(prompt, model)
+        request.rule.fits(model)
         _check_taps(request, model)
         seq = Sequence(
             tokens=prompt,

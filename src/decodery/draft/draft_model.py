@@ -45,6 +45,8 @@ class DraftModel(Expander):
                 "the tokens of the draft model are not those of the target, although there may be as many: draft with "
                 "a model that shares the target's tokenizer"
             )
+        if seq.budget is not None:
+            seq.budget.fits(model)
         tapped = seq.budget is not None and seq.budget.reads_states
         return Reading.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
 

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..errors import CorruptFile, SettingsError, UnsupportedModel
+from .artifact import digest
 from .attention import visibility
 from .batch import Batch, Scores, Segment
 from .cache import KVCache
@@ -24,6 +26,7 @@ from .families import token_ids
 from .folder import read_facts
 from .load import LoadedModel, choose_dtype
 from .tokenizer import Tokenizer
+from .tokenizer_file import read_tokenizer
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -56,6 +59,11 @@ class TransformersModel:
             None,
         )
         self._heeds_masks = False
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `artifact.fingerprint`."""
+        return digest(self.hf_model.get_input_embeddings().weight)
 
     @property
     def vocab_size(self) -> int:
@@ -252,6 +260,8 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
     chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
     model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))
+    if (folder / "tokenizer.json").is_file():
+        read_tokenizer(folder / "tokenizer.json")
     try:
         backend = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..errors import CorruptFile
+from .fields import Number, Whole
+
+# Far beyond any model, and small enough that nothing computed from them overflows.
+MOST_LAYERS = 4096
+LAYERS, HEADS, HEAD_DIM = Whole(1, MOST_LAYERS), Whole(1, 1 << 14), Whole(1, 1 << 14)
+TOKENS, WIDTH, POSITIONS = Whole(1, 1 << 24), Whole(1, 1 << 20), Whole(1, 2**31 - 1)
+TOKEN_ID = Whole(-1, 2**31 - 1)
+EPS, SCALE = Number(1e-20, 1.0), Number(1e-6, 1e6)
+THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
+
 
 @dataclass(frozen=True)
 class Rope:
@@ -82,3 +93,27 @@ class ModelConfig:
     def layer_rope(self, layer: int) -> Rope:
         """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
         return self.local_rope if self.local_rope and self.sliding_layers[layer] else self.rope
+
+
+def check_config(config: ModelConfig, origin: str) -> None:
+    """Raise CorruptFile where the numbers of a configuration that was read from `origin` do not fit together."""
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
+        raise CorruptFile(
+            f"{origin}: {config.num_heads} heads of {config.head_dim} do not fit {config.num_kv_heads} key-value heads"
+        )
+    if len(config.sliding_layers) != config.num_layers or (
+        config.sliding_window is None and any(config.sliding_layers)
+    ):
+        raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
+    if not 0 <= config.kept_tokens <= config.vocab_size:
+        raise CorruptFile(f"{origin}: {config.kept_tokens} of {config.vocab_size} tokens cannot be kept")
+    for id in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):
+        if not 0 <= id < config.vocab_size:
+            raise CorruptFile(
+                f"{origin}: the token {id} begins or ends texts, and there are {config.vocab_size} tokens"
+            )
+    for rope in (config.rope, config.local_rope):
+        if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
+            raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
+        if rope is not None and rope.kind == "factors" and len(rope.factors) != config.head_dim // 2:
+            raise CorruptFile(f"{origin}: {len(rope.factors)} frequencies do not fit heads of {config.head_dim}")

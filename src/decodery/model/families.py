@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
-from .config import ModelConfig, Rope
+from .config import (
+    EPS,
+    FACTOR,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    MOST_LAYERS,
+    POSITIONS,
+    SCALE,
+    THETA,
+    TOKEN_ID,
+    TOKENS,
+    WIDTH,
+    ModelConfig,
+    Rope,
+    check_config,
+)
+from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 
-MOST_LAYERS = 4096
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
@@ -27,93 +42,107 @@ _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
-class Fields:
-    """Typed access to the fields of a JSON object that may hold anything."""
-
-    def __init__(self, raw: Any, origin: str) -> None:
-        if not isinstance(raw, dict):
-            raise CorruptFile(f"{origin} should hold an object of named values, not {type(raw).__name__}")
-        self.raw, self.origin = raw, origin
-
-    def value(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` where it is missing; missing without a default is an error."""
-        if name not in self.raw and default is None:
-            raise CorruptFile(f"{self.origin} has no field {name}: the file is incomplete")
-        return self.raw.get(name, default)
-
-    def count(self, name: str, default: int | None = None, most: int = 2**31 - 1) -> int:
-        """A whole number from 1 to `most`."""
-        value = self.value(name, default)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
-            raise CorruptFile(f"{self.origin}: {name} should be a whole number from 1 to {most}, not {value!r}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number."""
-        value = self.value(name, default)
-        value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-            raise CorruptFile(f"{self.origin}: {name} should be a positive number, not {value!r}")
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        return bool(self.raw.get(name, default))
-
-    def unsupported(self, name: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self.origin}: {name} = {self.raw.get(name)!r} is not supported")
+_ROPE: dict[str, Kind] = {
+    "rope_type": Text(64),
+    "type": Text(64),
+    "rope_theta": THETA,
+    "factor": FACTOR,
+    "original_max_position_embeddings": POSITIONS,
+    "low_freq_factor": SCALE,
+    "high_freq_factor": SCALE,
+    "beta_fast": SCALE,
+    "beta_slow": SCALE,
+    "truncate": Flag(),
+    "attention_factor": SCALE,
+    "mscale": Number(0.0, 1e6),
+    "mscale_all_dim": Number(0.0, 1e6),
+    "partial_rotary_factor": Number(0.0, 1.0),
+}
+TOKEN_IDS = Either(TOKEN_ID, Listed(TOKEN_ID, 1 << 12))
+_CONFIG: dict[str, Kind] = {
+    "model_type": Text(64),
+    "architectures": Listed(Text(256), 64),
+    "vocab_size": TOKENS,
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "max_position_embeddings": POSITIONS,
+    "rms_norm_eps": EPS,
+    "query_pre_attn_scalar": SCALE,
+    "tie_word_embeddings": Flag(),
+    "attention_bias": Flag(),
+    "mlp_bias": Flag(),
+    "hidden_act": Text(64),
+    "hidden_activation": Text(64),
+    "use_sliding_window": Flag(),
+    "sliding_window": POSITIONS,
+    "sliding_window_pattern": LAYERS,
+    "max_window_layers": Whole(0, 2**31 - 1),
+    "layer_types": Listed(Text(64), MOST_LAYERS),
+    "rope_theta": THETA,
+    "rope_local_base_freq": THETA,
+    "partial_rotary_factor": Number(0.0, 1.0),
+    "rope_scaling": Record(_ROPE),
+    "rope_parameters": Record(_ROPE | dict.fromkeys(_LAYER_TYPES, Record(_ROPE))),
+    "bos_token_id": TOKEN_IDS,
+    "eos_token_id": TOKEN_IDS,
+    **dict.fromkeys(_UNSUPPORTED, Anything()),
+}
 
 
 def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     """The configuration of a model in one of `FAMILIES`; whatever could not be run faithfully is refused by name."""
-    fields = Fields(raw, origin)
-    family = fields.value("model_type", "")
+    family = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if family not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {family!r} is not one of {', '.join(FAMILIES)}")
+    fields = Fields(raw, origin, _CONFIG)
     for name in _UNSUPPORTED:
-        if raw.get(name):
+        if fields.get(name):
             raise fields.unsupported(name)
-    if any(not str(kind).endswith(("ForCausalLM", "LMHeadModel")) for kind in raw.get("architectures") or ()):
-        raise fields.unsupported("architectures")
+    if any(not name.endswith(("ForCausalLM", "LMHeadModel")) for name in fields.get("architectures", [])):
+        raise UnsupportedModel(f"{origin}: architectures = {fields.get('architectures')} is not supported")
     gemma = family == "gemma3_text"
-    heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
+    heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
     # Llama's first configurations had as many key-value heads as query heads and did not say so.
-    kv_heads = fields.count("num_key_value_heads", heads if family == "llama" else None)
-    head_dim = fields.count("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(family, hidden // heads or None))
-    if heads % kv_heads or head_dim % 2:
-        raise CorruptFile(f"{origin}: {heads} heads of {head_dim} do not fit {kv_heads} key-value heads")
-    layers = fields.count("num_hidden_layers", most=MOST_LAYERS)
+    kv_heads = fields.get("num_key_value_heads", heads) if family == "llama" else fields.need("num_key_value_heads")
+    head_dim = fields.get("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(family, max(hidden // heads, 1)))
+    layers = fields.need("num_hidden_layers")
     window, sliding = _sliding(fields, family, layers)
     rope, local_rope = _gemma_ropes(fields) if gemma else (_rope(_rope_fields(fields), fields), None)
-    bias = fields.flag("attention_bias", False)
-    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5 if gemma else head_dim**-0.5
-    return ModelConfig(
-        vocab_size=fields.count("vocab_size"),
+    bias = fields.get("attention_bias", False)
+    begins = token_ids(fields.get("bos_token_id"))
+    config = ModelConfig(
+        vocab_size=fields.need("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=fields.need("intermediate_size"),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=fields.count("max_position_embeddings", 131_072 if gemma else 2048),
+        max_positions=fields.get("max_position_embeddings", 131_072 if gemma else 2048),
         family=family,
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_eps=fields.get("rms_norm_eps", 1e-6),
         rope=rope,
         local_rope=local_rope,
         sliding_window=window,
         sliding_layers=sliding,
-        tie_embeddings=fields.flag("tie_word_embeddings", gemma),
+        tie_embeddings=fields.get("tie_word_embeddings", gemma),
         qkv_bias=family == "qwen2" or (bias and family != "mistral"),
         output_bias=bias and family in ("llama", "qwen3", "gemma3_text"),
-        mlp_bias=fields.flag("mlp_bias", False) and family == "llama",
+        mlp_bias=fields.get("mlp_bias", False) and family == "llama",
         qk_norm=family in ("qwen3", "gemma3_text"),
         sandwich_norms=gemma,
         activation=_activation(fields, "hidden_activation" if gemma else "hidden_act"),
         embedding_scale=hidden**0.5 if gemma else 1.0,
-        attention_scale=scale,
-        bos_id=token_ids(raw.get("bos_token_id"))[0] if token_ids(raw.get("bos_token_id")) else None,
-        eos_ids=token_ids(raw.get("eos_token_id")),
+        attention_scale=(fields.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
+        bos_id=begins[0] if begins else None,
+        eos_ids=token_ids(fields.get("eos_token_id")),
     )
+    check_config(config, origin)
+    return config
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -124,7 +153,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 def _activation(fields: Fields, name: str) -> str:
     default = "gelu_pytorch_tanh" if name == "hidden_activation" else "silu"
-    activation = _ACTIVATIONS.get(str(fields.raw.get(name) or default))
+    activation = _ACTIVATIONS.get(fields.get(name) or default)
     if activation is None:
         raise fields.unsupported(name)
     return activation
@@ -132,27 +161,26 @@ def _activation(fields: Fields, name: str) -> str:
 
 def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window, None where no layer has one, and which layers see only that far."""
-    raw = fields.raw
-    if family == "llama" or (family in ("qwen2", "qwen3") and not raw.get("use_sliding_window")):
+    if family == "llama" or (family in ("qwen2", "qwen3") and not fields.get("use_sliding_window")):
         window = None
     else:
-        window = raw.get("sliding_window", 4096)
-        window = None if window is None else fields.count("sliding_window", 4096)
-    types = raw.get("layer_types")
+        # A null says that there is none.
+        window = fields.get("sliding_window") if "sliding_window" in fields.raw else 4096
+    types = fields.get("layer_types")
     if types is not None and family != "llama":
-        if not isinstance(types, list) or len(types) != layers:
+        if len(types) != layers:
             raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
         for kind in types:
             if kind not in _LAYER_TYPES or (kind == "sliding_attention" and window is None):
                 raise UnsupportedModel(f"{fields.origin}: layer_types has {kind!r}, which is not supported here")
         sliding = tuple(kind == "sliding_attention" for kind in types)
     elif family == "gemma3_text":
-        pattern = fields.count("sliding_window_pattern", 6)
+        pattern = fields.get("sliding_window_pattern", 6)
         sliding = tuple((layer + 1) % pattern != 0 for layer in range(layers))
     elif family == "mistral":
         sliding = (window is not None,) * layers
     else:
-        first = raw.get("max_window_layers", 28)
+        first = fields.get("max_window_layers", 28)
         sliding = tuple(window is not None and layer >= first for layer in range(layers))
     if window is None or not any(sliding):
         return None, (False,) * layers
@@ -161,71 +189,63 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tupl
 
 def _rope_fields(fields: Fields) -> Fields:
     """The rope parameters, which older files keep as rope_scaling beside rope_theta."""
-    raw = fields.raw
-    parameters = dict(Fields(raw.get("rope_scaling") or raw.get("rope_parameters") or {}, fields.origin).raw)
+    parameters = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     if any(kind in parameters for kind in _LAYER_TYPES):
         raise UnsupportedModel(f"{fields.origin}: rope_parameters for each kind of layer are only known for Gemma 3")
-    parameters.setdefault("rope_theta", raw.get("rope_theta", 10_000.0))
-    if raw.get("partial_rotary_factor") is not None:
-        parameters.setdefault("partial_rotary_factor", raw["partial_rotary_factor"])
-    return Fields(parameters, f"{fields.origin}: rope_parameters")
+    parameters.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
+    parameters.setdefault("partial_rotary_factor", fields.get("partial_rotary_factor"))
+    return Fields(parameters, f"{fields.origin}: rope_parameters", _ROPE)
 
 
 def _gemma_ropes(fields: Fields) -> tuple[Rope, Rope]:
     """Gemma 3's global and local rotation."""
-    raw = fields.raw
-    both = Fields(raw.get("rope_parameters") or {}, f"{fields.origin}: rope_parameters").raw
+    both = fields.get("rope_parameters", {})
     if both and not any(kind in both for kind in _LAYER_TYPES):
         raise UnsupportedModel(f"{fields.origin}: rope_parameters of Gemma 3 should name each kind of layer")
     ropes = []
-    for kind, theta in zip(
-        _LAYER_TYPES, (raw.get("rope_theta", 1_000_000.0), raw.get("rope_local_base_freq", 10_000.0)), strict=True
-    ):
+    thetas = fields.get("rope_theta", 1_000_000.0), fields.get("rope_local_base_freq", 10_000.0)
+    for kind, theta in zip(_LAYER_TYPES, thetas, strict=True):
         parameters = dict(both.get(kind) or {})
         if kind == "full_attention":
-            parameters.update(raw.get("rope_scaling") or {})
+            parameters.update(fields.get("rope_scaling", {}))
         parameters.setdefault("rope_theta", theta)
-        ropes.append(_rope(Fields(parameters, f"{fields.origin}: rope_parameters of {kind}"), fields))
+        ropes.append(_rope(Fields(parameters, f"{fields.origin}: rope_parameters of {kind}", _ROPE), fields))
     return ropes[0], ropes[1]
 
 
 def _rope(parameters: Fields, fields: Fields) -> Rope:
-    raw = parameters.raw
-    if (raw.get("partial_rotary_factor") or 1.0) != 1.0:
+    if parameters.get("partial_rotary_factor", 1.0) not in (0, 1):
         raise parameters.unsupported("partial_rotary_factor")
-    theta = parameters.number("rope_theta")
-    kind = raw.get("rope_type", raw.get("type", "default"))
+    theta = parameters.need("rope_theta")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return Rope(theta=theta)
     if kind == "linear":
-        return Rope(theta=theta, kind=kind, factor=parameters.number("factor"))
+        return Rope(theta=theta, kind=kind, factor=parameters.need("factor"))
     if kind not in ("llama3", "yarn"):
         raise UnsupportedModel(f"{parameters.origin}: rope_type {kind!r} is not supported")
-    original = parameters.count("original_max_position_embeddings", fields.count("max_position_embeddings", 2048))
+    positions = fields.get("max_position_embeddings", 2048)
+    original = parameters.get("original_max_position_embeddings", positions)
     if kind == "llama3":
         return Rope(
             theta=theta,
             kind=kind,
-            factor=parameters.number("factor"),
+            factor=parameters.need("factor"),
             original_max_positions=original,
-            low_freq_factor=parameters.number("low_freq_factor"),
-            high_freq_factor=parameters.number("high_freq_factor"),
+            low_freq_factor=parameters.need("low_freq_factor"),
+            high_freq_factor=parameters.need("high_freq_factor"),
         )
-
-    def optional(name: str) -> float | None:
-        return None if raw.get(name) is None else parameters.number(name)
-
     return Rope(
         theta=theta,
         kind=kind,
-        factor=parameters.number("factor", fields.count("max_position_embeddings", 2048) / original),
+        factor=parameters.get("factor", positions / original),
         original_max_positions=original,
-        beta_fast=parameters.number("beta_fast", 32.0),
-        beta_slow=parameters.number("beta_slow", 1.0),
-        truncate=parameters.flag("truncate", True),
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        beta_fast=parameters.get("beta_fast", 32.0),
+        beta_slow=parameters.get("beta_slow", 1.0),
+        truncate=parameters.get("truncate", True),
+        attention_factor=parameters.get("attention_factor"),
+        mscale=parameters.get("mscale"),
+        mscale_all_dim=parameters.get("mscale_all_dim"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,30 +10,25 @@ import torch
 
 from ..errors import CorruptFile, UnsupportedModel
 from .config import ModelConfig
-from .families import Fields, read_config, stores_norms_less_one, tensor_name, token_ids
+from .families import TOKEN_IDS, read_config, stores_norms_less_one, tensor_name, token_ids
+from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
 from .fused import slots
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 
 if TYPE_CHECKING:
     import tokenizers
 
-_MOST_JSON = 1 << 26
-_INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
+_MOST_TEMPLATE = 1 << 20
+_SINGLE = "model.safetensors"
 _PRECISIONS = {"F32": "float32", "F64": "float32", "F16": "float16", "BF16": "bfloat16"}
+_IDS: dict[str, Kind] = {"bos_token_id": TOKEN_IDS, "eos_token_id": TOKEN_IDS}
+_TEMPLATE = Text(_MOST_TEMPLATE)
+_SETTINGS: dict[str, Kind] = {
+    "add_bos_token": Flag(),
+    "chat_template": Either(_TEMPLATE, Listed(Record({"name": Text(), "template": _TEMPLATE}), 64)),
+}
 # Left in old checkpoints, computed anew by everyone; and heads that some trainers add beside the model.
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file of bounded size."""
-    try:
-        if path.stat().st_size > _MOST_JSON:
-            raise CorruptFile(f"{path} is too large for what it should hold")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CorruptFile(f"{path.parent} has no {path.name}: the model folder is incomplete") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CorruptFile(f"{path} is not a JSON file: {error}") from error
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -67,8 +61,8 @@ class FolderCheckpoint:
         """The tokenizer and what goes with it."""
         backend = Tokenizer.from_file(self.folder / "tokenizer.json").backend
         facts = read_facts(self.folder, backend)
-        wanted = _optional(self.folder / "tokenizer_config.json").get("add_bos_token")
-        if isinstance(wanted, bool):
+        wanted = _optional(self.folder / "tokenizer_config.json", _SETTINGS).get("add_bos_token")
+        if wanted is not None:
             add_beginning(backend, facts.bos_id if wanted else None)
         return backend, facts
 
@@ -89,13 +83,10 @@ class _Shards:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, Any] = {}
-        index = folder / _INDEX
+        index = folder / INDEX
         if index.exists():
-            weight_map = Fields(read_json(index), str(index)).value("weight_map")
-            self.names: dict[str, str] = Fields(weight_map, f"{index}: weight_map").raw
-            for file in set(map(str, self.names.values())):
-                if Path(file).name != file or not file.endswith(".safetensors"):
-                    raise CorruptFile(f"{index} names the shard {file!r}, which is not a safetensors file beside it")
+            self.names = shard_names(folder)
+            for file in set(self.names.values()):
                 if not (folder / file).exists():
                     raise CorruptFile(f"{folder} has no {file}, which its index names: download the missing shard")
         elif (folder / _SINGLE).exists():
@@ -150,13 +141,14 @@ class _Shards:
 
 def read_facts(folder: Path, backend: tokenizers.Tokenizer) -> TextFacts:
     """What the configuration files of `folder` say of texts; `backend` is its tokenizer."""
-    config = _optional(folder / "config.json")
-    generation = _optional(folder / "generation_config.json")
-    settings = _optional(folder / "tokenizer_config.json")
+    config = _optional(folder / "config.json", _IDS)
+    generation = _optional(folder / "generation_config.json", _IDS)
+    settings = _optional(folder / "tokenizer_config.json", _SETTINGS)
     special = {}
-    for name, token in settings.items():
+    for name, token in settings.raw.items():
         text = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(text, str):
+            Text().check(text, f"{settings.origin}: {name[:64]!r}")
             special[name] = text
     ends = [*(token_ids(generation.get("eos_token_id")) or token_ids(config.get("eos_token_id")))]
     begins = token_ids(generation.get("bos_token_id")) or token_ids(config.get("bos_token_id"))
@@ -167,19 +159,19 @@ def read_facts(folder: Path, backend: tokenizers.Tokenizer) -> TextFacts:
     return TextFacts(bos, tuple(ends), special, _chat_template(folder, settings))
 
 
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, settings: Fields) -> str | None:
     """The default chat template's source, from chat_template.jinja or tokenizer_config.json."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        if file.stat().st_size > _MOST_JSON:
+        if file.stat().st_size > _MOST_TEMPLATE:
             raise CorruptFile(f"{file} is too large for a chat template")
         return file.read_text(encoding="utf-8", errors="replace")
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
-    return template if isinstance(template, str) else None
+    return template
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return Fields(read_json(path), str(path)).raw if path.exists() else {}
+def _optional(path: Path, kinds: dict[str, Kind]) -> Fields:
+    return Fields(read_json(path) if path.exists() else {}, str(path), kinds)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import CorruptFile
+from .artifact import read_tensors
 from .config import ModelConfig
 from .int4 import Int4Linear
 from .int8 import Int8Linear
@@ -152,12 +153,9 @@ def save(path: Path, weights: Weights) -> None:
 
 def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
     """The weights that `write` or `save` wrote; on a CPU they are mapped, not copied."""
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            tensors: dict[str, torch.Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+        tensors, _ = read_tensors(path, device=str(device))
+    except CorruptFile as error:
         raise CorruptFile(f"the converted weights {path} are damaged: remove that file and load again") from error
 
     _check(path, config, tensors)

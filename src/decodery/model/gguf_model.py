@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import CorruptFile, UnsupportedModel
-from .config import ModelConfig, Rope
-from .families import MOST_LAYERS, Fields
+from .config import (
+    EPS,
+    FACTOR,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    SCALE,
+    THETA,
+    TOKENS,
+    WIDTH,
+    ModelConfig,
+    Rope,
+    check_config,
+)
+from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .fused import slots
 from .gguf_file import GGUFFile
 from .gguf_tokenizer import read_texts
@@ -30,6 +44,32 @@ _UNSUPPORTED = (
     "embedding_scale",
     "rope.scaling.yarn_log_multiplier",
 )
+_GENERAL: dict[str, Kind] = {"general.architecture": Text(64), "split.count": Whole(0, 1 << 16)}
+_CONFIG: dict[str, Kind] = {
+    "block_count": LAYERS,
+    "embedding_length": WIDTH,
+    "feed_forward_length": WIDTH,
+    "attention.head_count": HEADS,
+    "attention.head_count_kv": HEADS,
+    "attention.key_length": HEAD_DIM,
+    "attention.value_length": HEAD_DIM,
+    "attention.causal": Flag(),
+    "attention.scale": SCALE,
+    "attention.layer_norm_rms_epsilon": EPS,
+    "attention.sliding_window": Whole(0, POSITIONS.most),
+    "attention.sliding_window_pattern": Either(Whole(0, LAYERS.most), Array(LAYERS.most)),
+    "context_length": POSITIONS,
+    "rope.dimension_count": HEAD_DIM,
+    "rope.freq_base": THETA,
+    "rope.freq_base_swa": THETA,
+    "rope.scaling.type": Text(64),
+    "rope.scaling.factor": FACTOR,
+    "rope.scaling.attn_factor": SCALE,
+    "rope.scaling.original_context_length": POSITIONS,
+    "rope.scaling.yarn_beta_fast": SCALE,
+    "rope.scaling.yarn_beta_slow": SCALE,
+    **dict.fromkeys(_UNSUPPORTED, Number(-1e9, 1e9)),
+}
 _HEAD = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
 _LAYER = {
     "attention_norm": "attn_norm",
@@ -78,48 +118,48 @@ class GGUFCheckpoint:
 
     def _read_config(self) -> ModelConfig:
         file, origin = self.file, self.origin
-        architecture = file.metadata.get("general.architecture")
+        general = Fields(file.metadata, origin, _GENERAL)
+        architecture = general.get("general.architecture")
         if architecture not in _FAMILIES:
             raise UnsupportedModel(f"{origin}: the architecture {architecture!r} is not one of {', '.join(_FAMILIES)}")
-        if file.metadata.get("split.count", 1) != 1:
+        if general.get("split.count", 1) != 1:
             raise UnsupportedModel(f"{origin} is one of several parts: join them with llama-gguf-split --merge first")
         prefix = f"{architecture}."
         named = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
-        fields = Fields(named, origin)
+        fields = Fields(named, origin, _CONFIG)
         for key in _UNSUPPORTED:
-            if named.get(key):
+            if fields.get(key):
                 raise fields.unsupported(key)
-        if not named.get("attention.causal", True):
+        if not fields.get("attention.causal", True):
             raise fields.unsupported("attention.causal")
         family = _FAMILIES[architecture]
         gemma = family == "gemma3_text"
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
-        layers = fields.count("block_count", most=MOST_LAYERS)
-        hidden, heads = fields.count("embedding_length"), fields.count("attention.head_count")
-        kv_heads = fields.count("attention.head_count_kv", heads)
-        head_dim = fields.count("attention.key_length", hidden // heads or None)
-        if heads % kv_heads or head_dim % 2 or named.get("attention.value_length", head_dim) != head_dim:
-            raise CorruptFile(f"{origin}: {heads} heads of {head_dim} do not fit {kv_heads} key-value heads")
-        if fields.count("rope.dimension_count", head_dim) != head_dim:
-            raise fields.unsupported("rope.dimension_count")
+        TOKENS.check(embedding.shape[0], f"{origin}: the number of tokens")
+        layers = fields.need("block_count")
+        hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
+        head_dim = fields.get("attention.key_length", max(hidden // heads, 1))
+        for key in ("rope.dimension_count", "attention.value_length"):
+            if fields.get(key, head_dim) != head_dim:
+                raise fields.unsupported(key)
         window, sliding = _sliding(fields, gemma, layers)
         # The largest Gemma 3 alone scales by the width of its heads in the residual stream.
         scale = (hidden / heads if gemma and layers == 62 else head_dim) ** -0.5
-        return ModelConfig(
+        config = ModelConfig(
             vocab_size=embedding.shape[0],
             hidden_size=hidden,
-            intermediate_size=fields.count("feed_forward_length"),
+            intermediate_size=fields.need("feed_forward_length"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=kv_heads,
+            num_kv_heads=fields.get("attention.head_count_kv", heads),
             head_dim=head_dim,
-            max_positions=fields.count("context_length"),
+            max_positions=fields.need("context_length"),
             family=family,
-            norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
+            norm_eps=fields.need("attention.layer_norm_rms_epsilon"),
             rope=self._rope(fields, 1_000_000.0 if gemma else 10_000.0, head_dim),
-            local_rope=Rope(theta=fields.number("rope.freq_base_swa", 10_000.0)) if gemma else None,
+            local_rope=Rope(theta=fields.get("rope.freq_base_swa", 10_000.0)) if gemma else None,
             sliding_window=window,
             sliding_layers=sliding,
             tie_embeddings="output.weight" not in file.tensors,
@@ -130,32 +170,37 @@ class GGUFCheckpoint:
             sandwich_norms=gemma,
             activation="gelu_tanh" if gemma else "silu",
             embedding_scale=hidden**0.5 if gemma else 1.0,
-            attention_scale=fields.number("attention.scale", scale),
+            attention_scale=fields.get("attention.scale", scale),
         )
+        check_config(config, origin)
+        return config
 
     def _rope(self, fields: Fields, theta: float, head_dim: int) -> Rope:
-        theta = fields.number("rope.freq_base", theta)
+        theta = fields.get("rope.freq_base", theta)
         if _FREQUENCIES in self.file.tensors:
             if self.file.tensors[_FREQUENCIES].shape != (head_dim // 2,):
                 raise CorruptFile(f"{self.origin}: {_FREQUENCIES} should hold {head_dim // 2} numbers")
-            return Rope(theta=theta, kind="factors", factors=tuple(self.file.tensor(_FREQUENCIES).tolist()))
-        kind = fields.raw.get("rope.scaling.type", "none")
+            factors = self.file.tensor(_FREQUENCIES).tolist()
+            for number, factor in enumerate(factors):
+                FACTOR.check(factor, f"{self.origin}: {_FREQUENCIES}[{number}]")
+            return Rope(theta=theta, kind="factors", factors=tuple(factors))
+        kind = fields.get("rope.scaling.type", "none")
         if kind == "none":
             return Rope(theta=theta)
-        factor = fields.number("rope.scaling.factor")
+        factor = fields.need("rope.scaling.factor")
         if kind == "linear":
             return Rope(theta=theta, kind="linear", factor=factor)
         if kind != "yarn":
             raise fields.unsupported("rope.scaling.type")
-        if fields.raw.get("rope.scaling.attn_factor", 1.0) != 1.0:
+        if fields.get("rope.scaling.attn_factor", 1.0) != 1.0:
             raise fields.unsupported("rope.scaling.attn_factor")
         return Rope(
             theta=theta,
             kind="yarn",
             factor=factor,
-            original_max_positions=fields.count("rope.scaling.original_context_length"),
-            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1.0),
+            original_max_positions=fields.need("rope.scaling.original_context_length"),
+            beta_fast=fields.get("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=fields.get("rope.scaling.yarn_beta_slow", 1.0),
         )
 
     def _read_precision(self) -> str:
@@ -175,10 +220,10 @@ class GGUFCheckpoint:
 
 
 def _sliding(fields: Fields, gemma: bool, layers: int) -> tuple[int | None, tuple[bool, ...]]:
-    if "attention.sliding_window" not in fields.raw or not fields.raw["attention.sliding_window"]:
+    window = fields.get("attention.sliding_window")
+    if not window:
         return None, (False,) * layers
-    window = fields.count("attention.sliding_window")
-    pattern: Any = fields.raw.get("attention.sliding_window_pattern", 6 if gemma else None)
+    pattern = fields.get("attention.sliding_window_pattern", 6 if gemma else None)
     if pattern is None:
         return window, (True,) * layers
     if isinstance(pattern, int):

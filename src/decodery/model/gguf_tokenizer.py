@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
-from .tokenizer import TextFacts, add_beginning
+from .config import TOKENS
+from .fields import Array, Fields, Flag, Kind, Listed, Text, Whole
+from .tokenizer import TextFacts, add_beginning, library_errors
 
 if TYPE_CHECKING:
     import tokenizers
@@ -32,59 +34,70 @@ _KINDS = (*_PATTERNS, "gpt-2", "smollm")
 _ENDINGS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-_MOST_CHARACTERS, _LONGEST_MERGED = 1 << 24, 256
+_MOST_CHARACTERS, _MOST_ADDED, _LONGEST_MERGED = 1 << 24, 1 << 20, 256
+
+_METADATA: dict[str, Kind] = {
+    "tokenizer.chat_template": Text(1 << 20),
+    **{f"tokenizer.ggml.{name}": kind for name, kind in {
+        "model": Text(64),
+        "pre": Text(64),
+        "tokens": Listed(Text(), TOKENS.most),
+        "token_type": Array(TOKENS.most),
+        "scores": Array(TOKENS.most),
+        "merges": Listed(Text(), TOKENS.most),
+        "add_bos_token": Flag(),
+        "add_space_prefix": Flag(),
+        **{f"{name}_token_id": Whole(0, 2**32 - 1) for name in ("bos", "eos", "eot", "eom", "unknown", "padding")},
+    }.items()},
+}  # fmt: skip
 
 
 def read_texts(metadata: dict[str, Any], origin: str) -> tuple[tokenizers.Tokenizer, TextFacts]:
     """The tokenizer that the metadata describes and what goes with it."""
-    kind = metadata.get("tokenizer.ggml.model")
-    tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    fields = Fields(metadata, origin, _METADATA)
+    kind, tokens = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.tokens")
+    if not tokens:
         raise CorruptFile(f"{origin} holds no tokenizer: it has no list tokenizer.ggml.tokens")
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens), origin)
-    try:
+    if sum(map(len, tokens)) > _MOST_CHARACTERS:
+        raise CorruptFile(f"{origin}: the tokens are longer than any tokenizer's: the file is damaged")
+    types = _numbers(fields, "tokenizer.ggml.token_type", len(tokens))
+    bos = _token(fields, "bos", tokens)
+    with library_errors(f"{origin}: the tokenizer in the metadata is damaged"):
         if kind == "gpt2":
-            backend = _byte_level(metadata, tokens, origin)
+            backend = _byte_level(fields, tokens)
         elif kind == "llama":
-            backend = _sentencepiece(metadata, tokens, types, origin)
+            backend = _sentencepiece(fields, tokens, types)
         else:
             raise UnsupportedModel(f"{origin}: a tokenizer of kind {kind!r} is not supported, only gpt2 and llama")
         _add_special(backend, tokens, types, sentencepiece=kind == "llama")
-    except (UnsupportedModel, CorruptFile):
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise CorruptFile(f"{origin}: the tokenizer in the metadata is damaged: {error}") from error
-    bos = _token(metadata, "bos", tokens)
-    # Llama 3 files say nothing of it and need it all the same.
-    default = kind == "llama" or _pre_tokenizer(metadata) == "llama-bpe"
-    if metadata.get("tokenizer.ggml.add_bos_token", default):
-        add_beginning(backend, bos)
+        # Llama 3 files say nothing of it and need it all the same.
+        default = kind == "llama" or _pre_tokenizer(fields) == "llama-bpe"
+        if fields.get("tokenizer.ggml.add_bos_token", default):
+            add_beginning(backend, bos)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    ids = {f"{name}_token": _token(metadata, key, tokens) for name, key in names.items()}
+    ids = {f"{name}_token": _token(fields, key, tokens) for name, key in names.items()}
     special = {name: tokens[id] for name, id in ids.items() if id is not None}
-    template = metadata.get("tokenizer.chat_template")
-    return backend, TextFacts(
-        bos, _endings(metadata, tokens, types), special, template if isinstance(template, str) else None
-    )
+    return backend, TextFacts(bos, _endings(fields, tokens, types), special, fields.get("tokenizer.chat_template"))
 
 
-def _endings(metadata: dict[str, Any], tokens: list[str], types: np.ndarray | None) -> tuple[int, ...]:
-    ids = [_token(metadata, name, tokens) for name in ("eos", "eot", "eom")]
+def _endings(fields: Fields, tokens: list[str], types: np.ndarray | None) -> tuple[int, ...]:
+    ids = [_token(fields, name, tokens) for name in ("eos", "eot", "eom")]
     if types is not None:
         special = np.flatnonzero(np.isin(types, (_CONTROL, _USER_DEFINED)))
         ids += [int(id) for id in special if tokens[id] in _ENDINGS]
     return tuple(dict.fromkeys(id for id in ids if id is not None))
 
 
-def _token(metadata: dict[str, Any], name: str, tokens: Sequence[str]) -> int | None:
-    id = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return id if isinstance(id, int) and 0 <= id < len(tokens) else None
+def _token(fields: Fields, name: str, tokens: Sequence[str]) -> int | None:
+    # Files write 2^32 - 1 and the like where they mean that there is none.
+    id = fields.get(f"tokenizer.ggml.{name}_token_id")
+    return id if id is not None and id < len(tokens) else None
 
 
-def _numbers(metadata: dict[str, Any], key: str, length: int, origin: str) -> np.ndarray | None:
-    values = metadata.get(key)
-    if values is not None and (not isinstance(values, np.ndarray) or len(values) != length):
-        raise CorruptFile(f"{origin}: {key} should hold {length} numbers, one for each token")
+def _numbers(fields: Fields, key: str, length: int) -> np.ndarray | None:
+    values = fields.get(key)
+    if values is not None and len(values) != length:
+        raise CorruptFile(f"{fields.origin}: {key} should hold {length} numbers, one for each token")
     return values
 
 
@@ -93,21 +106,21 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return {token: id for id, token in reversed(list(enumerate(tokens)))}
 
 
-def _pre_tokenizer(metadata: dict[str, Any]) -> str:
-    name = str(metadata.get("tokenizer.ggml.pre", "default"))
+def _pre_tokenizer(fields: Fields) -> str:
+    name = fields.get("tokenizer.ggml.pre", "default")
     return _ALIASES.get(name, name)
 
 
-def _byte_level(metadata: dict[str, Any], tokens: list[str], origin: str) -> tokenizers.Tokenizer:
+def _byte_level(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    pre = _pre_tokenizer(metadata)
+    pre = _pre_tokenizer(fields)
     if pre not in _KINDS:
-        raise UnsupportedModel(f"{origin}: the pre-tokenizer {pre!r} is not supported, only {', '.join(_KINDS)}")
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise CorruptFile(f"{origin} holds no merges for its byte-level tokenizer")
+        raise UnsupportedModel(f"{fields.origin}: the pre-tokenizer {pre!r} is not supported, only {', '.join(_KINDS)}")
+    merges = fields.get("tokenizer.ggml.merges")
+    if merges is None:
+        raise CorruptFile(f"{fields.origin} holds no merges for its byte-level tokenizer")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     model = models.BPE(_vocabulary(tokens), pairs, ignore_merges=pre == "llama-bpe")
     backend = tokenizers.Tokenizer(model)
@@ -128,28 +141,26 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str], origin: str) -> tok
     return backend
 
 
-def _sentencepiece(
-    metadata: dict[str, Any], tokens: list[str], types: np.ndarray | None, origin: str
-) -> tokenizers.Tokenizer:
+def _sentencepiece(fields: Fields, tokens: list[str], types: np.ndarray | None) -> tokenizers.Tokenizer:
     import tokenizers
     from tokenizers import decoders, models, normalizers
 
-    scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens), origin)
+    scores = _numbers(fields, "tokenizer.ggml.scores", len(tokens))
     if scores is None:
-        raise CorruptFile(f"{origin} holds no scores for its SentencePiece tokenizer")
-    unknown = _token(metadata, "unknown", tokens)
+        raise CorruptFile(f"{fields.origin} holds no scores for its SentencePiece tokenizer")
+    unknown = _token(fields, "unknown", tokens)
     if unknown is None and types is not None and (types == _UNKNOWN).any():
         unknown = int(np.argmax(types == _UNKNOWN))
     backend = tokenizers.Tokenizer(
         models.BPE(
             _vocabulary(tokens),
-            _merges(tokens, scores, types, origin),
+            _merges(tokens, scores, types),
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
         )
     )
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    prefix = fields.get("tokenizer.ggml.add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -157,10 +168,8 @@ def _sentencepiece(
     return backend
 
 
-def _merges(tokens: list[str], scores: np.ndarray, types: np.ndarray | None, origin: str) -> list[tuple[str, str]]:
+def _merges(tokens: list[str], scores: np.ndarray, types: np.ndarray | None) -> list[tuple[str, str]]:
     """SentencePiece merges the neighbours whose union scores highest: every split of every token, best first."""
-    if sum(map(len, tokens)) > _MOST_CHARACTERS:
-        raise CorruptFile(f"{origin}: the tokens are longer than any tokenizer's: the file is damaged")
     ids = _vocabulary(tokens)
     found: list[tuple[float, int, int, str, str]] = []
     for id, token in enumerate(tokens):
@@ -183,6 +192,9 @@ def _add_special(
 
     if types is None:
         return
+    added = np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL, _USER_DEFINED)))
+    if sum(len(tokens[id]) for id in added) > _MOST_ADDED:
+        raise CorruptFile("the special tokens are longer than any tokenizer's")
     hidden = np.flatnonzero(np.isin(types, (_UNKNOWN, _CONTROL)))
     backend.add_special_tokens([AddedToken(tokens[id], special=True, normalized=False) for id in hidden if tokens[id]])
     # A run of spaces is a user-defined token of SentencePiece, spelled as the text looks after normalization.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 from pathlib import Path
 
-from ..errors import DecoderyError, ModelNotFound
+from ..errors import CorruptFile, DecoderyError, ModelNotFound
+from .fields import shard_names
 from .store import is_full, system_error
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
@@ -77,7 +77,6 @@ def _is_complete(folder: Path) -> bool:
     if (folder / "model.safetensors").exists():
         return (folder / "config.json").exists()
     try:
-        index = json.loads((folder / "model.safetensors.index.json").read_text(encoding="utf-8"))
-        return all((folder / shard).exists() for shard in set(index["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return all((folder / shard).exists() for shard in set(shard_names(folder).values()))
+    except CorruptFile:
         return False

@@ -6,22 +6,23 @@ import dataclasses
 import difflib
 import hashlib
 import importlib.util
-import json
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
 from . import drafts, embedded, fused, hub
 from .chat import ChatTemplate
-from .config import ModelConfig, Rope
-from .families import MOST_LAYERS, read_config
-from .folder import FolderCheckpoint, model_files, read_json
+from .config import ModelConfig, check_config
+from .description import Description
+from .families import read_config
+from .fields import read_json
+from .folder import FolderCheckpoint, model_files
 from .protocol import LanguageModel
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
@@ -175,19 +176,12 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
         with locked(entry.parent / f"{entry.name}.lock"):
             if not (entry / _DESCRIPTION).exists():
                 _describe(source)
-    description = read_json(entry / _DESCRIPTION)
-    try:
-        config = _config_from_json(description["config"])
-        chosen = choose_dtype(dtype, description["precision"], device)
-        special, template = description["special"], description["chat_template"]
-        tokenizer = entry / _TOKENIZER
-        if not tokenizer.exists() and "tokenizer_of" in description:
-            tokenizer = _tokenizer_of(str(description["tokenizer_of"]), config)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptFile(
-            f"{entry / _DESCRIPTION} is damaged: remove the folder {entry} and load or make it again"
-        ) from error
-    chat = ChatTemplate(template, special) if template else None
+    description = Description.read(entry / _DESCRIPTION)
+    config = description.config
+    chosen = choose_dtype(dtype, description.precision, device)
+    tokenizer = entry / _TOKENIZER
+    if not tokenizer.exists() and description.tokenizer_of is not None:
+        tokenizer = _tokenizer_of(description.tokenizer_of, config)
     weights = entry / f"{chosen}.safetensors"
     if not weights.exists():
         with locked(entry.parent / f"{entry.name}.lock"):
@@ -195,8 +189,10 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
                 _convert(source, config, chosen, weights)
     return LoadedModel(
         model=Transformer(config, _read(source, config, chosen, device)),
-        tokenizer=Tokenizer.from_file(tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids),
-        chat=chat,
+        tokenizer=Tokenizer.from_file(
+            tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids, tried=tokenizer.is_relative_to(_converted())
+        ),
+        chat=ChatTemplate(description.chat_template, description.special) if description.chat_template else None,
         name=source.name,
         dtype=chosen,
     )
@@ -223,7 +219,7 @@ def _tokenizer_of(name: str, config: ModelConfig) -> Path:
         with locked(source.entry.parent / f"{source.entry.name}.lock"):
             if not (source.entry / _DESCRIPTION).exists():
                 _describe(source)
-    if read_json(source.entry / _DESCRIPTION)["config"]["vocabulary"] != config.vocabulary:
+    if Description.read(source.entry / _DESCRIPTION).config.vocabulary != config.vocabulary:
         raise VocabularyMismatch(f"the tokenizer of {name} is not the one this draft was trained with")
     return source.entry / _TOKENIZER
 
@@ -240,13 +236,9 @@ def _describe(source: _Source) -> None:
     )
     with replacing(entry / _TOKENIZER) as temporary:
         tokenizer.save(str(temporary), pretty=False)
-    description = {
-        "config": dataclasses.asdict(config),
-        "precision": checkpoint.precision,
-        "special": facts.special,
-        "chat_template": facts.chat_template,
-    }
-    write_text(entry / _DESCRIPTION, json.dumps(description))
+    check_config(config, source.name)
+    description = Description(config, checkpoint.precision, facts.special, facts.chat_template)
+    write_text(entry / _DESCRIPTION, description.text())
 
 
 def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> None:
@@ -256,27 +248,6 @@ def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> 
     checkpoint.close()
     if source.entry.parent != _converted():
         remove_others(source.entry)
-
-
-def _config_from_json(raw: dict[str, Any]) -> ModelConfig:
-    def rope(fields: dict[str, Any] | None) -> Rope | None:
-        return None if fields is None else Rope(**{**fields, "factors": tuple(fields["factors"])})
-
-    ropes = {name: rope(raw[name]) for name in ("rope", "local_rope")}
-    tuples = {name: tuple(raw[name]) for name in ("sliding_layers", "eos_ids")}
-    config = ModelConfig(**{**raw, **ropes, **tuples})
-    sizes = (config.vocab_size, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads)
-    others = (config.num_layers, config.head_dim, config.max_positions, config.sliding_window or 1)
-    if (
-        any(not isinstance(size, int) or not 0 < size < 2**31 for size in sizes + others)
-        or config.num_layers > MOST_LAYERS
-    ):
-        raise ValueError("a size is out of range")
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise ValueError("the heads do not fit together")
-    if len(config.sliding_layers) != config.num_layers or not 0 <= config.kept_tokens <= config.vocab_size:
-        raise ValueError("the layers do not fit together")
-    return config
 
 
 def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +10,13 @@ from typing import Any
 import torch
 
 from ..errors import CorruptFile
+from .artifact import Artifact, fingerprint, remembered
 from .batch import Batch, Scores
 from .cache import KVCache
 from .config import ModelConfig
 from .protocol import LanguageModel
-from .store import replacing
+
+_KIND = "set of learned prefixes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,33 +43,33 @@ class KVPrefix:
 
 @dataclass(frozen=True, eq=False)
 class Prefixes:
-    """Prefixes by the name of what they steer to, learned together. facts: how they were made, as plain JSON."""
+    """Prefixes by the name of what they steer to, learned together. facts: how they were made, as plain JSON.
+
+    model: `fingerprint` of the model they belong to, "" where any model of their shape will do.
+    """
 
     by_name: Mapping[str, KVPrefix]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        from safetensors.torch import save_file
-
-        tensors = {name: prefix.data.detach().contiguous() for name, prefix in self.by_name.items()}
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={"facts": json.dumps(self.facts)})
+        tensors = {name: prefix.data for name, prefix in self.by_name.items()}
+        Artifact(_KIND, tensors, self.facts, self.model).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Prefixes:
-        """Read what `save` wrote. Raises CorruptFile for anything else."""
-        from safetensors import SafetensorError, safe_open
+        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path)
 
-        try:
-            with safe_open(path, framework="pt") as file:
-                facts = json.loads((file.metadata() or {})["facts"])
-                found = {name: KVPrefix(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
-        except (OSError, KeyError, ValueError, RecursionError, SafetensorError) as error:
-            raise CorruptFile(f"{path} holds no learned prefixes: train some with `decodery train sven`") from error
-        if not found or not all(each.data.is_floating_point() and each.data.ndim == 5 for each in found.values()):
-            raise CorruptFile(f"{path} holds something else than learned prefixes")
-        return cls(found, facts)
+
+@remembered
+def _load(path: Path) -> Prefixes:
+    read = Artifact.read(path, _KIND, "train some with `decodery train sven`")
+    found = {name: KVPrefix(tensor) for name, tensor in read.tensors.items()}
+    if not found or not all(each.data.is_floating_point() and each.data.ndim == 5 for each in found.values()):
+        raise CorruptFile(f"{path} holds something else than learned prefixes")
+    return Prefixes(found, read.facts, read.model)
 
 
 class Prefixed:
@@ -101,6 +102,10 @@ class Prefixed:
     def exact_rows(self) -> bool:
         """See `Transformer.exact_rows`."""
         return bool(getattr(self.model, "exact_rows", False))
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.model)
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()

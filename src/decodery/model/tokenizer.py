@@ -7,18 +7,32 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CorruptFile, PromptError, UnsupportedModel
+from ..errors import CorruptFile, DecoderyError, PromptError, UnsupportedModel
 
 if TYPE_CHECKING:
     import tokenizers
 
-_MOST_BYTES = 1 << 28
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Whatever the tokenizers library raises, bare exceptions and panics, becomes a CorruptFile that says `what`."""
+    try:
+        yield
+    except DecoderyError:
+        raise
+    except BaseException as error:
+        # A panic of compiled code derives from nothing but BaseException, as a key pressed to stop us does.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CorruptFile(f"{what}: {(str(error).strip() or type(error).__name__).splitlines()[0][:200]}") from error
 
 
 @dataclass(frozen=True)
@@ -55,20 +69,13 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
-    def from_file(cls, path: Path, *, bos_id: int | None = None, eos_ids: Sequence[int] = ()) -> Tokenizer:
-        """Read a tokenizer.json."""
-        import tokenizers
+    def from_file(
+        cls, path: Path, *, bos_id: int | None = None, eos_ids: Sequence[int] = (), tried: bool = False
+    ) -> Tokenizer:
+        """Read a tokenizer.json. tried: see `read_tokenizer`."""
+        from .tokenizer_file import read_tokenizer
 
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise CorruptFile(f"{path} is larger than any tokenizer")
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except FileNotFoundError as error:
-            raise CorruptFile(f"there is no tokenizer at {path}: add the model's tokenizer.json") from error
-        except CorruptFile:
-            raise
-        except Exception as error:  # the library raises bare Exception
-            raise CorruptFile(f"{path} is not a tokenizer: {error}") from error
+        backend = read_tokenizer(path, tried=tried)
         return cls(backend, bos_id=bos_id, eos_ids=eos_ids)
 
     @property
@@ -82,9 +89,13 @@ class Tokenizer:
         Texts of special tokens are recognised inside `text` either way.
         """
         try:
-            return self.backend.encode(text, add_special_tokens=special).ids
-        except (TypeError, UnicodeError) as error:
-            raise PromptError(f"the prompt is not valid text: {error}") from error
+            with library_errors("the model's tokenizer fails at this prompt"):
+                ids: list[int] = self.backend.encode(text, add_special_tokens=special).ids
+                return ids
+        except CorruptFile as error:
+            if isinstance(error.__cause__, TypeError | UnicodeError):
+                raise PromptError(f"the prompt is not valid text: {error.__cause__}") from error
+            raise
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`. special: show special tokens instead of leaving them out."""

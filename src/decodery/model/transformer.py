@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
 from . import native
+from .artifact import digest
 from .attention import attend, rotate, visibility
 from .batch import Batch, Scores, Segment
 from .cache import KVCache
@@ -52,6 +54,12 @@ class Transformer:
     def exact_rows(self) -> bool:
         """Whether a row's result is the same, bit for bit, whatever other rows share the pass."""
         return self._stack is not None
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `artifact.fingerprint`."""
+        norms = [norm for layer in self.weights.layers for norm in (layer.attention_norm, layer.mlp_norm)]
+        return digest(self.weights.embedding, *norms, self.weights.norm)
 
     def new_cache(self) -> KVCache:
         config = self.config

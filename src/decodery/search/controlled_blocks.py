@@ -48,7 +48,7 @@ class ControlledBlocks(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = Branches(engine, request, "controlled-blocks", draws=True)
-        value = fitted(self.value, branches.model.config)
+        value = fitted(self.value, branches.model)
         text = branches.root
         logits = (yield from branches.score([text]))[0]
         while not text.finished:

@@ -44,7 +44,7 @@ class ControlledDecoding(Source):
             raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        value = fitted(self.value, model.config)
+        value = fitted(self.value, model)
         return _Controlled((Member("model", model),), len(prompt), value=value, strength=self.strength, k=self.k)
 
 

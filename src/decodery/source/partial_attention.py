@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear, silu
 
 from ..errors import CorruptFile, UnsupportedModel
+from ..model.artifact import Artifact, fingerprint, refuse_other, remembered
 from ..model.attention import attend, rotate
 from ..model.cache import KVCache
-from ..model.config import ModelConfig
+from ..model.config import LAYERS, ModelConfig
 from ..model.graphs import StaticStep
 from ..model.protocol import LanguageModel, Reader
-from ..model.store import replacing, written
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer
 from ..registry import register
@@ -29,6 +26,7 @@ from .base import Source
 if TYPE_CHECKING:
     from ..model.transformer import _Pass
 
+_KIND = "partial attention"
 _SHAPES = ("bend", "mix", "query", "key", "value", "output")
 
 
@@ -37,10 +35,12 @@ class PartialWeights:
     """The second attention of every layer. layers[i]: tensors by name, each [out, in] in the model's dtype.
 
     bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
-    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim].
+    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. model: `fingerprint` of the
+    model they belong to, "" where that is not known.
     """
 
     layers: tuple[dict[str, torch.Tensor], ...]
+    model: str = ""
 
     @classmethod
     def initial(cls, model: Transformer, seed: int = 0) -> PartialWeights:
@@ -58,7 +58,7 @@ class PartialWeights:
             bend, mix = (each.to(query) for each in noise)
             output = torch.zeros(hidden, sizes[0]).to(query)
             layers.append(dict(zip(_SHAPES, (bend, mix, query, key, value, output), strict=True)))
-        return cls(tuple(layers))
+        return cls(tuple(layers), fingerprint(model))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, the same objects: to save, or to train."""
@@ -66,21 +66,25 @@ class PartialWeights:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        with replacing(path) as temporary:
-            save_file({name: each.detach().contiguous() for name, each in self.tensors().items()}, temporary)
+        Artifact(_KIND, self.tensors(), {"layers": len(self.layers)}, self.model).save(path)
 
     @classmethod
-    def load(cls, path: str | Path, config: ModelConfig) -> PartialWeights:
-        """Read what `save` wrote. Raises CorruptFile for anything else and for another model's weights."""
-        try:
-            kept = load_file(Path(path).expanduser())
-            layers = tuple({name: kept[f"{i}.{name}"] for name in _SHAPES} for i in range(config.num_layers))
-        except (OSError, KeyError, ValueError, SafetensorError) as error:
-            raise CorruptFile(
-                f"{path} holds no partial attention for this model: train one and save it there"
-            ) from error
-        _check(layers, config, str(path))
-        return cls(layers)
+    def load(cls, path: str | Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> PartialWeights:
+        """Read what `save` wrote, as `dtype`. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path, config, dtype)
+
+
+@remembered
+def _load(path: Path, config: ModelConfig, dtype: torch.dtype) -> PartialWeights:
+    found = Artifact.read(path, _KIND, "train it for this model and save it there", {"layers": LAYERS})
+    try:
+        layers = tuple(
+            {name: found.tensors[f"{i}.{name}"].to(dtype) for name in _SHAPES} for i in range(config.num_layers)
+        )
+    except KeyError as error:
+        raise CorruptFile(f"{path} was made for a model of another shape: train it for this one") from error
+    _check(layers, config, str(path))
+    return PartialWeights(layers, found.model)
 
 
 def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, what: str) -> None:
@@ -111,17 +115,11 @@ class PartialAttention(Source):
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
             raise UnsupportedModel("partial attention needs the model in floating point: load it with dtype='float32'")
-        weights = (
-            _load(self.weights, written(self.weights), model.config) if isinstance(self.weights, str) else self.weights
-        )
+        weights = _load(self.weights, model.config, model.dtype) if isinstance(self.weights, str) else self.weights
         if len(weights.layers) != model.config.num_layers:
             raise CorruptFile("this partial attention was made for a model of another depth: train it for this one")
+        refuse_other("this partial attention", weights.model, model, "train it for this one")
         return PartialTransformer(model, weights, len(prompt))
-
-
-@lru_cache(maxsize=2)
-def _load(path: str, written: int, config: ModelConfig) -> PartialWeights:
-    return PartialWeights.load(path, config)
 
 
 class PartialCache(KVCache):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from ..errors import SettingsError, UnsupportedModel
+from ..model.artifact import refuse_other
 from ..model.prefix import Prefixed, Prefixes
 from ..model.prefixes import WEIGHTS, shipped_for
 from ..model.protocol import LanguageModel, Reader
@@ -45,9 +45,10 @@ class SVEN(Source):
         prefix = found.by_name[self.control]
         if not prefix.fits(model.config):
             raise UnsupportedModel("these prefixes were made for a model of another shape: train some for this one")
+        refuse_other("these prefixes", found.model, model, "train some for it with `decodery train sven`")
         return Prefixed(model, prefix)
 
 
-@lru_cache(maxsize=4)
 def _load(path: str) -> Prefixes:
-    return Prefixes.load(Path(path) / WEIGHTS if Path(path).is_dir() else path)
+    at = Path(path).expanduser()
+    return Prefixes.load(at / WEIGHTS if at.is_dir() else at)

@@ -4,32 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from ..errors import CorruptFile, SettingsError
-from ..model.config import ModelConfig
-from ..model.store import replacing, written
+from ..model.artifact import Artifact, refuse_other, remembered
+from ..model.config import LAYERS
+from ..model.fields import Whole
+from ..model.protocol import Reader
+
+_MADE = "make one with `decodery train value`"
 
 
-def fitted(value: Value | str, config: ModelConfig) -> Value:
+def fitted(value: Value | str, model: Reader) -> Value:
     """`value`, or the `LinearValue` in the file of that name, checked against the model whose states it is to read.
 
     A file is read once, so that requests that name it are scored together. Raises CorruptFile for a file that holds no
     value head, SettingsError where it was made for another model.
     """
-    found = _load(value, written(value)) if isinstance(value, str) else value
+    found = _load(value) if isinstance(value, str) else value
+    config = model.config
     size = len(found.weight) if isinstance(found, LinearValue) else config.hidden_size
     if size != config.hidden_size or any(not 0 <= tap <= config.num_layers for tap in found.taps):
         raise SettingsError(
             f"this value head reads {size} numbers after layer {max(found.taps)}, and the model has "
             f"{config.hidden_size} in {config.num_layers} layers: use one that was trained for this model"
         )
+    if isinstance(found, LinearValue):
+        refuse_other("this value head", found.model, model, "train one for it with `decodery train value`")
     return found
 
 
@@ -69,11 +73,15 @@ class TextReward:
 
 @dataclass(frozen=True, eq=False)
 class LinearValue:
-    """A linear head on a hidden state: weight [hidden] and bias [], float32. tap: after how many layers it reads."""
+    """A linear head on a hidden state: weight [hidden] and bias [], float32. tap: after how many layers it reads.
+
+    model: `fingerprint` of the model it reads, "" where that is not known.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
     tap: int
+    model: str = ""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -84,24 +92,18 @@ class LinearValue:
 
     def save(self, path: Path) -> None:
         """Write the head as a safetensors file, whole or not at all."""
-        with replacing(path) as temporary:
-            save_file({"weight": self.weight, "bias": self.bias, "tap": torch.tensor(self.tap)}, temporary)
+        Artifact("value head", {"weight": self.weight, "bias": self.bias}, {"tap": self.tap}, self.model).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> LinearValue:
-        """Read what `save` wrote. Raises CorruptFile for anything else."""
-        try:
-            kept = load_file(Path(path).expanduser())
-            value = cls(kept["weight"].float(), kept["bias"].float(), int(kept["tap"]))
-        except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
-            raise CorruptFile(f"{path} holds no value head: make one with `decodery train value`") from error
-        if value.weight.dim() != 1 or value.bias.dim() != 0:
-            raise CorruptFile(f"{path} holds no value head: its weight must be a vector and its bias a number")
-        if not (value.weight.isfinite().all() and value.bias.isfinite()):
-            raise CorruptFile(f"{path} holds numbers that are not finite: train the value head again")
-        return value
+        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path)
 
 
-@lru_cache(maxsize=4)
-def _load(path: str, written: int) -> LinearValue:
-    return LinearValue.load(path)
+@remembered
+def _load(path: Path) -> LinearValue:
+    found = Artifact.read(path, "value head", _MADE, {"tap": Whole(0, LAYERS.most)})
+    weight, bias = (found.tensors.get(name) for name in ("weight", "bias"))
+    if weight is None or bias is None or weight.dim() != 1 or bias.dim() != 0:
+        raise CorruptFile(f"{path} holds no value head: its weight must be a vector and its bias a number")
+    return LinearValue(weight.float(), bias.float(), found.facts["tap"], found.model)

@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from ..budget.specdec_pp import HEAD, AcceptanceHead
 from ..errors import CorruptFile, SettingsError, VocabularyMismatch
+from ..model.artifact import fingerprint, read_tensors
 from ..model.batch import Batch, Scores, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, replacing, silent, write_text
@@ -84,6 +85,7 @@ def train_acceptance(
     if not len(labels) or not len(held_labels):
         raise SettingsError("the texts hold no token that the draft model could have drafted: write longer ones")
     head = AcceptanceHead.random(states.shape[1], draft.vocab_size, depth=recipe.depth, seed=recipe.seed)
+    head.model = fingerprint(draft)
     # It begins as the best judge that always says the same, so that it can only get better.
     head.output[0].zero_()
     head.output[1].copy_(_best(labels.mean(), recipe.rejected))
@@ -273,14 +275,12 @@ def _keep(path: Path, found: list[Examples], made: str) -> None:
 
 
 def _kept(path: Path, made: str) -> Iterator[Examples]:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("made") != made:
-                raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
-            states, labels, sizes = (file.get_tensor(name) for name in ("states", "labels", "sizes"))
+        tensors, about = read_tensors(path)
+        if about.get("made") != made:
+            raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
+        states, labels, sizes = (tensors[name] for name in ("states", "labels", "sizes"))
         each = sizes.tolist()
         yield from zip(states.float().split(each), labels.split(each), strict=True)
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (CorruptFile, KeyError, RuntimeError, TypeError) as error:
         raise CorruptFile(f"{path} is damaged: remove it and train again") from error

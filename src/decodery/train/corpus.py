@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from ..errors import CorruptFile, SettingsError
-from ..model.folder import read_json
+from ..model.artifact import read_tensors
+from ..model.fields import read_json
 from ..model.store import replacing, write_text
 
 FORMAT = 1
@@ -135,12 +136,10 @@ def _count(path: Path) -> int:
 
 
 def _tensors(path: Path, *names: str) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in names or file.keys()}
-    except (SafetensorError, OSError) as error:
+        tensors, _ = read_tensors(path)
+        return {name: tensors[name].numpy() for name in names or tensors}
+    except (CorruptFile, KeyError, TypeError) as error:
         raise CorruptFile(f"{path} is damaged: remove that file and make the training text again") from error
 
 

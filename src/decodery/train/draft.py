@@ -7,7 +7,6 @@ head, and every matrix begins as a part of the target's, because minutes are too
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from ..errors import SettingsError
 from ..model import fused
+from ..model.description import Description
 from ..model.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
 from ..model.load import LoadedModel, choose_dtype
 from ..model.store import Progress, replacing, silent, write_text
@@ -140,14 +140,9 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
     fused.save(out / WEIGHTS, draft.weights)
     with replacing(out / TOKENIZER) as temporary:
         target.tokenizer.backend.save(str(temporary), pretty=False)
-    description = {
-        "config": asdict(draft.config),
-        "precision": "int8",
-        "special": {} if target.chat is None else target.chat.special,
-        "chat_template": None if target.chat is None else target.chat.source,
-        "tokenizer_of": target.name,
-    }
-    write_text(out / DESCRIPTION, json.dumps(description))
+    special, template = ({}, None) if target.chat is None else (target.chat.special, target.chat.source)
+    description = Description(draft.config, "int8", special, template, target.name)
+    write_text(out / DESCRIPTION, description.text())
     # Last: without the description beside it, it would be taken for somebody else's.
     write_text(out / _CARD, card)
 

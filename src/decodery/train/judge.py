@@ -21,6 +21,7 @@ from ..core.tree import TokenTree
 from ..decode.engine import Engine
 from ..decode.request import Request
 from ..errors import CorruptFile, PromptError, SettingsError
+from ..model.artifact import read_tensors
 from ..model.batch import Batch, Segment
 from ..model.load import LoadedModel
 from ..model.protocol import LanguageModel
@@ -135,15 +136,16 @@ def examples(
 
 
 def _read(path: Path, made: str) -> dict[str, np.ndarray]:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="np") as file:
-            if (file.metadata() or {}).get("made") != made:
-                raise SettingsError(f"{path} was made with other questions or settings: name another folder")
-            return {name: file.get_tensor(name) for name in ("states", "valid", "question")}
-    except (SafetensorError, OSError) as error:
+        tensors, about = read_tensors(path)
+        if about.get("made") != made:
+            raise SettingsError(f"{path} was made with other questions or settings: name another folder")
+        found = {name: tensors[name].numpy() for name in ("states", "valid", "question")}
+    except (CorruptFile, KeyError) as error:
         raise CorruptFile(f"{path} is damaged: remove it and train again") from error
+    if found["states"].ndim != 2 or {len(each) for each in found.values()} != {len(found["states"])}:
+        raise CorruptFile(f"{path} is damaged: remove it and train again")
+    return found
 
 
 def _of_question(target: LoadedModel, question: Question, mining: Mining) -> tuple[np.ndarray, np.ndarray]:
@@ -256,9 +258,12 @@ def fit(
     steps: int = 600,
     lr: float = 1e-2,
     facts: dict[str, Any] | None = None,
+    model: str = "",
     progress: Progress = silent,
 ) -> tuple[Head, History]:
     """Weighted logistic regression on the examples of four questions in five; validated on the others.
+
+    model: `fingerprint` of the model whose states the examples hold.
 
     Both labels weigh the same in all. The head's facts say how well it tells valid from invalid on the held-out
     questions: auc (the probability that it ranks a pair rightly), and which threshold rejects 90% of the invalid ones.
@@ -311,7 +316,7 @@ def fit(
         "threshold_90": round(float(np.quantile(scores[~truth], 0.9)), 4),
         "kept_at_threshold_90": round(float((scores[truth] > np.quantile(scores[~truth], 0.9)).mean()), 4),
     }
-    head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures})
+    head = Head(weight.detach(), bias, layer, {**(facts or {}), **figures}, model)
     head.save(out / JUDGE)
     return head, history
 

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from ..errors import CorruptFile, NumericalError, SettingsError
+from ..model.artifact import read_tensors
+from ..model.fields import parse_json
 from ..model.store import Progress, replacing, silent
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -188,26 +190,23 @@ def _restore(
     best: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
 ) -> History:
-    from safetensors import SafetensorError, safe_open
-
     damaged = f"the checkpoint {path} is damaged: remove it to begin the training anew"
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("settings") != made:
-                raise SettingsError(
-                    f"{path} belongs to a training run with other settings or other data: name another folder, or "
-                    "remove that file to begin anew"
-                )
-            history = History(**json.loads(metadata["history"]))
-            with torch.no_grad():
-                for name, tensor in parameters.items():
-                    tensor.copy_(file.get_tensor(f"now.{name}"))
-                    best[name].copy_(file.get_tensor(f"best.{name}"))
-                    optimizer.state[tensor] = {
-                        moment: file.get_tensor(f"{moment}.{name}").to(tensor.device if moment != "step" else "cpu")
-                        for moment in _MOMENTS
-                    }
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        tensors, about = read_tensors(path)
+        if about.get("settings") != made:
+            raise SettingsError(
+                f"{path} belongs to a training run with other settings or other data: name another folder, or "
+                "remove that file to begin anew"
+            )
+        history = History(**parse_json(about["history"], "history"))
+        with torch.no_grad():
+            for name, tensor in parameters.items():
+                tensor.copy_(tensors[f"now.{name}"])
+                best[name].copy_(tensors[f"best.{name}"])
+                optimizer.state[tensor] = {
+                    moment: tensors[f"{moment}.{name}"].to(tensor.device if moment != "step" else "cpu", copy=True)
+                    for moment in _MOMENTS
+                }
+    except (CorruptFile, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CorruptFile(damaged) from error
     return history

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import PromptError, SettingsError
+from ..model.artifact import fingerprint
 from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
 from ..model.load import LoadedModel
@@ -324,7 +325,8 @@ def train_sven(
         "validation": figures,
         "recipe": dict(vars(recipe)),
     }
-    found = Prefixes({name: KVPrefix(each.detach().cpu()) for name, each in school.parameters.items()}, facts)
+    learned = {name: KVPrefix(each.detach().cpu()) for name, each in school.parameters.items()}
+    found = Prefixes(learned, facts, fingerprint(model))
     found.save(out / WEIGHTS)
     write_text(out / _CARD, _card(found, history))
     return found, history

@@ -14,6 +14,7 @@ from ..core.sequence import Sequence
 from ..decode.engine import Engine
 from ..decode.request import Request
 from ..errors import CorruptFile, SettingsError
+from ..model.artifact import fingerprint
 from ..model.batch import Batch, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
@@ -98,7 +99,7 @@ def fit_value(
         raise SettingsError("a value head has no text to learn from: give some that fit the model's context")
     moments.diagonal()[:-1] += ridge * moments.diagonal()[:-1].abs().mean()
     found = torch.linalg.lstsq(moments, targets[:, None]).solution[:, 0]
-    return LinearValue(found[:-1].float(), found[-1].float(), tap)
+    return LinearValue(found[:-1].float(), found[-1].float(), tap, fingerprint(model))
 
 
 def read_judged(path: Path) -> list[tuple[str, str, float]]:

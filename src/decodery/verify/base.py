@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from ..core.trace import Step
 from ..core.tree import Origin, TokenTree
 from ..model.batch import Segment
 from ..sample.base import Context
+
+if TYPE_CHECKING:
+    from ..model.protocol import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,9 @@ class Rule:
     greedy_only: ClassVar[bool] = False
     draws: ClassVar[bool] = False
     checks: ClassVar[bool] = False
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError where this is not for texts of `model`."""
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Asking[Accepted]:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.

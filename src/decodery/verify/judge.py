@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +11,53 @@ import torch
 
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from ..errors import CorruptFile, ModelNotFound, SettingsError
-from ..model.store import replacing
+from ..errors import CorruptFile, SettingsError
+from ..model.artifact import Artifact, refuse_other, remembered
+from ..model.config import LAYERS
+from ..model.fields import Anything, Named, Number, Whole
+from ..model.protocol import Reader
 from ..registry import register
 from .base import Accepted, Laws, Rule
 
-FORMAT = "decodery judge 1"
-_MOST_BYTES = 1 << 24
+_MADE = "make one with decodery train judge"
+_FACTS = {"layer": Whole(0, LAYERS.most), "bias": Number(-1e6, 1e6), "trained": Named(Anything(), 1 << 10)}
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
     """A linear head on hidden states. weight: [hidden] float32; layer: after how many layers the states are taken.
 
-    facts: how it was trained and how good it is, as numbers and texts.
+    facts: how it was trained and how good it is, as numbers and texts. model: `fingerprint` of the model it reads, ""
+    where that is not known.
     """
 
     weight: torch.Tensor
     bias: float
     layer: int
     facts: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n] float64 log-odds that the tokens whose states [n, hidden] these are continue their texts well."""
         return normalized(hidden).double() @ self.weight.to(hidden.device).double() + self.bias
 
     def save(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
-        tensors = {"weight": self.weight.float().contiguous(), "bias": torch.tensor([self.bias])}
-        metadata = {"format": FORMAT, "layer": str(self.layer), "facts": json.dumps(self.facts)}
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
+        facts = {"layer": self.layer, "bias": self.bias, "trained": self.facts}
+        Artifact("judge", {"weight": self.weight.float()}, facts, self.model).save(path)
 
     @classmethod
     def load(cls, path: Path) -> Head:
         """Raises ModelNotFound where there is no such file, CorruptFile where it is not a head."""
-        if not path.is_file():
-            raise ModelNotFound(f"there is no judge at {path}: make one with decodery train judge, or correct the path")
-        status = path.stat()
-        return _load(path, status.st_size, status.st_mtime_ns)
+        return _load(path)
 
 
-@lru_cache(maxsize=4)
-def _load(path: Path, size: int, changed: int) -> Head:
-    from safetensors import SafetensorError, safe_open
-
-    wrong = f"{path} is not a judge, or damaged: make one with decodery train judge"
-    if size > _MOST_BYTES:
-        raise CorruptFile(wrong)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CorruptFile(wrong)
-            weight, bias = file.get_tensor("weight"), file.get_tensor("bias")
-            layer, facts = int(metadata["layer"]), json.loads(metadata["facts"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise CorruptFile(wrong) from error
-    if weight.ndim != 1 or bias.numel() != 1 or layer < 0 or not weight.isfinite().all() or not bias.isfinite().all():
-        raise CorruptFile(wrong)
-    return Head(weight.float(), float(bias), layer, facts)
+@remembered
+def _load(path: Path) -> Head:
+    found = Artifact.read(path, "judge", _MADE, _FACTS)
+    weight = found.tensors.get("weight")
+    if weight is None or weight.ndim != 1 or not weight.is_floating_point():
+        raise CorruptFile(f"{path} holds no judge: {_MADE}")
+    return Head(weight.float(), found.facts["bias"], found.facts["layer"], found.facts["trained"], found.model)
 
 
 def normalized(hidden: torch.Tensor) -> torch.Tensor:
@@ -115,6 +99,9 @@ class Judge(Rule):
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]
         return (self.trained.layer,)
+
+    def fits(self, model: Reader) -> None:
+        refuse_other("this judge", self.trained.model, model, "train one for it with decodery train judge")
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
         passing, scores = self._judged(laws)

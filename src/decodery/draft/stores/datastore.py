@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from ...errors import CorruptFile, VocabularyMismatch
+from ...model.artifact import remembered
+from ...model.config import TOKENS
+from ...model.fields import Fields, Kind, Listed, Text, Whole, read_json
 
 DEPTH = 64
 """Suffixes are sorted by so many tokens: more than any match and its continuation together."""
 FORMAT = "decodery-datastore-1"
-_MOST_HEADER = 1 << 20
+_HEADER: dict[str, Kind] = {
+    "format": Text(64),
+    "shards": Listed(Whole(0, 2**32 - 1), 1 << 16),
+    "separator": Whole(0, 2**32 - 1),
+    "vocab_size": TOKENS,
+}
 
 
 class SuffixArray:
@@ -66,25 +72,14 @@ class Datastore:
         return cls([SuffixArray.build(np.asarray(tokens, dtype=np.int64))], separator, vocab_size)
 
     @staticmethod
-    @lru_cache(maxsize=4)
     def open(folder: str) -> Datastore:
         """A folder made by `decodery train datastore`. Raises CorruptFile where it is none."""
-        path = Path(folder).expanduser()
-        try:
-            header = path / "datastore.json"
-            if header.stat().st_size > _MOST_HEADER:
-                raise CorruptFile(f"{header} is larger than any header: build the datastore again")
-            facts = json.loads(header.read_text("utf-8"))
-            if facts["format"] != FORMAT:
-                raise CorruptFile(f"{header} is of another format than {FORMAT}: build the datastore again")
-            shards = [_open(path, number, int(size)) for number, size in enumerate(facts["shards"])]
-            return Datastore(shards, int(facts["separator"]), int(facts["vocab_size"]))
-        except FileNotFoundError as error:
+        header = Path(folder).expanduser() / "datastore.json"
+        if not header.is_file():
             raise CorruptFile(
                 f"there is no datastore in {folder}: make one with decodery train datastore FILES --out {folder}"
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-            raise CorruptFile(f"the datastore in {folder} is damaged ({error}): build it again") from error
+            )
+        return _open(header)
 
     def fits(self, vocab_size: int) -> None:
         """Raise VocabularyMismatch where the tokens are those of a model with another vocabulary."""
@@ -135,13 +130,22 @@ class Datastore:
         parts: list[np.ndarray] = []
         for shard in self.shards:
             tokens = np.asarray(shard.tokens, dtype=np.int64)
+            self._check(tokens)
             ends = np.flatnonzero(tokens == self.separator)
             parts += [part[part != self.separator] for part in np.split(tokens, ends)]
         return [part for part in parts if len(part)]
 
+    def _check(self, tokens: np.ndarray) -> None:
+        """Raise CorruptFile where one of `tokens` is none; a datastore is too large to look through all of it."""
+        if ((tokens >= self.vocab_size) & (tokens != self.separator)).any():
+            raise CorruptFile(
+                f"the datastore holds tokens beyond the {self.vocab_size} it was made for: it is damaged, make it anew"
+            )
+
     def _windows(self, shard: SuffixArray, places: np.ndarray, skip: int, length: int) -> np.ndarray:
         at = shard.order[places].astype(np.int64)[:, None] + np.arange(skip, skip + length)
         tokens = shard.tokens.take(at, mode="clip").astype(np.int64)
+        self._check(tokens)
         ended = np.logical_or.accumulate((at >= len(shard.tokens)) | (tokens == self.separator), axis=1)
         return np.where(ended, -1, tokens)
 
@@ -166,10 +170,24 @@ def sort_suffixes(tokens: np.ndarray) -> np.ndarray:
     return np.argsort(rank, kind="stable").astype(np.uint32)
 
 
-def _open(folder: Path, number: int, size: int) -> SuffixArray:
-    tokens, order = (
-        np.load(folder / f"{number:05d}.{part}.npy", mmap_mode="r", allow_pickle=False) for part in ("tokens", "order")
-    )
-    if tokens.shape != (size,) or order.shape != (size,) or tokens.dtype != ">u4" or order.dtype != "<u4":
-        raise ValueError(f"shard {number} is not what the header says")
-    return SuffixArray(tokens, order)
+@remembered
+def _open(header: Path) -> Datastore:
+    facts = Fields(read_json(header), str(header), _HEADER)
+    if facts.need("format") != FORMAT:
+        raise CorruptFile(f"{header} is of another format than {FORMAT}: build the datastore again")
+    shards = [_shard(header.parent, number, size) for number, size in enumerate(facts.need("shards"))]
+    return Datastore(shards, facts.need("separator"), facts.need("vocab_size"))
+
+
+def _shard(folder: Path, number: int, size: int) -> SuffixArray:
+    found = []
+    for part, kind in (("tokens", ">u4"), ("order", "<u4")):
+        path = folder / f"{number:05d}.{part}.npy"
+        try:
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
+        except Exception as error:  # a damaged header is read as Python source, which fails in many ways
+            raise CorruptFile(f"{path} is missing or damaged: build the datastore again") from error
+        if values.shape != (size,) or values.dtype != kind:
+            raise CorruptFile(f"{path} is not what the header of its datastore says: build it again")
+        found.append(values)
+    return SuffixArray(*found)

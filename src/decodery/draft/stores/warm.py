@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from ...errors import CorruptFile, ModelNotFound
-from ...model.store import replacing
+from ...errors import CorruptFile
+from ...model.artifact import Artifact, remembered
+from ...model.config import TOKENS
+from ...model.fields import Anything, Named, Text
 from .expectations import CONTEXTS
 
-FORMAT = "decodery contexts 1"
-_MOST_BYTES = 1 << 28
+_KIND = "table of contexts"
+_MADE = "make some with decodery train contexts"
+_FACTS = {"vocab_size": TOKENS, "vocabulary": Text(256), "trained": Named(Anything(), 1 << 10)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,59 +38,38 @@ class WarmContexts:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        from safetensors.numpy import save_file
-
         # Half the size where all ids fit; the largest number stands for no token.
         kind = np.uint16 if self.vocab_size < 1 << 16 else np.uint32
         tensors = {"rates": self.rates.astype(np.float32)}
         for order, contexts in self.contexts.items():
             tensors[f"contexts.{order}"] = contexts.astype(kind)
             tensors[f"rows.{order}"] = self.rows[order].astype(kind)
-        about = {"vocab_size": self.vocab_size, "vocabulary": self.vocabulary, "facts": self.facts}
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": FORMAT, "about": json.dumps(about)})
+        facts = {"vocab_size": self.vocab_size, "vocabulary": self.vocabulary, "trained": self.facts}
+        Artifact(_KIND, {name: torch.from_numpy(each) for name, each in tensors.items()}, facts).save(path)
 
     @classmethod
     def load(cls, path: Path) -> WarmContexts:
         """Raises ModelNotFound where there is no such file, CorruptFile where it holds no contexts."""
-        if not path.is_file():
-            raise ModelNotFound(
-                f"there are no contexts at {path}: make some with decodery train contexts, or correct the path"
-            )
-        status = path.stat()
-        return _load(path, status.st_size, status.st_mtime_ns)
+        return _load(path)
 
 
-@lru_cache(maxsize=4)
-def _load(path: Path, size: int, changed: int) -> WarmContexts:
-    from safetensors import SafetensorError, safe_open
-
-    wrong = f"{path} holds no contexts, or is damaged: make some with decodery train contexts"
-    if size > _MOST_BYTES:
-        raise CorruptFile(wrong)
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CorruptFile(wrong)
-            about = json.loads(metadata["about"])
-            names = [name for name in file.keys() if name.startswith("contexts.")]  # noqa: SIM118
-            contexts, rows = {}, {}
-            for order in sorted((int(name.split(".")[1]) for name in names), reverse=True):
-                known = file.get_tensor(f"contexts.{order}")
-                ranked = file.get_tensor(f"rows.{order}")
-                none = np.iinfo(ranked.dtype).max
-                contexts[order] = known.astype(np.int64)
-                rows[order] = np.where(ranked == none, -1, ranked.astype(np.int64)).astype(np.int32)
-            rates = file.get_tensor("rates").astype(np.float64)
-            found = WarmContexts(
-                contexts, rows, rates, int(about["vocab_size"]), str(about["vocabulary"]), dict(about["facts"])
-            )
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
-        raise CorruptFile(wrong) from error
+@remembered
+def _load(path: Path) -> WarmContexts:
+    read = Artifact.read(path, _KIND, _MADE, _FACTS)
+    tensors = {name: tensor.numpy() for name, tensor in read.tensors.items() if tensor.dtype != torch.bfloat16}
+    contexts, rows = {}, {}
+    for order in CONTEXTS:
+        known, ranked = (tensors.get(f"{name}.{order}") for name in ("contexts", "rows"))
+        if known is None or ranked is None or {known.dtype.kind, ranked.dtype.kind} != {"u"} or ranked.ndim != 2:
+            raise CorruptFile(f"{path} holds no table of contexts, or is damaged: {_MADE}")
+        contexts[order] = known.astype(np.int64)
+        rows[order] = np.where(ranked == np.iinfo(ranked.dtype).max, -1, ranked.astype(np.int64))
+    rates = tensors.get("rates", np.zeros(0)).astype(np.float64)
+    facts = read.facts
+    found = WarmContexts(contexts, rows, rates, facts["vocab_size"], facts["vocabulary"], facts["trained"])
     if not _sound(found):
-        raise CorruptFile(wrong)
-    return found
+        raise CorruptFile(f"{path} holds no table of contexts, or is damaged: {_MADE}")
+    return replace(found, rows={order: ranked.astype(np.int32) for order, ranked in rows.items()})
 
 
 def _sound(warm: WarmContexts) -> bool:

@@ -26,6 +26,6 @@ def shipped_contexts(vocabulary: str) -> Path | None:
 
 
 def _is_for(name: str, vocabulary: str) -> bool:
-    from ..folder import read_json
+    from ..fields import read_json
 
     return bool(vocabulary) and read_json(SHIPPED[name] / DESCRIPTION)["config"]["vocabulary"] == vocabulary

@@ -1,0 +1,141 @@
+"""What is kept of a model beside its weights and its tokenizer: one JSON file, written by us, read with care."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CorruptFile
+from .config import (
+    EPS,
+    FACTOR,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    MOST_LAYERS,
+    POSITIONS,
+    SCALE,
+    THETA,
+    TOKEN_ID,
+    TOKENS,
+    WIDTH,
+    ModelConfig,
+    Rope,
+    check_config,
+)
+from .fields import Fields, Flag, Kind, Listed, Named, Number, Record, Text, Whole, read_json
+
+_ROPE: dict[str, Kind] = {
+    "theta": THETA,
+    "kind": Text(64),
+    "factor": FACTOR,
+    "original_max_positions": Whole(0, POSITIONS.most),
+    "low_freq_factor": SCALE,
+    "high_freq_factor": SCALE,
+    "beta_fast": SCALE,
+    "beta_slow": SCALE,
+    "attention_factor": SCALE,
+    "mscale": Number(0.0, 1e6),
+    "mscale_all_dim": Number(0.0, 1e6),
+    "truncate": Flag(),
+    "factors": Listed(FACTOR, HEAD_DIM.most),
+}
+_CONFIG: dict[str, Kind] = {
+    "vocab_size": TOKENS,
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "num_layers": LAYERS,
+    "num_heads": HEADS,
+    "num_kv_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "max_positions": POSITIONS,
+    "family": Text(64),
+    "norm_eps": EPS,
+    "rope": Record(_ROPE),
+    "local_rope": Record(_ROPE),
+    "sliding_window": POSITIONS,
+    "sliding_layers": Listed(Flag(), MOST_LAYERS),
+    **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
+    "sandwich_norms": Flag(),
+    "activation": Text(64),
+    "embedding_scale": SCALE,
+    "attention_scale": SCALE,
+    "bos_id": TOKEN_ID,
+    "eos_ids": Listed(TOKEN_ID, 1 << 16),
+    "kept_tokens": Whole(0, TOKENS.most),
+    "vocabulary": Text(256),
+}
+_DESCRIPTION: dict[str, Kind] = {
+    "config": Record(_CONFIG),
+    "precision": Text(64),
+    "special": Named(Text(), 1 << 12),
+    "chat_template": Text(1 << 20),
+    "tokenizer_of": Text(),
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model's configuration, the precision of its checkpoint, and what `TextFacts` says of its texts.
+
+    tokenizer_of: the model whose tokenizer it uses, None where it has its own.
+    """
+
+    config: ModelConfig
+    precision: str
+    special: dict[str, str]
+    chat_template: str | None
+    tokenizer_of: str | None = None
+
+    def text(self) -> str:
+        """As JSON, which `read` reads."""
+        values = dataclasses.asdict(self)
+        return json.dumps({name: value for name, value in values.items() if value is not None})
+
+    @classmethod
+    def read(cls, path: Path) -> Description:
+        """Raises CorruptFile for anything that `text` did not write."""
+        try:
+            fields = Fields(read_json(path), str(path), _DESCRIPTION)
+            config = _config(fields.need("config"), f"{path}: config")
+        except CorruptFile as error:
+            raise CorruptFile(f"{error}; remove the folder {path.parent} and load or make it again") from error
+        return cls(
+            config,
+            fields.need("precision"),
+            fields.get("special", {}),
+            fields.get("chat_template"),
+            fields.get("tokenizer_of"),
+        )
+
+
+def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
+    fields = Fields(raw, origin, _CONFIG)
+    values: dict[str, Any] = {
+        field.name: (fields.need if _required(field) else fields.get)(field.name)
+        for field in dataclasses.fields(ModelConfig)
+    }
+    values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
+    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "eos_ids")}
+    config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
+    check_config(config, origin)
+    return config
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _rope(raw: dict[str, Any] | None, origin: str) -> Rope | None:
+    if raw is None:
+        return None
+    values = {name: value for name, value in raw.items() if name in _ROPE and value is not None}
+    rope = Rope(**{**values, "factors": tuple(values.get("factors", ()))})
+    if rope.kind not in ("default", "linear", "llama3", "yarn", "factors"):
+        raise CorruptFile(f"{origin}: there is no rotation of kind {rope.kind!r}")
+    if rope.kind == "yarn" and not rope.original_max_positions:
+        raise CorruptFile(f"{origin}: the rotation stretches nothing")
+    return rope
