@@ -209,7 +209,7 @@ def test_a_head_for_another_model_is_refused() -> None:
 def _costs(random: np.random.Generator, flat: int = 0) -> Budget:
     """A made-up machine: passes get dearer with their rows, by steps of any size."""
     times = 1.0 + np.concatenate((np.zeros(flat), random.exponential(0.1, 400))).cumsum()
-    return Budget(64, 64, pass_seconds=lambda: times)
+    return Budget(64, 64, pass_seconds=lambda context: times)
 
 
 def test_the_chosen_lengths_are_those_of_brute_force() -> None:
@@ -233,7 +233,7 @@ def test_the_chosen_lengths_are_those_of_brute_force() -> None:
 
 
 def test_more_requests_never_draft_more_each() -> None:
-    budget = Budget(64, 64, pass_seconds=lambda: 1.0 + 0.02 * np.arange(1024))
+    budget = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.02 * np.arange(1024))
     for rate in (0.3, 0.6, 0.9):
         lengths = [int(best_lengths(np.full(n, rate), budget, longest=8, uniform=True)[0]) for n in range(1, 65)]
         assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1]
@@ -244,7 +244,7 @@ def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
     (seq,) = decode(TARGET, [PROMPT], max_new_tokens=1)
     seq.drafter = DraftModel(OTHER)
     seq.budget, seq.budget_state = policy, policy.start(seq)
-    limit = Budget(64, 64, pass_seconds=lambda: 1.0 + 0.1 * np.arange(100))
+    limit = Budget(64, 64, pass_seconds=lambda context: 1.0 + 0.1 * np.arange(100))
     for step in range(300):
         length = policy.bound(seq, limit, [seq]).nodes
         drafted.append(length)
@@ -257,7 +257,7 @@ def test_goodput_gives_up_where_nothing_is_accepted_and_comes_back() -> None:
 
 
 def test_goodput_shares_the_pass_with_what_else_is_in_it() -> None:
-    budget = Budget(64, 64, pass_seconds=lambda: np.maximum(1.0, np.arange(2000) / 16))
+    budget = Budget(64, 64, pass_seconds=lambda context: np.maximum(1.0, np.arange(2000) / 16))
     assert best_lengths(np.array([0.05]), budget, longest=8, uniform=False)[0] > 0
     assert best_lengths(np.array([0.05]), budget, longest=8, rows=15, uniform=False)[0] == 0
     few = best_lengths(np.array([0.9, 0.2]), budget, longest=8, rows=8, uniform=False)
@@ -303,7 +303,7 @@ def test_places_a_drafter_leaves_empty_are_worth_nothing() -> None:
         rates.learn(TokenTree.chain(1, [2, 3]), [1, 2], full=False, depth=9, forget=1.0)
     assert rates.rates[0, 0] > 0.95 and rates.rates[0, 1] < 0.05 and rates.rates[2, 0] < 0.05
     chances, depths = best_tree(rates.rates, 64)
-    cheap = Budget(64, 64, pass_seconds=lambda: 1.0 + 1e-2 * np.arange(200))
+    cheap = Budget(64, 64, pass_seconds=lambda context: 1.0 + 1e-2 * np.arange(200))
     assert best_size(chances, depths, cheap, sequences=1) == 2
 
 

@@ -113,6 +113,9 @@ class Goodput(Policy):
         if self.longest < 1 or self.probe < 1 or not 0 < self.forget < 1:
             raise SettingsError("goodput needs longest >= 1, probe >= 1 and forget between 0 and 1")
 
+    def largest(self) -> int:
+        return self.longest
+
     def start(self, seq: Sequence) -> _State:
         key = ("goodput", type(seq.drafter).__qualname__)
         return _State(seq.memory.recall("process", seq, key, _Shared))

@@ -147,6 +147,9 @@ class Hardware(Policy):
         if self.most < 1 or self.probe < 1 or not 0 < self.forget <= 1:
             raise SettingsError("hardware needs most >= 1, probe >= 1 and forget between 0 and 1")
 
+    def largest(self) -> int:
+        return self.most
+
     def start(self, seq: Sequence) -> _State:
         key = ("hardware", type(seq.drafter).__qualname__)
         return _State(seq.memory.recall("process", seq, key, lambda: _Shared(ChildRates())))

@@ -39,6 +39,7 @@ class Sequence:
 
     draft_state, budget_state and sampler_state belong to the drafter, the budget policy and the sampler; the engine
     only hands them back. budget: None where the drafter alone decides how much it drafts.
+    max_nodes: most drafted tokens per step.
     memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
     where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
     asked: what the rule must see scored before it decides on the next token, None where it has not asked.
@@ -55,6 +56,7 @@ class Sequence:
     drafter: Drafter | None
     vocab_size: int
     model: LanguageModel
+    max_nodes: int
     detokenizer: Callable[[], Detokenizer] | None = None
     seed: int = 0
     max_new_tokens: int = 128

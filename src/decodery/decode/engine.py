@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ..budget.base import MOST_NODES, Budget
+from ..budget.base import Budget
 from ..budget.cost import CONTEXT, cost_curve
 from ..core.memory import Memory
 from ..core.sequence import Sequence
@@ -72,8 +72,8 @@ class Engine:
 
     Prompts are read in chunks of `prefill_chunk` tokens; sequences that read and sequences that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
-    from sequence to sequence; its own by default. pass_seconds: as in `Budget`, by the tokens
-    in the cache; measured by default.
+    from sequence to sequence; its own by default. pass_seconds: as in `Budget`; measured by
+    default.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Engine:
             drafter=request.drafter,
             vocab_size=model.vocab_size,
             model=model,
+            max_nodes=request.max_nodes,
             detokenizer=self._detokenizer,
             seed=request.seed,
             max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
@@ -231,11 +232,12 @@ class Engine:
         """How much the sequence may draft in this step."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
-            MOST_NODES,
+            seq.max_nodes,
             seq.remaining - 1,
             len(self._active),
-            partial(self._pass_seconds, len(seq.tokens)),
+            self._pass_seconds,
             measured=self._pass_seconds == self._measured,
+            context=len(seq.tokens),
         )
         policy = seq.budget
         if policy is None:

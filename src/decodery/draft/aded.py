@@ -62,6 +62,9 @@ class ADED(Drafter):
                 "cap, c1 and c2 above 0"
             )
 
+    def largest(self) -> int:
+        return self.nodes
+
     def start(self, seq: Sequence) -> Trigrams:
         def make() -> Trigrams:
             table = Trigrams(_PAIRS)

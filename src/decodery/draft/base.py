@@ -75,6 +75,10 @@ class Drafter:
     def observe(self, seq: Sequence, seen: Observation) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
 
+    def largest(self) -> int | None:
+        """How many nodes it would draft in a step at most, by its settings; None where they set no bound."""
+        return None
+
     def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
         """The models that read a text beside `target`, each with a cache of its own."""
         return ()
@@ -105,6 +109,9 @@ class Expander(Drafter):
     @property
     def origin(self) -> Origin:  # type: ignore[override]
         return self.growth.origin if isinstance(self.growth, Growth) else "sampled"
+
+    def largest(self) -> int | None:
+        return self.growth.largest() if isinstance(self.growth, Growth) else self.length
 
     def held_rows(self, nodes: int) -> int:
         # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
@@ -215,6 +222,10 @@ class Composite(Drafter):
     @property
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return any(part.weighs_cost for part in self.parts)
+
+    def largest(self) -> int | None:
+        sizes = [part.largest() for part in self.parts]
+        return None if None in sizes else max(filter(None, sizes), default=0)
 
     def readers(self, target: LanguageModel) -> tuple[LanguageModel, ...]:
         return tuple(model for part in self.parts for model in part.readers(target))

@@ -59,6 +59,9 @@ class Graft(Composite):
     def parts(self) -> tuple[Drafter, ...]:
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
+    def largest(self) -> int:
+        return self.nodes
+
     def start(self, seq: Sequence) -> list[Any]:
         def make() -> Adjacency:
             return Adjacency(seq.vocab_size, self.successors)

@@ -73,6 +73,9 @@ class Lookahead(Drafter):
         if self.window < 1 or self.ngram < 2 or self.grams < 1:
             raise SettingsError("lookahead needs window >= 1, ngram >= 2 and grams >= 1")
 
+    def largest(self) -> int:
+        return (self.window + self.grams) * (self.ngram - 1) - 1
+
     def start(self, seq: Sequence) -> _State:
         random = np.random.default_rng(mix(seq.seed, len(seq.tokens)))
         prompt = list(seq.tokens)

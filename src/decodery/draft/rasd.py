@@ -67,6 +67,9 @@ class RASD(Composite):
     def parts(self) -> tuple[Drafter, ...]:
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
+    def largest(self) -> int:
+        return self.nodes
+
     def start(self, seq: Sequence) -> list[Any]:
         if self.datastore is None:
             return [*super().start(seq), Windows()]

@@ -48,6 +48,9 @@ class SuffixAutomaton(Drafter):
         if self.length < 1 or self.factor <= 0 or self.successors < 1 or self.bias < 0:
             raise SettingsError("suffix-automaton needs length >= 1, factor > 0, successors >= 1 and bias >= 0")
 
+    def largest(self) -> int:
+        return self.length
+
     def start(self, seq: Sequence) -> Any:
         return Automaton(), None if self.datastore is None else Datastore.open(self.datastore)
 

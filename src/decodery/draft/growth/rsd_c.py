@@ -37,6 +37,9 @@ class RSDC(Growth):
     def __post_init__(self) -> None:
         constant("rsd-c", self.branching)
 
+    def largest(self) -> int:
+        return len(constant("rsd-c", self.branching))
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> TokenTree:
         shape = constant("rsd-c", self.branching).within(budget.nodes, budget.depth)
         return Growing(expander, seq, budget, self.origin).fill(shape)

@@ -8,15 +8,15 @@ from math import prod
 
 import numpy as np
 
-from ...budget.base import Budget
+from ...budget.base import LARGEST, Budget
 from ...core.tree import Origin, TokenTree
 from ...errors import SettingsError
 
 Children = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Successors [m, width] int of `nodes` [m], best first, -1 for none, given the tokens [n] filled in so far."""
 
-MOST = 1024
-"""Places a shape may have: more than any budget."""
+MOST = LARGEST
+"""Places a shape may have: as many as a request may allow."""
 
 _WEIGHT = 32.0
 
