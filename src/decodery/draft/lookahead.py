@@ -117,7 +117,7 @@ class Lookahead(Drafter):
         return [None if node is None else next(fed) for node in nodes]
 
     def _level(self, state: _State, seq: Sequence, tokens: list[int | None], number: int) -> list[int]:
-        """Level `number` of `tokens`, with prompt tokens for unknown ones and for ends of text, which nothing follows."""
+        """Level `number` of `tokens`, with prompt tokens for unknown ones and ends of text, which nothing follows."""
         level = []
         for column, token in enumerate(tokens):
             if token is None or token in seq.eos_ids:
