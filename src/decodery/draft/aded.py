@@ -113,7 +113,7 @@ class ADED(Drafter):
             found[path] = None
         size = sum(map(len, found))
         # The longest go first, and of equally long ones those visited least.
-        for path in sorted(reversed(found), key=len, reverse=True):
+        for path in reversed(sorted(found, key=len)):
             if size <= self.nodes:
                 break
             size -= len(path)
