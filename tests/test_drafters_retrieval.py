@@ -25,6 +25,7 @@ from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.graft import Graft
+from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rasd import RASD
 from decodery.draft.rest import REST
@@ -442,8 +443,45 @@ def test_rasd_keeps_what_both_sides_find() -> None:
     copies = trees_of(PromptLookup(length=3, pick="last"))
     assert all(len(tree) <= 17 for tree in trees)
     assert len(trees) < len(copies), "a text that repeats itself is guessed better with a draft model beside it"
-    none = trees_of(RASD(DraftModel(OTHER), width=3, depth=2, retrieved=6, nodes=16, candidates=1))
+    none = trees_of(RASD(DraftModel(OTHER), width=3, depth=2, retrieved=6, nodes=16, candidates=1, trusted=99))
     assert all(np.bincount(tree.parents[1:] + 0, minlength=1)[0] <= 4 for tree in none if len(tree) > 1)
+
+
+@dataclass(frozen=True)
+class Mute(Noise):
+    """Has a word for the first tokens of the vocabulary only, as small drafts do for common ones."""
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        logits = super().logits(seq, tree, nodes)
+        logits[:, 8:] = -torch.inf
+        return logits
+
+
+class Reciting(TableModel):
+    """Repeats one passage for ever, half of it in words the draft does not have."""
+
+    def logits(self, tokens: Ordered[int]) -> torch.Tensor:
+        row = torch.zeros(self.vocab_size, dtype=torch.float64)
+        row[PASSAGE[len(tokens) % len(PASSAGE)]] = 20.0
+        return row
+
+
+PASSAGE = [1, 20, 2, 21, 22, 3, 23, 4, 24, 1, 25, 26, 5, 20, 27]
+
+
+@pytest.mark.parametrize("trusted", [1, 99])
+def test_rasd_is_no_worse_than_a_plain_fusion_of_its_parts(trusted: int) -> None:
+    model, prompt = Reciting(32), [*PASSAGE, *PASSAGE[:4]]
+    rasd = RASD(Mute(), width=4, depth=3, retrieved=6, nodes=16, trusted=trusted)
+    plain = Fuse((PromptLookup(length=6), Mute(growth=EAGLE2(nodes=10, width=4, depth=3))))
+    rates, rows = [], []
+    for drafter in (rasd, plain):
+        (seq,) = decode(model, [prompt], drafter=drafter, max_new_tokens=60)
+        rates.append(seq.trace.tokens_per_pass)
+        rows.append(seq.trace.rows / seq.trace.passes)
+    assert abs(rows[0] - rows[1]) < 1.5
+    # What the draft has a word for, it may still judge wrongly where a match is not trusted.
+    assert rates[0] >= rates[1] if trusted == 1 else rates[0] > 1.5
 
 
 def test_combinations_speak_in_turn() -> None:

@@ -113,7 +113,8 @@ class ADED(Drafter):
             found[path] = None
         size = sum(map(len, found))
         # The longest go first, and of equally long ones those visited least.
-        for path in reversed(sorted(found, key=len)):
+        places = {path: place for place, path in enumerate(found)}
+        for path in sorted(found, key=lambda path: (len(path), places[path]), reverse=True):
             if size <= self.nodes:
                 break
             size -= len(path)

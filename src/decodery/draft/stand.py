@@ -17,7 +17,8 @@ from ..errors import SettingsError
 from ..registry import register
 from ..sample.temperature import Temperature
 from .base import Drafter, Observation
-from .shapes.template import TOKEN_RECYCLING, RankRates, Template
+from .shapes.template import STAND as CALIBRATED
+from .shapes.template import RankRates, Template
 from .stores.distributions import MeanDistributions
 
 _CONTEXTS = 1 << 15
@@ -59,8 +60,9 @@ class STAND(Drafter):
     most so many nodes. Children are drawn without replacement by Gumbel-top-k from the stored mean, raised to
     1 / temperature, with the request's own noise: under the coupled rule the first child is then the token to come
     wherever the stored distribution is right. Greedy decoding takes the likeliest ones.
-    The paper's tree, the 80 places most often right of 625 in 30 calibration runs, is not published. Here Token
-    Recycling's 80 places stand for it, and of fewer nodes those at the ranks that were right most often.
+    The paper's tree, the 80 places most often right of 625 in 30 calibration runs, is not published; this one was found
+    in the same way for the embedded model (`python benchmarks/draft/calibrate.py stand --problems 29`). Of fewer nodes
+    those at the ranks that were right most often are fed.
     scope: how long means are kept; by default as long as texts have the same prompt. Memory: 32,768 contexts, about
     100 bytes each and a dictionary entry; those not met for longest leave first.
     """
@@ -70,7 +72,7 @@ class STAND(Drafter):
     nodes: int = 80
     scope: Scope = "problem"
 
-    shape: ClassVar[Template] = TOKEN_RECYCLING
+    shape: ClassVar[Template] = CALIBRATED
     origin: ClassVar[Origin] = "without-replacement"
     reads_prompt: ClassVar[bool] = True
 
