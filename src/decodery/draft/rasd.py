@@ -60,8 +60,8 @@ class RASD(Composite):
         object.__setattr__(self, "drafter", expanding(self.drafter, "rasd"))
         object.__setattr__(self, "longest", self.longest or (3 if self.datastore is None else 16))
         object.__setattr__(self, "shortest", self.shortest or (1 if self.datastore is None else 2))
-        counts = (self.width, self.depth, self.candidates, self.trusted)
-        counts += (self.continuations, self.length, self.retrieved)
+        counts = [self.width, self.depth, self.candidates, self.trusted]
+        counts += [self.continuations, self.length, self.retrieved]
         if min(counts) < 1 or self.nodes <= self.retrieved or not 1 <= self._lengths[0] <= self._lengths[1]:
             raise SettingsError(
                 "rasd needs width, depth, candidates, trusted, continuations, length and retrieved >= 1, "
