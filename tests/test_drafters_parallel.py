@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -21,7 +22,7 @@ from decodery.decode.ngrams import NGrams
 from decodery.decode.request import Request
 from decodery.decode.superposed import Superposition, mixture, ngram_score, superpose
 from decodery.draft.aggressive import Aggressive
-from decodery.draft.base import Drafter
+from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
@@ -176,6 +177,32 @@ def test_window_rows_do_not_change_the_logits_of_the_text() -> None:
     for node in range(len(tree)):
         path = [int(tree.tokens[each]) for each in tree.path(node)]
         assert (logits[node] - after(TARGET, seq.tokens + path)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("most", [5, 16, 64, 128])
+def test_every_ngram_was_predicted_by_the_model(most: int) -> None:
+    followed: set[tuple[int, int]] = set()
+    kept: list[tuple[int, ...]] = []
+
+    @dataclass(frozen=True)
+    class Watched(Lookahead):
+        def observe(self, seq: Sequence, seen: Observation) -> None:
+            followed.update(zip(seen.tree.tokens.tolist(), seen.logits.argmax(dim=-1).tolist(), strict=True))
+            before = {(first, rest) for first, grams in seq.draft_state.pool.items() for rest in grams}
+            super().observe(seq, seen)
+            after = {(first, rest) for first, grams in seq.draft_state.pool.items() for rest in grams}
+            kept.extend(rest for _, rest in after - before)
+
+    # Ends of text among the guesses give way to other tokens, which were not predicted either.
+    eos = tuple(range(100, 228))
+    sampler = Sampler.from_settings(temperature=1.0, min_new_tokens=100, eos_ids=eos)
+    engine = Engine(tiny_transformer(0, vocab_size=512))
+    request = Request(PROMPT, 100, sampler, Watched(15, 5, 15), eos_ids=eos, max_nodes=most)
+    engine.run([engine.submit(request)])
+    # With room for five nodes no column of four levels behind the first two is ever fed.
+    assert kept or most == 5
+    for gram in kept:
+        assert all(pair in followed for pair in pairwise(gram)), gram
 
 
 # -- jacobi -----------------------------------------------------------------------------------------------------------

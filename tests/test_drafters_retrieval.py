@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -18,24 +20,27 @@ from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
+from decodery.draft.aded import ADED
 from decodery.draft.base import Composite, Drafter, Expander
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.graft import Graft
+from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rasd import RASD
 from decodery.draft.rest import REST
 from decodery.draft.shapes.best_first import grow
 from decodery.draft.shapes.layers import grow_layers
+from decodery.draft.shapes.monte_carlo import SearchTree
 from decodery.draft.stand import STAND
 from decodery.draft.stores.automaton import SuffixAutomaton as Automaton
-from decodery.draft.stores.datastore import Datastore
+from decodery.draft.stores.datastore import FORMAT, Datastore
 from decodery.draft.stores.suffix_trie import SuffixTrie
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
-from decodery.errors import SettingsError
+from decodery.errors import SettingsError, VocabularyMismatch
 from decodery.model.batch import Batch, Segment
 from decodery.registry import resolve
 from decodery.sample import Sampler
@@ -287,6 +292,65 @@ def test_rest_drafts_the_commonest_continuations_of_the_longest_match() -> None:
     assert len(drive(drafter.propose(seq, Budget(64, 64)))) == 1
 
 
+def kept_on_disk(datastore: Datastore, folder: Path) -> str:
+    """The folder of a datastore, as `decodery train datastore` writes it."""
+    (shard,) = datastore.shards
+    np.save(folder / "00000.tokens.npy", shard.tokens)
+    np.save(folder / "00000.order.npy", shard.order.astype("<u4"))
+    facts = {"format": FORMAT, "shards": [len(shard.tokens)], "separator": 0, "vocab_size": datastore.vocab_size}
+    (folder / "datastore.json").write_text(json.dumps(facts))
+    return str(folder)
+
+
+@pytest.mark.parametrize("spec", ["rest", "aded", "suffix-automaton", "rasd:drafter=ngram"])
+def test_datastores_of_another_vocabulary_are_refused(spec: str, tmp_path: Path) -> None:
+    folder = kept_on_disk(Datastore.build([[60, 61, 62]], separator=0, vocab_size=65), tmp_path)
+    drafter = resolve("draft", f"{spec}{',' if ':' in spec else ':'}datastore={folder}")
+    with pytest.raises(VocabularyMismatch, match="made for 65 tokens and the model has 64"):
+        decode(TARGET, PROMPTS[:1], drafter=drafter)
+
+
+def test_a_datastores_match_counts_for_less_than_the_texts_own(tmp_path: Path) -> None:
+    text = [1, 2, 3, 9, 8, 1, 2, 3]
+    store = kept_on_disk(Datastore.build([[8, 1, 2, 3, 7, 7]], separator=0, vocab_size=64), tmp_path)
+    seq = sequence(text, Memory())
+
+    def drafted(drafter: Drafter) -> list[int]:
+        seq.draft_state = drafter.start(seq)
+        return drafter.propose(seq, Budget(64, 64)).tokens[1:3].tolist()
+
+    # Three tokens of the text against four of the datastore.
+    other = CopySpec(gamma=1, length=2, pick="last")
+    for bias, found in ((0, [7, 7]), (1, [9, 8]), (5, [9, 8])):
+        copying = SuffixAutomaton(datastore=store, bias=bias)
+        assert drafted(copying) == found
+        assert drafted(Switch((copying, other), match=3)) == found
+    # What would not be enough to speak in a switch does not speak there for what is.
+    assert drafted(Switch((SuffixAutomaton(datastore=store, bias=0), other), match=4)) == [7, 7]
+    assert drafted(Switch((SuffixAutomaton(datastore=store, bias=1), other), match=4)) == [9, 8]
+    # Where the text itself has nothing to say, the datastore has.
+    seq.tokens[:] = [30, 31, 8, 1, 2, 3]
+    assert drafted(SuffixAutomaton(datastore=store)) == [7, 7]
+
+
+def test_aded_cuts_the_least_visited_of_equally_long_paths() -> None:
+    drafter = ADED(nodes=6, paths=4, depth=2)
+    tree = SearchTree([1])
+    tree.expand(0, [(2, 1.0), (3, 1.0), (4, 1.0)])
+    tree.visits = [9, 2, 5, 3]
+    following = {(1, 2): [(7, 1.0)], (1, 3): [(8, 1.0)], (1, 4): [(9, 1.0)]}
+
+    def paths(nodes: int) -> list[tuple[int, ...]]:
+        return replace(drafter, nodes=nodes)._paths(tree, (0, 1), lambda *pair: following.get(pair, []))
+
+    assert paths(6) == [(3, 8), (4, 9), (2, 7)]
+    assert paths(5) == [(3, 8), (4, 9)]
+    assert paths(3) == [(3, 8)]
+    # Longer ones go first, however often they were visited.
+    del following[1, 4], following[1, 2]
+    assert paths(3) == [(4,), (2,)]
+
+
 def test_expansion_gives_the_draft_models_own_distributions() -> None:
     drafter = DraftModel(OTHER)
     sampler = Sampler.from_settings(temperature=0.7, top_k=9)
@@ -381,8 +445,45 @@ def test_rasd_keeps_what_both_sides_find() -> None:
     copies = trees_of(PromptLookup(length=3, pick="last"))
     assert all(len(tree) <= 17 for tree in trees)
     assert len(trees) < len(copies), "a text that repeats itself is guessed better with a draft model beside it"
-    none = trees_of(RASD(DraftModel(OTHER), width=3, depth=2, retrieved=6, nodes=16, candidates=1))
+    none = trees_of(RASD(DraftModel(OTHER), width=3, depth=2, retrieved=6, nodes=16, candidates=1, trusted=99))
     assert all(np.bincount(tree.parents[1:] + 0, minlength=1)[0] <= 4 for tree in none if len(tree) > 1)
+
+
+@dataclass(frozen=True)
+class Mute(Noise):
+    """Has a word for the first tokens of the vocabulary only, as small drafts do for common ones."""
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        logits = super().logits(seq, tree, nodes)
+        logits[:, 8:] = -torch.inf
+        return logits
+
+
+class Reciting(TableModel):
+    """Repeats one passage for ever, half of it in words the draft does not have."""
+
+    def logits(self, tokens: Ordered[int]) -> torch.Tensor:
+        row = torch.zeros(self.vocab_size, dtype=torch.float64)
+        row[PASSAGE[len(tokens) % len(PASSAGE)]] = 20.0
+        return row
+
+
+PASSAGE = [1, 20, 2, 21, 22, 3, 23, 4, 24, 1, 25, 26, 5, 20, 27]
+
+
+@pytest.mark.parametrize("trusted", [1, 99])
+def test_rasd_is_no_worse_than_a_plain_fusion_of_its_parts(trusted: int) -> None:
+    model, prompt = Reciting(32), [*PASSAGE, *PASSAGE[:4]]
+    rasd = RASD(Mute(), width=4, depth=3, retrieved=6, nodes=16, trusted=trusted)
+    plain = Fuse((PromptLookup(length=6), Mute(growth=EAGLE2(nodes=10, width=4, depth=3))))
+    rates, rows = [], []
+    for drafter in (rasd, plain):
+        (seq,) = decode(model, [prompt], drafter=drafter, max_new_tokens=60)
+        rates.append(seq.trace.tokens_per_pass)
+        rows.append(seq.trace.rows / seq.trace.passes)
+    assert abs(rows[0] - rows[1]) < 1.5
+    # What the draft has a word for, it may still judge wrongly where a match is not trusted.
+    assert rates[0] >= rates[1] if trusted == 1 else rates[0] > 1.5
 
 
 def test_combinations_speak_in_turn() -> None:

@@ -16,7 +16,7 @@ from decodery.core.topk import logsumexp, topk
 from decodery.core.tree import TokenTree
 from decodery.draft.shapes.frequency import count_prefixes, frequency_tree
 from decodery.draft.shapes.monte_carlo import enumerate_all, search
-from decodery.draft.shapes.template import TOKEN_RECYCLING, RankRates, unbalanced
+from decodery.draft.shapes.template import STAND, TOKEN_RECYCLING, RankRates, Template, unbalanced
 from decodery.errors import NumericalError
 
 
@@ -55,6 +55,15 @@ def test_the_published_template() -> None:
     assert (template.parents[1:] < np.arange(1, 81)).all()
     siblings = Counter(template.parents.tolist())
     assert all(sorted(template.ranks[template.parents == node]) == list(range(siblings[node])) for node in range(81))
+
+
+def test_the_calibrated_template() -> None:
+    assert len(STAND) == 80 and np.bincount(STAND.depths)[:4].tolist() == [1, 9, 19, 20]
+    # Given by its numbers of children, level by level.
+    counts = np.bincount(TOKEN_RECYCLING.parents[1:])
+    again = Template.of(counts.tolist())
+    for name in ("parents", "ranks", "depths"):
+        assert getattr(again, name).tolist() == getattr(TOKEN_RECYCLING, name).tolist()
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 20, 36, 52, 60])

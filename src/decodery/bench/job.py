@@ -111,6 +111,7 @@ class Job:
                         prompt,
                         subject.spec,
                         max_new_tokens=settings.max_new_tokens,
+                        max_nodes=settings.max_nodes,
                         temperature=settings.temperature,
                         seed=settings.seed + index,
                     )
@@ -133,7 +134,7 @@ def open_subjects(lm: LM, settings: Settings) -> tuple[list[Subject], dict[str, 
     unavailable: dict[str, str] = {}
     for method in settings.methods:
         if method not in PEERS:
-            subjects += own_subjects(lm, method, settings.temperature)
+            subjects += own_subjects(lm, method, settings.temperature, max_nodes=settings.max_nodes)
             continue
         try:
             subjects.append(open_peer(method, lm, settings))

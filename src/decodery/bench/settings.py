@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ..budget.base import LARGEST, MOST_NODES
 from ..errors import SettingsError
 from ..registry import split
 from .workloads import WORKLOADS
@@ -23,7 +24,8 @@ class Settings:
     "qualitative" decodes one question at a time, "throughput" `concurrency` prompts of `input_tokens` tokens at once.
     prompts: questions per workload (None: all of a built-in set, 40 of another) and prompts per case of the
     throughput split (None: 8). rounds: how often everything is repeated, warmup: generations per method beforehand.
-    timelines: questions per workload of which every pass is kept for the page.
+    max_nodes: tokens a method may draft per step and prompt. timelines: questions per workload of which every pass is
+    kept for the page.
     """
 
     model: str = "smollm2"
@@ -34,6 +36,7 @@ class Settings:
     splits: tuple[str, ...] = (QUALITATIVE,)
     prompts: int | None = None
     max_new_tokens: int = 96
+    max_nodes: int = MOST_NODES
     temperature: float = 0.0
     seed: int = 0
     rounds: int = 3
@@ -50,6 +53,8 @@ class Settings:
             for number in value if isinstance(value, tuple) else [value]:
                 if number is not None and number < least:
                     raise SettingsError(f"{name} must be at least {least}, not {number}")
+        if self.max_nodes > LARGEST:
+            raise SettingsError(f"max_nodes must be at most {LARGEST}, not {self.max_nodes}")
         if not math.isfinite(self.temperature) or self.temperature < 0:
             raise SettingsError(f"temperature must be 0 or more, not {self.temperature}")
         _known("workload", self.workloads, tuple(WORKLOADS))
@@ -77,6 +82,7 @@ class Settings:
 _LEAST = {
     "prompts": 1,
     "max_new_tokens": 2,
+    "max_nodes": 1,
     "rounds": 1,
     "warmup": 0,
     "concurrency": 1,

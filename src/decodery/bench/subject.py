@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
+from ..budget.base import MOST_NODES
 from ..core.memory import Memory, Scope
 from ..core.sequence import Sequence as Decoding
 from ..core.trace import Step
@@ -70,8 +71,9 @@ class Own:
 
     own = True
 
-    def __init__(self, lm: LM, spec: str, temperature: float, store: str = "") -> None:
+    def __init__(self, lm: LM, spec: str, temperature: float, store: str = "", *, max_nodes: int = MOST_NODES) -> None:
         self.lm, self.spec, self.temperature, self.store = lm, spec, temperature, store
+        self.max_nodes = max_nodes
         self.name = f"{spec} (cold)" if store == COLD else spec
         self.dtype = lm.dtype
         self.new_round()
@@ -105,6 +107,7 @@ class Own:
                     max_new_tokens=max_new_tokens,
                     temperature=self.temperature,
                     drafter=self._drafter,
+                    max_nodes=self.max_nodes,
                     seed=seed + number,
                     constraint=constraint,
                 )
@@ -146,13 +149,13 @@ class _Watched(Memory):
         return super().recall(scope, seq, key, make)
 
 
-def own_subjects(lm: LM, spec: str, temperature: float) -> list[Own]:
+def own_subjects(lm: LM, spec: str, temperature: float, *, max_nodes: int = MOST_NODES) -> list[Own]:
     """The drafter `spec`, once, or hot and cold where it remembers beyond a prompt: a short try tells.
 
     Raises UnknownMethod or SettingsError for a bad spec.
     """
-    once = Own(lm, spec, temperature)
+    once = Own(lm, spec, temperature, max_nodes=max_nodes)
     once.decode([lm.encode("Hello.")], max_new_tokens=4, seed=0)
     if not once.memory.used:
         return [once]
-    return [Own(lm, spec, temperature, HOT), Own(lm, spec, temperature, COLD)]
+    return [Own(lm, spec, temperature, store, max_nodes=max_nodes) for store in (HOT, COLD)]

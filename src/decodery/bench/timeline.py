@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..budget.base import MOST_NODES
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..decode.engine import Engine
@@ -29,7 +30,14 @@ class _Recorded(Coupled):
 
 
 def record_timeline(
-    lm: LM, prompt: list[int], method: str, *, max_new_tokens: int, temperature: float, seed: int
+    lm: LM,
+    prompt: list[int],
+    method: str,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    max_nodes: int = MOST_NODES,
 ) -> dict[str, Any]:
     """Decode `prompt` once more. first: the text of the token that prefill gave; passes: per pass the drafted `tokens`
     (texts), their `parents` (0 is the pending token), the `accepted` ones (indices, 1 is the first drafted), and the
@@ -37,7 +45,12 @@ def record_timeline(
     """
     rule = _Recorded()
     request = lm.request(
-        prompt, max_new_tokens=max_new_tokens, temperature=temperature, drafter=resolve_drafter(method), seed=seed
+        prompt,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        drafter=resolve_drafter(method),
+        max_nodes=max_nodes,
+        seed=seed,
     )
     engine = Engine(lm.model, detokenizer=lm.tokenizer.stream)
     seq = engine.submit(dataclasses.replace(request, rule=rule))

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 MOST_NODES = 64
-"""Drafted tokens per text and step, beyond which no machine gains."""
+"""Drafted tokens per text and step, unless a request allows another number."""
+LARGEST = 1024
+"""What a request may allow at most: what a draft takes grows with the square of its nodes."""
 
 
 class Outlook:
@@ -46,24 +48,37 @@ class Outlook:
 class Budget:
     """Upper bounds for one step's draft: `nodes` drafted tokens, none further than `depth` from the root.
 
-    sequences: how many share the pass. pass_seconds: gives the times of passes over 0, 1, 2, ... rows on this machine,
-    [rows] float64, where they are known; asking the first time may take seconds. measured: whether they were measured
-    here, so that what steps take may correct them, or given and final. ask: see `goes_on`.
+    sequences: how many share the pass. pass_seconds: gives, by the tokens in the cache, the times of passes over
+    0, 1, 2, ... rows on this machine, [rows] float64, where they are known; asking the first time may take seconds.
+    context: tokens in the cache of this text. measured: whether the times were measured here, so that what steps take
+    may correct them, or given and final. ask: see `goes_on`.
     """
 
     nodes: int
     depth: int
     sequences: int = 1
-    pass_seconds: Callable[[], np.ndarray] | None = None
+    pass_seconds: Callable[[int], np.ndarray] | None = None
     ask: Callable[[Outlook], bool | Asking[bool]] | None = None
     measured: bool = False
+    context: int = 0
 
     def seconds(self, rows: np.ndarray) -> np.ndarray:
-        """Times of passes over `rows` [k] int rows: [k] float64, all 1 where they are not known."""
+        """Times of passes over `rows` [k] int rows behind this text: [k] float64, all 1 where they are not known."""
+        return np.ones(len(rows)) if self.pass_seconds is None else _at(self.pass_seconds(self.context), rows)
+
+    def batch_seconds(self, rows: np.ndarray, contexts: Ordered[int]) -> np.ndarray:
+        """Times of passes that n texts share: [k] float64, all 1 where they are not known.
+
+        rows: [n, k] int, of each text in each pass. contexts: n numbers of tokens in the texts' caches. Linear layers
+        see all rows of a pass together; what a text's own context costs, it costs that text's rows alone.
+        """
         if self.pass_seconds is None:
-            return np.ones(len(rows))
-        known = self.pass_seconds()
-        return known[np.minimum(rows, len(known) - 1)]
+            return np.ones(rows.shape[1])
+        bare = self.pass_seconds(0)
+        seconds = _at(bare, rows.sum(axis=0))
+        for own, context in zip(rows, contexts, strict=True):
+            seconds = seconds + _at(self.pass_seconds(context) - bare, own)
+        return seconds
 
     def goes_on(self, outlook: Outlook) -> bool | Asking[bool]:
         """Whether to draw one more token; drafters that `ask` call it once before every draw, the first included.
@@ -72,6 +87,13 @@ class Budget:
         draft: otherwise rules that test draws would be biased.
         """
         return self.ask is None or self.ask(outlook)
+
+
+def _at(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The times of `rows` [k], where `known` has those of 0, 1, 2, ...; on along its last step beyond them."""
+    last = len(known) - 1
+    beyond = np.maximum(rows - last, 0) * (known[last] - known[last - 1] if last else 0.0)
+    return known[np.minimum(rows, last)] + beyond
 
 
 @dataclass(frozen=True)
@@ -89,6 +111,10 @@ class Policy:
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where this is not for drafts of the draft model `model`."""
+
+    def largest(self) -> int | None:
+        """How many nodes it lets a step draft at most, by its settings; None where they set no bound."""
+        return None
 
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.budget_state`."""

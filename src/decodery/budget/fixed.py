@@ -26,6 +26,9 @@ class Fixed(Policy):
         if self.nodes < 0 or (self.depth is not None and self.depth < 1):
             raise SettingsError("fixed needs nodes >= 0 and depth >= 1")
 
+    def largest(self) -> int:
+        return self.nodes
+
     def bound(self, seq: Sequence, limit: Budget, batch: Ordered[Sequence]) -> Budget:
         depth = limit.depth if self.depth is None else min(self.depth, limit.depth)
         return replace(limit, nodes=min(self.nodes, limit.nodes), depth=depth)

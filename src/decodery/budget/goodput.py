@@ -21,13 +21,21 @@ _FIRST = 0.7
 
 
 def best_lengths(
-    acceptance: np.ndarray, budget: Budget, *, longest: int, draft_seconds: float = 0.0, rows: int = 0, uniform: bool
+    acceptance: np.ndarray,
+    budget: Budget,
+    *,
+    longest: int,
+    draft_seconds: float = 0.0,
+    contexts: Ordered[int] | None = None,
+    others: Ordered[tuple[int, int]] = (),
+    uniform: bool,
 ) -> np.ndarray:
     """Drafted tokens [n] int of n requests that make most tokens per second; the fewer the better among equals.
 
     acceptance: [n] float64 chances that a drafted token is accepted. A chain of k tokens adds 1 + a + ... + a^k tokens
-    to the text. A pass has one row for each request and for each drafted token, and `rows` more; every drafted token
-    costs `draft_seconds`. uniform: the same number for all; otherwise tokens go to the requests where they add most.
+    to the text. A pass has one row for each request and for each drafted token; every drafted token costs
+    `draft_seconds`. contexts: tokens in the requests' caches, none by default. others: rows and context of each other
+    text in the pass. uniform: the same number for all; otherwise tokens go to the requests where they add most.
     """
     n = len(acceptance)
     gains = acceptance[:, None] ** np.arange(1, longest + 1)
@@ -42,7 +50,10 @@ def best_lengths(
         lengths = taken.cumsum(axis=1)
         gained = np.concatenate(([0.0], gains.ravel()[order].cumsum()))
     drafted = lengths.sum(axis=0)
-    goodput = (n + gained) / (budget.seconds(rows + n + drafted) + draft_seconds * drafted)
+    fixed = np.array([rows for rows, _ in others], dtype=np.int64)
+    rows = np.concatenate((lengths + 1, np.tile(fixed[:, None], len(drafted))))
+    behind = [*([0] * n if contexts is None else contexts), *(context for _, context in others)]
+    goodput = (n + gained) / (budget.batch_seconds(rows, behind) + draft_seconds * drafted)
     return lengths[:, int(goodput.argmax())]
 
 
@@ -113,6 +124,9 @@ class Goodput(Policy):
         if self.longest < 1 or self.probe < 1 or not 0 < self.forget < 1:
             raise SettingsError("goodput needs longest >= 1, probe >= 1 and forget between 0 and 1")
 
+    def largest(self) -> int:
+        return self.longest
+
     def start(self, seq: Sequence) -> _State:
         key = ("goodput", type(seq.drafter).__qualname__)
         return _State(seq.memory.recall("process", seq, key, _Shared))
@@ -130,14 +144,16 @@ class Goodput(Policy):
     def _plan(self, draft_seconds: float, limit: Budget, batch: Ordered[Sequence]) -> None:
         """Work out the lengths of all requests that this policy decides for; the rest add the rows they have."""
         ours = [other.budget == self and other.position > 0 for other in batch]
-        states: list[_State] = [other.budget_state for other, own in zip(batch, ours, strict=True) if own]
+        planned = [other for other, own in zip(batch, ours, strict=True) if own]
         rest = [other for other, own in zip(batch, ours, strict=True) if not own]
+        states: list[_State] = [other.budget_state for other in planned]
         lengths = best_lengths(
             np.array([each.acceptance for each in states]),
             limit,
             longest=self.longest,
             draft_seconds=draft_seconds,
-            rows=sum(len(other.tokens) - other.cache.next_position for other in rest),
+            contexts=[len(other.tokens) for other in planned],
+            others=[(len(other.tokens) - other.cache.next_position, len(other.tokens)) for other in rest],
             uniform=self.each == "batch",
         )
         for each, length in zip(states, lengths.tolist(), strict=True):

@@ -85,16 +85,18 @@ def best_tree(rates: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def best_size(
-    chances: np.ndarray, depths: np.ndarray, budget: Budget, *, sequences: int, level_seconds: float = 0.0
+    chances: np.ndarray, depths: np.ndarray, budget: Budget, contexts: Ordered[int], *, level_seconds: float = 0.0
 ) -> int:
     """How many of the places of `best_tree`, from none to all, make most tokens per second, the fewest among equals.
 
-    Each of `sequences` has such a tree in the pass; every level of each takes `level_seconds` to draft.
+    contexts: tokens in the caches of the texts in the pass. Each has such a tree in it, and every level of each takes
+    `level_seconds` to draft.
     """
     sizes = np.arange(len(chances) + 1)
     expected = 1.0 + np.concatenate(([0.0], chances.cumsum()))
     deepest = np.concatenate(([0], np.maximum.accumulate(depths)))
-    seconds = budget.seconds(sequences * (sizes + 1)) + sequences * deepest * level_seconds
+    rows = np.tile(sizes + 1, (len(contexts), 1))
+    seconds = budget.batch_seconds(rows, contexts) + len(contexts) * deepest * level_seconds
     return int((expected / seconds).argmax())
 
 
@@ -133,19 +135,23 @@ class Hardware(Policy):
     accepted; of the best trees of 0, 1, 2, ... places the one is taken that has most expected tokens for the measured
     time of its pass and of drafting its levels. The published search sizes trees once per machine, for rates measured
     in advance; here rates are counted while decoding. most: nodes at most. forget: what one step leaves of the weight
-    of earlier ones. probe: every so many steps twice as many nodes are allowed, to see what they are worth. Scope:
-    rates last as long as the loaded model, by drafter; memory: 2 kB.
+    of earlier ones. probe: every so many steps twice as many nodes are allowed, to see what they are worth, and again
+    at the next step as long as some beyond the usual ones are accepted. Scope: rates last as long as the loaded model,
+    by drafter; memory: 2 kB.
     """
 
     most: int = 64
-    forget: float = 0.995
-    probe: int = 64
+    forget: float = 0.95
+    probe: int = 16
 
     weighs_cost = True
 
     def __post_init__(self) -> None:
         if self.most < 1 or self.probe < 1 or not 0 < self.forget <= 1:
             raise SettingsError("hardware needs most >= 1, probe >= 1 and forget between 0 and 1")
+
+    def largest(self) -> int:
+        return self.most
 
     def start(self, seq: Sequence) -> _State:
         key = ("hardware", type(seq.drafter).__qualname__)
@@ -155,7 +161,7 @@ class Hardware(Policy):
         state: _State = seq.budget_state
         shared = state.shared
         if shared.rates.steps >= shared.due or shared.sequences != limit.sequences:
-            self._size(shared, limit)
+            self._size(shared, limit, [len(other.tokens) for other in batch])
         nodes, depth = shared.nodes, shared.depth
         shared.idle += 1
         if shared.idle >= self.probe:
@@ -163,10 +169,10 @@ class Hardware(Policy):
         state.granted = min(nodes, limit.nodes), min(max(depth, 1), limit.depth)
         return replace(limit, nodes=state.granted[0], depth=state.granted[1])
 
-    def _size(self, shared: _Shared, limit: Budget) -> None:
+    def _size(self, shared: _Shared, limit: Budget, contexts: Ordered[int]) -> None:
         chances, depths = best_tree(shared.rates.rates, min(self.most, limit.nodes))
         level = shared.seconds or 0.0
-        shared.nodes = best_size(chances, depths, limit, sequences=limit.sequences, level_seconds=level)
+        shared.nodes = best_size(chances, depths, limit, contexts, level_seconds=level)
         shared.depth = int(depths[: shared.nodes].max(initial=0))
         shared.due, shared.sequences = shared.rates.steps + _EVERY, limit.sequences
 
@@ -176,6 +182,9 @@ class Hardware(Policy):
         if not drafted:
             return
         shared = state.shared
+        if nodes > shared.nodes and any(node > shared.nodes for node in seen.path):
+            # What is worth more than was thought is looked at again at once, or good drafts would wait for probes.
+            shared.idle, shared.due = self.probe, 0
         shared.rates.learn(seen.tree, seen.path, full=drafted >= nodes, depth=depth, forget=self.forget)
         # A request's first draft reads its prompt, which is not what drafting takes from then on.
         if state.begun:

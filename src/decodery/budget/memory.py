@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.cache import KVCache
 from ..registry import register
-from .base import MOST_NODES, Budget, Policy
+from .base import Budget, Policy
 
 _CHOOSING = 64
 """Bytes per token of the vocabulary that choosing one token takes at most: sorted copies, masks, laws in float64."""
@@ -27,16 +28,17 @@ class Plan:
     bytes: int
 
 
-def plan(seq: Sequence, budget: int, most: int = MOST_NODES) -> Plan:
-    """The largest draft, of at most `most` nodes, with which no step of the text ever holds more than `budget` bytes.
+def plan(seq: Sequence, budget: int) -> Plan:
+    """The largest draft the request allows with which no step of the text ever holds more than `budget` bytes.
 
     Raises SettingsError where the text does not fit even without drafts.
     """
-    needed = 0
-    for nodes in range(most if seq.drafter is not None else 0, -1, -1):
-        needed = held(seq, nodes)
-        if needed <= budget:
-            return Plan(nodes, _slots(seq, nodes), needed)
+    sizes = range(1 + (seq.max_nodes if seq.drafter is not None else 0))
+    # More nodes never hold less.
+    if fitting := bisect_right(sizes, budget, key=lambda nodes: held(seq, nodes)):
+        nodes = fitting - 1
+        return Plan(nodes, _slots(seq, nodes), held(seq, nodes))
+    needed = held(seq, 0)
     raise SettingsError(
         f"memory allows {budget / 2**20:.3g} MiB, and a text of up to {seq.prompt_length + seq.max_new_tokens} tokens "
         f"takes {needed / 2**20:.3g} MiB without any draft: allow more, or ask for fewer new tokens"

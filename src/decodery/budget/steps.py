@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import MOST_NODES
-
 _FORGET = 0.99
 _ALIKE = 0.3
 """A step that took longer or shorter than expected by a larger share was disturbed, and counts as if by this one."""
@@ -27,10 +25,12 @@ class StepCosts:
         self.scale, self.node = _SCALE[0], _NODE[0]
         # Of the least squares: sums of scale * scale, scale * node, node * node, scale * time and node * time.
         self._sums = [0.0] * 5
-        self._factors, self._counts = np.ones(MOST_NODES + 1), np.full(MOST_NODES + 1, _SMOOTH)
+        # By number of nodes, as far as any step was allowed to go.
+        self._factors, self._counts = np.ones(0), np.ones(0)
 
     def learn(self, costs: np.ndarray, nodes: int, seconds: float) -> None:
         """A step with `nodes` drafted nodes took `seconds`; costs: [> nodes], the measured passes with 0, 1, ... ."""
+        self._reserve(len(costs))
         one = float(costs[0])
         curve, took = float(costs[nodes]) / one, seconds / one
         expected = self.scale * curve + self.node * nodes
@@ -50,5 +50,12 @@ class StepCosts:
 
     def corrected(self, costs: np.ndarray) -> np.ndarray:
         """[n] what steps with 0, 1, 2, ... drafted nodes take, given the measured passes [n] of each."""
+        self._reserve(len(costs))
         fitted = self.scale * costs + self.node * float(costs[0]) * np.arange(len(costs))
         return fitted * self._factors[: len(costs)]
+
+    def _reserve(self, sizes: int) -> None:
+        new = sizes - len(self._factors)
+        if new > 0:
+            self._factors = np.concatenate((self._factors, np.ones(new)))
+            self._counts = np.concatenate((self._counts, np.full(new, _SMOOTH)))

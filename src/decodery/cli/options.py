@@ -17,7 +17,18 @@ _CHANCE = {
     **{"top_h": None, "xtc": 0.0, "mirostat": 0},
 }
 """Settings that only shape chance, and their neutral values."""
-_NOT_WARPING = {"max_new_tokens", "seed", "stop", "ignore_eos", "drafter", "rule", "budget", "source", "constraint"}
+_NOT_WARPING = {
+    "max_new_tokens",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "drafter",
+    "rule",
+    "budget",
+    "max_nodes",
+    "source",
+    "constraint",
+}
 
 
 class Option(click.Option):
@@ -162,6 +173,7 @@ decoding_options = _options(
         metavar="SPEC",
         help="How much to draft, such as fixed:nodes=8; without one the drafter decides.",
     ),
+    _option("Speculation", "--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step (64)."),
 )
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -48,6 +48,7 @@ class Sequence:
 
     draft_state, budget_state and sampler_state belong to the drafter, the budget policy and the sampler; the engine
     only hands them back. budget: None where the drafter alone decides how much it drafts.
+    max_nodes: most drafted tokens per step.
     memory: what drafters may remember beyond this sequence. model: the target, what `source` made of the engine's model
     where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
@@ -65,6 +66,7 @@ class Sequence:
     drafter: Drafter | None
     vocab_size: int
     model: Reader
+    max_nodes: int
     detokenizer: Callable[[], Detokenizer] | None = None
     seed: int = 0
     max_new_tokens: int = 128

@@ -11,7 +11,7 @@ from typing import TypeVar, cast
 import numpy as np
 import torch
 
-from ..budget.base import MOST_NODES, Budget
+from ..budget.base import Budget
 from ..budget.cost import CONTEXT, cost_curve
 from ..core.ask import Asking, answer
 from ..core.memory import Memory
@@ -41,8 +41,8 @@ class Engine:
 
     Prompts are read in chunks of `prefill_chunk` tokens; texts that read and texts that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
-    from sequence to sequence; its own by default. pass_seconds: as in `Budget`, by the tokens
-    in the cache; measured by default. limits: of a pass and of what is in progress.
+    from sequence to sequence; its own by default. pass_seconds: as in `Budget`; measured by default. limits: of a pass
+    and of what is in progress.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Engine:
             drafter=request.drafter,
             vocab_size=model.vocab_size,
             model=model,
+            max_nodes=request.max_nodes,
             detokenizer=self._detokenizer,
             seed=request.seed,
             max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
@@ -228,11 +229,12 @@ class Engine:
         texts = self._schedule.texts
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
-            min(nodes, MOST_NODES),
+            min(nodes, seq.max_nodes),
             seq.remaining - 1,
             len(texts),
-            partial(self._pass_seconds, len(seq.tokens)),
+            self._pass_seconds,
             measured=self._pass_seconds == self._measured,
+            context=len(seq.tokens),
         )
         policy = seq.budget
         if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ..budget.base import Policy
+from ..budget.base import MOST_NODES, Policy
 from ..core.memory import Memory
 from ..core.sequence import FinishReason, Kept, Sequence, TokenLogprob
 from ..core.trace import Trace
@@ -248,6 +248,7 @@ class LM:
         drafter: Drafter | str | None = "auto",
         rule: Rule | str = "coupled",
         budget: Policy | str | None = None,
+        max_nodes: int = MOST_NODES,
         seed: int = 0,
         stop: str | Ordered[str] = (),
         ignore_eos: bool = False,
@@ -265,8 +266,9 @@ class LM:
         presence_penalty, frequency_penalty, dry, no_repeat_ngram, logit_bias, order: see `Sampler.from_settings`) build
         the usual sampler; `sampler` takes a list of warps in its place. dry_breakers: texts here, as in llama.cpp.
         drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there is no
-        speculation, without a budget the drafter alone decides how much it drafts. source: what makes the logits, as in
-        "guidance:scale=1.5"; None is the model alone. raw: whether the source's texts are plain, as prompts may be.
+        speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
+        at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
+        raw: whether the source's texts are plain, as prompts may be.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
         own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
         also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
@@ -288,6 +290,7 @@ class LM:
             drafter=resolve_drafter(drafter),
             rule=resolve("verify", rule),
             budget=None if budget is None else resolve("budget", budget),
+            max_nodes=max_nodes,
             seed=seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             eos_ids=tuple(eos),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
-from ..budget.base import Policy
+from ..budget.base import LARGEST, MOST_NODES, Policy
 from ..core.sequence import Kept, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
@@ -25,10 +26,11 @@ class Request:
     """Settings of one text. prompt: token ids, at least one.
 
     sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
-    alone decides. stop: strings that end the text and are cut from it. eos_ids: tokens that end it. logprobs: how many
-    likeliest tokens to report beside each emitted one (0: the emitted one alone). reuse: a finished text whose
-    cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes the
-    logits out of one or more models and contexts, None for the model alone.
+    alone decides. max_nodes: drafted tokens per step at most, whatever both want. stop: strings that end the text and
+    are cut from it. eos_ids: tokens that end it. logprobs: how many likeliest tokens to report beside each emitted one
+    (0: the emitted one alone). reuse: a finished text whose cache serves as far as its tokens agree with the prompt;
+    not used where there is a source. source: what makes the logits out of one or more models and contexts, None for
+    the model alone.
 
     What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
     are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
@@ -46,10 +48,13 @@ class Request:
     reuse: Sequence | Kept | None = None
     budget: Policy | None = None
     source: Source | None = None
+    max_nodes: int = MOST_NODES
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
+        if not isinstance(self.max_nodes, int) or not 1 <= self.max_nodes <= LARGEST:
+            raise SettingsError(f"max_nodes must be a whole number between 1 and {LARGEST}, not {self.max_nodes!r}")
         if not isinstance(self.seed, int):
             raise SettingsError(f"seed must be a whole number, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
@@ -94,6 +99,7 @@ class Request:
                     f"{type(reader).__name__} reads hidden states, which {type(self.source).__name__} does not have "
                     "of every token: use another drafter or rule"
                 )
+        self._tell_of_cuts()
 
     def _constrain(self) -> None:
         """What a constraint asks of rule and drafter."""
@@ -112,3 +118,18 @@ class Request:
             self.rule = AWRS()
         if self.drafter is not None and not self.rule.checks and not isinstance(self.drafter, Forced):
             self.drafter = Forced(self.drafter)
+
+    def _tell_of_cuts(self) -> None:
+        """Say so where `max_nodes` leaves less than the settings of drafter and budget ask for."""
+        if self.drafter is None:
+            return
+        asking = (self.drafter,) if self.budget is None else (self.drafter, self.budget)
+        wanted = min((size for part in asking if (size := part.largest()) is not None), default=0)
+        if wanted > self.max_nodes:
+            method = method_of(self.drafter)
+            name = type(self.drafter).__name__ if method is None else method.name
+            warnings.warn(
+                f"{name} drafts up to {wanted} tokens per step as it is set, and max_nodes leaves {self.max_nodes}: "
+                f"allow max_nodes={min(wanted, LARGEST)} for all of them, or ask it for fewer",
+                stacklevel=2,
+            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from ..budget.base import MOST_NODES
 from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
 from ..model.cache import KVCache
@@ -80,9 +79,9 @@ class Schedule:
         writers = [run for run in begins if run not in readers]
         rows = self.limits.rows - sum(len(ask.segment) for run in self.active for ask in run.asks)
         kept = rows // _READERS if readers else 0
-        nodes = min(max((rows - kept) // max(len(writers), 1) - 1, 0), MOST_NODES)
+        nodes = max((rows - kept) // max(len(writers), 1) - 1, 0)
         found = [(run, 0, nodes) for run in writers]
-        left = max(rows - len(writers) * (nodes + 1), kept)
+        left = max(rows - sum(1 + min(nodes, _most_nodes(run)) for run in writers), kept)
         for run in sorted(readers, key=lambda run: run.served):
             assert isinstance(run.task, Sequence)
             chunk = min(self._chunk, left, unread(run.task))
@@ -163,6 +162,10 @@ def _share_prompt(seq: Sequence) -> None:
         if seq.slots is not None:
             seq.cache.provide(seq.slots)
         seq.like = None
+
+
+def _most_nodes(run: Run) -> int:
+    return run.task.max_nodes if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
 
 
 def _drop(run: Run) -> None:

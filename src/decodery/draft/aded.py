@@ -17,6 +17,7 @@ from ..errors import SettingsError
 from ..registry import register
 from .base import Drafter
 from .shapes.monte_carlo import SearchTree, Successors, enumerate_all, search
+from .stores.datastore import Datastore
 from .stores.trigrams import Trigrams
 
 _PAIRS = 1 << 16
@@ -62,7 +63,13 @@ class ADED(Drafter):
                 "cap, c1 and c2 above 0"
             )
 
+    def largest(self) -> int:
+        return self.nodes
+
     def start(self, seq: Sequence) -> Trigrams:
+        if self.datastore is not None:
+            Datastore.open(self.datastore).fits(seq.vocab_size)
+
         def make() -> Trigrams:
             table = Trigrams(_PAIRS)
             if self.datastore is not None:
@@ -105,7 +112,9 @@ class ADED(Drafter):
                 path = (*path, max(following, key=lambda each: each[1])[0])
             found[path] = None
         size = sum(map(len, found))
-        for path in sorted(found, key=len, reverse=True):
+        # The longest go first, and of equally long ones those visited least.
+        places = {path: place for place, path in enumerate(found)}
+        for path in sorted(found, key=lambda path: (len(path), places[path]), reverse=True):
             if size <= self.nodes:
                 break
             size -= len(path)
@@ -115,6 +124,4 @@ class ADED(Drafter):
 
 @lru_cache(maxsize=2)
 def _documents(folder: str) -> list[np.ndarray]:
-    from .stores.datastore import Datastore
-
     return Datastore.open(folder).documents()

@@ -57,6 +57,9 @@ class Aggressive(Drafter):
         if self.max_ngram < 1 or self.max_draft < 1 or self.ambiguous not in ("skip", "nearest"):
             raise SettingsError("aggressive needs max_ngram >= 1, max_draft >= 1 and ambiguous 'skip' or 'nearest'")
 
+    def largest(self) -> int:
+        return self.max_draft
+
     def start(self, seq: Sequence) -> _State:
         if self.source and not 0 <= min(self.source) <= max(self.source) < seq.vocab_size:
             raise SettingsError(f"the source has token ids outside the model's vocabulary of {seq.vocab_size}")

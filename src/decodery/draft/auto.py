@@ -47,6 +47,9 @@ class Auto(Drafter):
 
     weighs_cost = True
 
+    def largest(self) -> int:
+        return self.most
+
     def start(self, seq: Sequence) -> _State:
         width = min(self.width, seq.vocab_size)
 

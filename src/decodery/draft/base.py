@@ -86,6 +86,10 @@ class Drafter:
     def forget(self, seq: Sequence) -> None:
         """Give back the memory of what other models have read of the text; it is read again where it is needed."""
 
+    def largest(self) -> int | None:
+        """How many nodes it would draft in a step at most, by its settings; None where they set no bound."""
+        return None
+
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         """The models that read a text beside `target`, each with a cache of its own."""
         return ()
@@ -116,6 +120,9 @@ class Expander(Drafter):
     @property
     def origin(self) -> Origin:  # type: ignore[override]
         return self.growth.origin if isinstance(self.growth, Growth) else "sampled"
+
+    def largest(self) -> int | None:
+        return self.growth.largest() if isinstance(self.growth, Growth) else self.length
 
     def held_rows(self, nodes: int) -> int:
         # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
@@ -231,6 +238,10 @@ class Composite(Drafter):
     @property
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return any(part.weighs_cost for part in self.parts)
+
+    def largest(self) -> int | None:
+        sizes = [part.largest() for part in self.parts]
+        return None if None in sizes else max(filter(None, sizes), default=0)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return tuple(model for part in self.parts for model in part.readers(target))

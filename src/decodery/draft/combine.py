@@ -73,6 +73,10 @@ class Fuse(_Combined):
     def origins(self) -> frozenset[Origin]:
         return frozenset(("deterministic",))
 
+    def largest(self) -> int | None:
+        sizes = [part.largest() for part in self.parts]
+        return None if None in sizes else sum(filter(None, sizes))
+
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         tree = TokenTree.root(seq.pending)
         for number in range(len(self.parts)):

@@ -36,6 +36,9 @@ class CopySpec(Drafter):
         if self.gamma < 1 or self.length < 1 or self.pick not in ("first", "last"):
             raise SettingsError("copyspec needs gamma >= 1, length >= 1 and pick 'first' or 'last'")
 
+    def largest(self) -> int:
+        return self.length
+
     def start(self, seq: Sequence) -> Positions:
         return Positions(self.gamma, self.pick)
 

@@ -34,15 +34,16 @@ class Graft(Composite):
     of each. checkpoints, thresholds: after draft pass c the growth stops where its best path is less likely than the
     threshold. kept: how many of the `nodes` nodes are then the drafter's, by stage; the others hang below the root
     along Token Recycling's successors. successors: how many are remembered per token. The split is published; the
-    thresholds, the shape of the retrieved tree (levels shrink with 1 / sqrt(level)) and `successors` are not: these
-    are common values. scope: how long successors are kept. Memory: the drafter's, and 4 * vocabulary * successors
-    bytes.
+    thresholds, the shape of the retrieved tree (levels shrink with 1 / sqrt(level)) and `successors` are not. The
+    thresholds are those that make most tokens per time with the shipped draft, as `python benchmarks/draft/calibrate.py
+    graft --problems 20` finds them; the others are common values. scope: how long successors are kept. Memory: the
+    drafter's, and 4 * vocabulary * successors bytes.
     """
 
     drafter: Drafter | str
     nodes: int = 60
     checkpoints: tuple[int, ...] = (0, 1, 5)
-    thresholds: tuple[float, ...] = (0.35, 0.25, 0.15)
+    thresholds: tuple[float, ...] = (0.0, 0.02, 0.1)
     kept: tuple[int, ...] = (8, 24, 40)
     width: int = 10
     depth: int = 8
@@ -59,6 +60,9 @@ class Graft(Composite):
     @property
     def parts(self) -> tuple[Drafter, ...]:
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
+
+    def largest(self) -> int:
+        return self.nodes
 
     def start(self, seq: Sequence) -> list[Any]:
         def make() -> Adjacency:

@@ -67,6 +67,9 @@ class Jacobi(Drafter):
         if self.window < 2 or self.fill not in ("random", "last", "lookup"):
             raise SettingsError("jacobi needs window >= 2 and fill 'random', 'last' or 'lookup'")
 
+    def largest(self) -> int:
+        return self.window - 1
+
     def start(self, seq: Sequence) -> _State:
         return _State()
 

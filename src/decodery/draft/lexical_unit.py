@@ -50,6 +50,9 @@ class LexicalUnit(Drafter):
         if self.span < 2 or not self.beta >= 0 or (self.placeholder is not None and self.placeholder < 0):
             raise SettingsError("lexical-unit needs span >= 2, beta >= 0 and a placeholder >= 0")
 
+    def largest(self) -> int:
+        return 2 * (self.span - 1)
+
     def start(self, seq: Sequence) -> _State:
         if self.placeholder is not None and self.placeholder >= seq.vocab_size:
             raise SettingsError(f"the placeholder {self.placeholder} is outside the vocabulary of {seq.vocab_size}")

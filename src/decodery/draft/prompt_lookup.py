@@ -32,6 +32,9 @@ class PromptLookup(Drafter):
         if self.max_ngram < 1 or self.length < 1 or self.pick not in ("last", "first"):
             raise SettingsError("prompt-lookup needs max_ngram >= 1, length >= 1 and pick 'last' or 'first'")
 
+    def largest(self) -> int:
+        return self.length
+
     def start(self, seq: Sequence) -> NGrams:
         return NGrams(range(self.max_ngram, 0, -1), self.pick)
 

@@ -74,6 +74,9 @@ class Rapid(Drafter):
                 "rapid needs gamma, query, chunk and length >= 1, head >= 0 and confidence between 0 and 1"
             )
 
+    def largest(self) -> int:
+        return self.gamma
+
     def start(self, seq: Sequence) -> _State:
         (model,) = self.readers(seq.model)
         prompt = self.shorten(seq.tokens, _pieces(seq))

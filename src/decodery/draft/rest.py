@@ -40,6 +40,9 @@ class REST(Drafter):
         if not 1 <= self.shortest <= self.longest or min(self.continuations, self.length, self.nodes) < 1:
             raise SettingsError("rest needs 1 <= shortest <= longest and continuations, length and nodes >= 1")
 
+    def largest(self) -> int:
+        return self.nodes
+
     def start(self, seq: Sequence) -> Datastore:
         store = Datastore.open(self.datastore) if isinstance(self.datastore, str) else self.datastore
         store.fits(seq.vocab_size)

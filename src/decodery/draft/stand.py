@@ -17,7 +17,8 @@ from ..errors import SettingsError
 from ..registry import register
 from ..sample.temperature import Temperature
 from .base import Drafter, Observation
-from .shapes.template import TOKEN_RECYCLING, RankRates
+from .shapes.template import STAND as CALIBRATED
+from .shapes.template import RankRates, Template
 from .stores.distributions import MeanDistributions
 
 _CONTEXTS = 1 << 15
@@ -31,10 +32,10 @@ class _Store:
 
 @dataclass(slots=True)
 class _Memory:
-    """store: shared by the texts of one scope. ranks: [n] of the last draft's nodes."""
+    """store: shared by the texts of one scope. places: [n] in the shape, of the last draft's nodes."""
 
     store: _Store
-    ranks: np.ndarray
+    places: np.ndarray
 
 
 @dataclass(slots=True)
@@ -59,8 +60,9 @@ class STAND(Drafter):
     most so many nodes. Children are drawn without replacement by Gumbel-top-k from the stored mean, raised to
     1 / temperature, with the request's own noise: under the coupled rule the first child is then the token to come
     wherever the stored distribution is right. Greedy decoding takes the likeliest ones.
-    The paper's tree, the 80 places most often right of 625 in 30 calibration runs, is not published. Here Token
-    Recycling's 80 places stand for it, and of fewer nodes those at the ranks that were right most often.
+    The paper's tree, the 80 places most often right of 625 in 30 calibration runs, is not published; this one was found
+    in the same way for the embedded model (`python benchmarks/draft/calibrate.py stand --problems 29`). Of fewer nodes
+    those at the ranks that were right most often are fed.
     scope: how long means are kept; by default as long as texts have the same prompt. Memory: 32,768 contexts, about
     100 bytes each and a dictionary entry; those not met for longest leave first.
     """
@@ -70,6 +72,7 @@ class STAND(Drafter):
     nodes: int = 80
     scope: Scope = "problem"
 
+    shape: ClassVar[Template] = CALIBRATED
     origin: ClassVar[Origin] = "without-replacement"
     reads_prompt: ClassVar[bool] = True
 
@@ -78,12 +81,15 @@ class STAND(Drafter):
             raise SettingsError("stand needs orders >= 1, width >= 1 and nodes >= 1")
         object.__setattr__(self, "orders", tuple(sorted(self.orders, reverse=True)))
 
+    def largest(self) -> int:
+        return min(self.nodes, len(self.shape))
+
     def start(self, seq: Sequence) -> _Memory:
         def make() -> _Store:
             return _Store(MeanDistributions(self.width, _CONTEXTS), RankRates(self.width))
 
         key = ("stand", seq.vocab_size, self.orders, self.width)
-        return _Memory(seq.memory.recall(self.scope, seq, key, make), np.array([-1]))
+        return _Memory(seq.memory.recall(self.scope, seq, key, make), np.array([0]))
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         memory: _Memory = seq.draft_state
@@ -95,7 +101,7 @@ class STAND(Drafter):
         def children(nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
             for node in nodes.tolist():
                 if node:
-                    parent, token = int(TOKEN_RECYCLING.parents[node]), int(tokens[node])
+                    parent, token = int(self.shape.parents[node]), int(tokens[node])
                     contexts[node] = (*contexts[parent], token)[-self.orders[0] :]
                     places[node] = noise.mix(places[parent], token)
             ids, weights = memory.store.means.longest([contexts[node] for node in nodes.tolist()], self.orders)
@@ -105,7 +111,9 @@ class STAND(Drafter):
             logq -= np.logaddexp.reduce(logq, axis=1, keepdims=True, where=ids >= 0, initial=-1e300)
             keys = logq
             if temperature:
-                keys = logq + _gumbel(seq, [places[node] for node in nodes.tolist()], nodes, ids)
+                keys = logq + _gumbel(
+                    seq, int(self.shape.depths[nodes[0]]), [places[node] for node in nodes.tolist()], ids
+                )
             order = np.argsort(np.where(ids >= 0, -keys, np.inf), axis=1, kind="stable")
             ids, logq = np.take_along_axis(ids, order, axis=1), np.take_along_axis(logq, order, axis=1)
             draws.ids.update(zip(nodes.tolist(), ids, strict=True))
@@ -115,22 +123,20 @@ class STAND(Drafter):
         limits = Budget(min(self.nodes, budget.nodes), budget.depth)
         # A place may be worth no more than an earlier sibling's: leaving one out of the middle would bias rules.
         rates = np.minimum.accumulate(memory.store.rates.rates)
-        tree, filled = TOKEN_RECYCLING.fill(
-            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.origin
-        )
-        memory.ranks = TOKEN_RECYCLING.ranks[filled]
+        tree, filled = self.shape.fill(seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.origin)
+        memory.places = filled
         return _with_law(tree, filled, draws, seq) if seq.rule.uses_draft_distributions else tree
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         memory: _Memory = seq.draft_state
-        if len(seen.tree) == len(memory.ranks) > 1:
-            ranks = memory.ranks[seen.path]
+        if len(seen.tree) == len(memory.places) > 1:
+            ranks = self.shape.ranks[memory.places[seen.path]]
             memory.store.rates.learn(np.append(ranks, self.width) if len(ranks) < len(seen.emitted) else ranks)
         memory.store.means.observe(seq.tokens, seen, self.orders)
 
 
-def _gumbel(seq: Sequence, places: list[int], nodes: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Noise [m, width] of the successors `ids` of template nodes of one depth.
+def _gumbel(seq: Sequence, depth: int, places: list[int], ids: np.ndarray) -> np.ndarray:
+    """Noise [m, width] of the successors `ids` of m nodes at `depth`, whose paths are hashed in `places`.
 
     The request's own, or where the rule compares with the draft's distributions, noise of each node's own: which places
     the budget leaves depends on what was drawn at others, and may not depend on what is about to be.
@@ -141,8 +147,7 @@ def _gumbel(seq: Sequence, places: list[int], nodes: np.ndarray, ids: np.ndarray
             for place, row in zip(places, ids, strict=True)
         ]
         return torch.stack(rows).numpy()
-    position = seq.position + int(TOKEN_RECYCLING.depths[nodes[0]])
-    return noise.gumbel(seq.seed, position, torch.from_numpy(ids)).numpy()
+    return noise.gumbel(seq.seed, seq.position + depth, torch.from_numpy(ids)).numpy()
 
 
 def _temperature(seq: Sequence) -> float:

@@ -33,9 +33,9 @@ class SuffixAutomaton(Drafter):
 
     length, factor: after a match of m tokens min(length, 1 + factor * m) tokens are drafted. datastore: a folder made
     by `decodery train datastore`; where its match is the longer one, a tree of its commonest continuations is drafted,
-    `successors` nodes per depth at most. bias: tokens by which a datastore's match counts as shorter where it is
-    compared with other drafters', as in `switch(SuffixAutomaton(), TokenRecycling())`. Scope: the request; memory: two
-    states per token of the text.
+    `successors` nodes per depth at most. bias: tokens by which a datastore's match counts as shorter, compared with the
+    text's own and, as in `switch(SuffixAutomaton(), TokenRecycling())`, with what other drafters need. Scope: the
+    request; memory: two states per token of the text.
     """
 
     length: int = 40
@@ -48,13 +48,20 @@ class SuffixAutomaton(Drafter):
         if self.length < 1 or self.factor <= 0 or self.successors < 1 or self.bias < 0:
             raise SettingsError("suffix-automaton needs length >= 1, factor > 0, successors >= 1 and bias >= 0")
 
+    def largest(self) -> int:
+        return self.length
+
     def start(self, seq: Sequence) -> Any:
-        return Automaton(), None if self.datastore is None else Datastore.open(self.datastore)
+        if self.datastore is None:
+            return Automaton(), None
+        datastore = Datastore.open(self.datastore)
+        datastore.fits(seq.vocab_size)
+        return Automaton(), datastore
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         automaton, static = self._matches(seq)
         own = automaton.matched
-        if static > own:
+        if static and (not own or static - self.bias > own):
             length = self._length(static, budget)
             windows = seq.draft_state[1].continuations(seq.tokens[-static:], _CONTINUATIONS, length)
             return frequency_tree(seq.pending, windows, length, seq.vocab_size, per_depth=self.successors)

@@ -55,6 +55,9 @@ class SuffixTree(Drafter):
                 "suffix-tree needs depth >= 2, factor > 0, offset >= 0, least above 0 and up to 1, and nodes >= 1"
             )
 
+    def largest(self) -> int:
+        return self.nodes
+
     def start(self, seq: Sequence) -> _Memory:
         def make() -> SuffixTrie:
             return SuffixTrie(self.depth, _TOKENS)

@@ -50,6 +50,9 @@ class TokenRecycling(Drafter):
     def reads_prompt(self) -> bool:  # type: ignore[override]
         return self.seed_from_prompt
 
+    def largest(self) -> int:
+        return min(self.nodes, len(TOKEN_RECYCLING))
+
     def start(self, seq: Sequence) -> _Memory:
         def make() -> _Memory:
             store = Adjacency(seq.vocab_size, self.width)

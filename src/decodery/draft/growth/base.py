@@ -27,6 +27,10 @@ class Growth:
     origin: ClassVar[Origin] = "deterministic"
     weighs_cost: ClassVar[bool] = False
 
+    def largest(self) -> int | None:
+        """How many nodes a tree of its has at most, by its settings; None where they set no bound."""
+        return None
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""
         raise NotImplementedError(

@@ -48,6 +48,9 @@ class DySpec(Growth):
         if self.nodes < 1 or not 0 < self.temperature < np.inf or (self.threshold is not None and self.threshold <= 0):
             raise SettingsError("dyspec needs nodes >= 1, a finite temperature above 0 and a threshold above 0")
 
+    def largest(self) -> int:
+        return self.nodes
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         limits = Budget(min(self.nodes, budget.nodes), budget.depth)
         growing = Growing(expander, seq, limits, self.origin, self.temperature)

@@ -39,6 +39,9 @@ class EAGLE2(Growth):
         if min(self.nodes, self.width, self.depth) < 1:
             raise SettingsError("eagle-2 needs nodes, width and depth >= 1")
 
+    def largest(self) -> int:
+        return self.nodes
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         layers = yield from grow_layers(expander, seq, width=self.width, depth=depth, kept=nodes, shaped=False)

@@ -51,6 +51,9 @@ class FixedTree(Growth):
             raise SettingsError("fixed-tree takes either branching or paths, not both")
         _shape(self.branching, self.paths)
 
+    def largest(self) -> int:
+        return len(_shape(self.branching, self.paths))
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         shape = _shape(self.branching, self.paths).within(budget.nodes, budget.depth)
         return (yield from Growing(expander, seq, budget, self.origin).fill(shape))

@@ -42,6 +42,9 @@ class KChains(Growth):
         if self.k < 1 or self.length < 1:
             raise SettingsError("k-chains needs k >= 1 and length >= 1")
 
+    def largest(self) -> int:
+        return self.k * self.length
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         growing = Growing(expander, seq, budget, self.origin)
         length = min(self.length, budget.depth, budget.nodes)

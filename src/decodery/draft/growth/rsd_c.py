@@ -38,6 +38,9 @@ class RSDC(Growth):
     def __post_init__(self) -> None:
         constant("rsd-c", self.branching)
 
+    def largest(self) -> int:
+        return len(constant("rsd-c", self.branching))
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         shape = constant("rsd-c", self.branching).within(budget.nodes, budget.depth)
         return (yield from Growing(expander, seq, budget, self.origin).fill(shape))

@@ -54,6 +54,9 @@ class RSDS(Growth):
         if min(self.width, self.depth) < 1:
             raise SettingsError("rsd-s needs width and depth >= 1")
 
+    def largest(self) -> int:
+        return self.width * self.depth
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         levels = min(self.depth, budget.depth, budget.nodes)
         growing = Growing(expander, seq, budget, self.origin)

@@ -150,10 +150,13 @@ class Sequoia(Growth):
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return self.draft_cost is not None
 
+    def largest(self) -> int:
+        return self.nodes
+
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         nodes, depth = min(self.nodes, budget.nodes), min(self.depth, budget.depth)
         if self.draft_cost is not None and budget.pass_seconds is not None:
-            seconds = tuple(budget.pass_seconds()[: nodes + 2].tolist())
+            seconds = tuple(budget.seconds(np.arange(nodes + 2)).tolist())
             shape = fastest_tree(self.acceptance, nodes, depth, self.draft_cost * seconds[1], seconds)
         else:
             shape = best_tree(self.acceptance, nodes, depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -41,6 +42,9 @@ class SpecInfer(Growth):
     def __post_init__(self) -> None:
         if not self.expansion or min(self.expansion) < 1:
             raise SettingsError("specinfer needs at least one draw per node, as in expansion=1/1/3/1")
+
+    def largest(self) -> int:
+        return sum(prod(self.expansion[: level + 1]) for level in range(len(self.expansion)))
 
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         growing = Growing(expander, seq, budget, self.origin)
