@@ -88,6 +88,20 @@ def test_kept_paths_leave_the_state_of_a_fresh_prefill(model: TransformersModel,
     _assert_same_state(cache, _prefilled(model, np.concatenate([ids, nodes[path]])))
 
 
+def test_a_tree_that_grows_over_passes_is_the_tree_in_one(model: TransformersModel) -> None:
+    ids, nodes, mask = random_ids(7), random_ids(len(TREE_PARENTS), seed=3), tree_mask(TREE_PARENTS)
+    positions, cache, grown = 7 + mask.sum(axis=1) - 1, _prefilled(model, ids), _prefilled(model, ids)
+    expected = model.forward(Batch([Segment(positions, nodes, mask=mask, cache=cache)])).logits
+    rows = []
+    for stays, stop in ((0, 2), (2, 3), (3, len(nodes))):
+        new = slice(stays, stop)
+        step = Segment(positions[new], nodes[new], mask=mask[new, :stop], cache=grown, stays=stays)
+        rows.append(model.forward(Batch([step])).logits)
+    assert (torch.cat(rows) - expected).abs().max() < 1e-4
+    grown.keep([0, 2, 5])
+    _assert_same_state(grown, _prefilled(model, np.concatenate([ids, nodes[[0, 2, 5]]])))
+
+
 def test_truncated_caches_go_on_as_if_nothing_had_followed(model: TransformersModel) -> None:
     ids = random_ids(12)
     cache = _prefilled(model, ids)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from decodery.errors import OutOfMemory
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
-from decodery.testing import tiny_transformer
+from decodery.model.protocol import LanguageModel
+from decodery.testing import TableModel, tiny_transformer
 
 MODEL = tiny_transformer(3)
 
@@ -53,7 +57,14 @@ class CacheMachine(RuleBasedStateMachine):
                 mask[node] |= mask[parent]
                 depths[node] = depths[parent] + 1
         positions = cache.next_position + depths
-        MODEL.forward(Batch([Segment(positions, np.array(ids), mask=mask, cache=cache)]))
+        cuts = [0, *sorted(data.draw(st.sets(st.integers(1, n - 1)) if n > 1 else st.just(set()))), n]
+        for stays, stop in itertools.pairwise(cuts):
+            if stays and data.draw(st.booleans()):  # a pass whose rows do not stay leaves no trace
+                others = Segment(positions[:3], np.zeros(3, int)[:n], cache=cache, stays=stays)
+                MODEL.forward(Batch([others]))
+            rows = slice(stays, stop)
+            new = Segment(positions[rows], np.array(ids)[rows], mask=mask[rows, :stop], cache=cache, stays=stays)
+            MODEL.forward(Batch([new]))
         leaf = data.draw(st.integers(-1, n - 1))
         path = [] if leaf < 0 else np.flatnonzero(mask[leaf]).tolist()
         cache.keep(path)
@@ -110,6 +121,47 @@ def test_eviction_equals_a_mask_over_the_dropped_slots(first: list[int], second:
     assert [int(length) for length in cache.lengths] == [11 - len(first), 11 - len(second)]
 
 
+@pytest.mark.parametrize("make", [tiny_transformer, TableModel])
+def test_rows_that_stay_are_seen_as_if_fed_again(make: Callable[[], LanguageModel]) -> None:
+    """A tree that grows over three passes, the last one causal, scores as the same tree in one pass does."""
+    model, parents, positions = make(), [-1, 0, 0, 2], np.array([2, 3, 3, 4, 5, 6])
+    mask = np.eye(6, dtype=bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    mask[4:] = np.tri(2, 6, 4, dtype=bool)  # a chain that sees every row before it
+    ids = np.arange(6) % model.vocab_size
+    whole, grown = model.new_cache(), model.new_cache()
+    for cache in (whole, grown):
+        model.forward(Batch([Segment.chunk([1, 2], cache)]))
+        cache.keep([0, 1])
+    expected = model.forward(Batch([Segment(positions, ids, mask=mask, cache=whole)])).logits
+    # Room for one row more than there is at first, so that rows which stay are moved.
+    grown.provide(4)
+    rows = []
+    for stays, stop in ((0, 1), (1, 4), (4, 6)):
+        new = slice(stays, stop)
+        seen = None if stop == 6 else mask[new, :stop]
+        rows.append(
+            model.forward(Batch([Segment(positions[new], ids[new], mask=seen, cache=grown, stays=stays)])).logits
+        )
+    assert (torch.cat(rows) - expected).abs().max() < 1e-12
+    for cache in (whole, grown):
+        cache.keep([0, 2, 3])
+    assert difference(whole, grown) < 1e-12
+
+
+def test_no_more_rows_can_stay_than_there_are() -> None:
+    cache = filled([1, 2])
+    MODEL.forward(Batch([Segment.chunk([3, 4], cache)]))
+    with pytest.raises(IndexError, match="3 rows cannot stay where there are 2"):
+        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), cache=cache, stays=3)]))
+    with pytest.raises(ValueError, match="only in a cache"):
+        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), stays=1)]))
+    with pytest.raises(ValueError, match=r"is \(1, 3\), not \(1, 1\)"):
+        MODEL.forward(Batch([Segment(np.array([4]), np.array([1]), mask=np.ones((1, 1), bool), cache=cache, stays=2)]))
+
+
 def test_growing_copies_rarely() -> None:
     cache = filled([1], capacity=4)
     places = set()
@@ -134,7 +186,7 @@ def test_forks_share_memory_until_one_writes() -> None:
 
 def test_rows_outside_the_last_pass_cannot_be_kept() -> None:
     cache = filled([1, 2])
-    with pytest.raises(IndexError, match="not all among the 0 rows"):
+    with pytest.raises(IndexError, match="not all among the 0 tentative rows"):
         cache.keep([0])
 
 

@@ -246,6 +246,21 @@ def test_a_displaced_cache_keeps_the_rows_of_its_last_pass() -> None:
     Twins(first, expected).agree()
 
 
+def test_rows_stay_in_a_cache_that_the_arena_holds() -> None:
+    """What a pass of fixed shape left tentative, the ordinary pass that grows the tree goes on from."""
+    model, other = tiny(), tiny(static=False)
+    caches = [model.new_cache(), other.new_cache()]
+    tree = TokenTree.from_paths(4, [[1, 2], [3, 9]])
+    logits = []
+    for each, cache in zip((model, other), caches, strict=True):
+        forward(each, Batch([_segment(cache, tree, None)]))
+        grown = Segment(np.array([3]), np.array([7]), mask=np.ones((1, 6), dtype=bool), cache=cache, stays=5)
+        logits.append(forward(each, Batch([grown])).logits)
+        cache.keep([0, *tree.path(4), 5])
+    assert torch.allclose(*logits, rtol=0, atol=1e-10) and shapes(model)
+    Twins(*caches).agree()
+
+
 def test_the_memory_of_all_arenas_stays_within_the_budget() -> None:
     cache = tiny(static=False).new_cache()
     cache.reserve(np.arange(256))

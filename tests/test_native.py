@@ -76,7 +76,7 @@ def run(model: Transformer, stack, segments: list[Segment], taps=()):
     batch = Batch(segments)
     for segment in segments:
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions)
+            segment.cache.reserve(segment.positions, segment.stays)
     hidden, tapped = stack.layers(model.embed(batch), batch, range(model.config.num_layers), taps)
     return stack.head(hidden), tapped
 
@@ -156,6 +156,33 @@ def test_row_does_not_depend_on_the_pass(name, kernels):
         assert torch.equal(chain[-1], logits[5 + node]), f"node {node}"
     fresh, _ = run(model, stack, [Segment.chunk(ids[:3], model.new_cache())])
     assert torch.equal(fresh, logits[12:])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels):
+    """Rows that stay from earlier passes count as if they were fed again: equal to the last bit."""
+    made = make(CONFIGS[name])
+    model, stack = made[0], kernels(made)
+    config = model.config
+    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype)
+    run(model, stack, [Segment.chunk(TOKENS[:12], cache)])
+    cache.keep(range(12))
+    positions, mask, ids = 12 + np.asarray(DEPTHS), tree_mask(PARENTS), np.arange(3, 10)
+    whole, grown = cache.fork(), cache.fork()
+    expected, _ = run(model, stack, [Segment(positions, ids, mask=mask, cache=whole)])
+    rows, other = [], Segment.chunk(TOKENS[:5], model.new_cache())
+    for stays, stop in ((0, 1), (1, 3), (3, 7)):
+        new = slice(stays, stop)
+        step = Segment(positions[new], ids[new], mask=mask[new, :stop], cache=grown, stays=stays)
+        rows.append(run(model, stack, [other, step])[0][5:])
+    assert torch.equal(torch.cat(rows), expected)
+    # Without a mask the rows go on causally, behind all that stay.
+    chain = np.arange(12, 40)
+    whole, _ = run(model, stack, [Segment(chain, TOKENS[chain], cache=cache)])
+    run(model, stack, [Segment(chain[:20], TOKENS[chain[:20]], cache=cache)])
+    rest, _ = run(model, stack, [Segment(chain[15:], TOKENS[chain[15:]], cache=cache, stays=15)])
+    assert torch.equal(rest, whole[15:])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

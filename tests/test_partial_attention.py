@@ -85,6 +85,18 @@ def test_the_prompts_keys_survive_drafts_and_forks() -> None:
         assert difference.abs().max() < 1e-12
 
 
+def test_rows_of_the_prompt_may_stay_tentative_across_passes() -> None:
+    scorer = PartialAttention(random_weights()).over(MODEL, PROMPT)
+    text = [*PROMPT, 8, 7]
+    expected = scorer.forward(Batch([Segment(np.arange(len(text)), np.array(text))])).logits
+    cache = scorer.new_cache()
+    scorer.forward(Batch([Segment(np.arange(4), np.array(text[:4]), cache=cache)]))
+    rest = Segment(np.arange(2, len(text)), np.array(text[2:]), cache=cache, stays=2)
+    assert (scorer.forward(Batch([rest])).logits - expected[2:]).abs().max() < 1e-10
+    cache.keep(range(len(text)))
+    assert isinstance(cache, PartialCache) and cache.source.length == len(PROMPT)
+
+
 def test_weights_are_kept_and_checked(tmp_path: Path) -> None:
     weights, path = random_weights(), tmp_path / "partial.safetensors"
     weights.save(path)

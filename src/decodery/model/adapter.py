@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,7 +83,7 @@ class TransformersModel:
     def _run(self, segment: Segment) -> torch.Tensor:
         """Logits [m, vocab] float32 of the requested rows of one segment."""
         cache = self.new_cache() if segment.cache is None else segment.cache
-        cache.reserve(segment.positions)
+        cache.reserve(segment.positions, segment.stays)
         positions = torch.from_numpy(np.asarray(segment.positions, dtype=np.int64)).to(self.device)
         given: dict[str, Any] = {
             "position_ids": positions[None],
@@ -105,11 +106,11 @@ class TransformersModel:
         return logits.float()
 
     def _masks(self, segment: Segment, cache: KVCache) -> torch.Tensor | dict[str, torch.Tensor]:
-        """What is added to attention weights, [1, 1, n, cached + n]; one for each kind of layer where there are two."""
+        """What is added to attention weights, [1, 1, n, slots]; one for each kind of layer where there are two."""
         if cache.evicted:
             raise UnsupportedModel("a cache that lost some of its tokens cannot be used by a model of transformers")
-        seen = Segment(segment.positions, mask=segment.mask, cache=cache)
-        shape = len(segment), cache.length + len(segment)
+        seen = dataclasses.replace(segment, cache=cache)
+        shape = len(segment), cache.length + segment.stays + len(segment)
 
         def mask(window: int | None) -> torch.Tensor:
             visible = visibility(seen, 0, window)
@@ -226,14 +227,15 @@ class _Slots(DynamicLayer):
         return keys[None], values[None]
 
     def get_seq_length(self) -> int:
-        return int(self.cache.lengths[self.layer])
+        return int(self.cache.lengths[self.layer]) + self.cache.stays
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
 
 def _branches(segment: Segment) -> bool:
-    return segment.mask is not None and not np.array_equal(segment.mask, np.tri(len(segment), dtype=bool))
+    n, stays = len(segment), segment.stays
+    return segment.mask is not None and not np.array_equal(segment.mask, np.tri(n, stays + n, stays, dtype=bool))
 
 
 def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> LoadedModel:

@@ -16,10 +16,10 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 
 
 def visibility(segment: Segment, layer: int, window: int | None) -> np.ndarray | None:
-    """Which slots each row sees, [n, cached + n] bool; None where every row sees all of them."""
+    """Which slots each row sees, [n, cached + stays + n] bool; None where every row sees all of them."""
     n = len(segment)
     cached = 0 if segment.cache is None else int(segment.cache.lengths[layer])
-    own = np.tri(n, dtype=bool) if segment.mask is None else segment.mask
+    own = segment.seen()
     if window is None:
         if own.all():
             return None
@@ -27,7 +27,7 @@ def visibility(segment: Segment, layer: int, window: int | None) -> np.ndarray |
     if segment.cache is None:
         slots = segment.positions
     else:
-        slots = segment.cache.positions[layer, : cached + n]
+        slots = segment.cache.positions[layer, : cached + segment.stays + n]
     near = np.abs(slots[None, :] - segment.positions[:, None]) < window
     near[:, cached:] &= own
     return None if near.all() else near

@@ -17,10 +17,13 @@ class Segment:
     """One sequence's rows in one pass: a draft tree, a prefill chunk, a single token, a Jacobi window.
 
     positions: [n] position ids. tokens: [n] token ids, or embeddings: [n, hidden] in their place.
-    mask: [n, n] bool, which of its own rows each row sees (itself included), None for causal order. A row's visible
-    rows must stand in ascending position order, so that a row's result does not depend on what else is in the pass.
+    mask: [n, stays + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
+    own pass's; None for causal order over all of them. A row's visible rows must stand in ascending position order, so
+    that a row's result does not depend on what else is in the pass.
     cache: every row also sees all that the cache holds; the rows' own keys and values are written behind it as
-    scratch, which `cache.keep(rows)` turns into content and the next pass overwrites. None: rows see each other only.
+    tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
+    stays: how many tentative rows of earlier passes remain, from the first on; the new ones are written behind them.
+    The others are overwritten, as all of them are by default.
     logit_rows: rows whose logits are wanted, None for all.
     """
 
@@ -30,9 +33,21 @@ class Segment:
     mask: np.ndarray | None = None
     cache: KVCache | None = None
     logit_rows: Sequence[int] | None = None
+    stays: int = 0
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def seen(self) -> np.ndarray:
+        """`mask`, causal order written out: [n, stays + n] bool."""
+        n, shape = len(self), (len(self), self.stays + len(self))
+        if self.mask is None:
+            return np.tri(n, self.stays + n, self.stays, dtype=bool)
+        if self.mask.shape != shape:
+            raise ValueError(
+                f"a mask over {self.stays} rows that stay and {n} new ones is {shape}, not {self.mask.shape}"
+            )
+        return np.asarray(self.mask, dtype=bool)
 
     @classmethod
     def chunk(

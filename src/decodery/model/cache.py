@@ -1,4 +1,4 @@
-"""One sequence's keys and values: content that counts, and scratch rows of the pass in progress."""
+"""One sequence's keys and values: content that counts, and tentative rows of passes behind it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class KVCache:
     """Keys and values of one sequence, per layer, with a length per layer and the position of every slot.
 
     data: [layers, 2 (keys, values), kv_heads, capacity, head_dim]. Slots [0, length) are content in ascending
-    position order; a pass writes its rows as scratch behind them and `keep` decides which of these become content.
+    position order; passes write their rows behind them, tentatively, and `keep` decides which of these become content.
     Memory is taken when the first rows are written, for `capacity` slots or more; from then on capacity doubles, so
     growing costs no copy per token. Forks share storage until one of them writes.
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
+    scratch: how many tentative rows there are. stays: how many of them the pass in progress found here.
     counts: what passes cost or did beyond their rows, by name, since the engine last moved it into the trace.
     """
 
@@ -47,6 +48,7 @@ class KVCache:
         self.next_position = 0
         self.prefix = 0
         self.scratch = 0
+        self.stays = 0
         self.counts: Counter[str] = Counter()
         self._first = capacity
 
@@ -79,7 +81,7 @@ class KVCache:
         """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
         self._first = slots + self.prefix
         if self.capacity not in (0, self._first):
-            self._replace(max(self._first, self.length))
+            self._replace(max(self._first, self.length + self.scratch))
 
     def prepend(self, data: torch.Tensor) -> None:
         """Put keys and values [layers, 2, kv_heads, n, head_dim] that belong to no token before an empty cache's text.
@@ -96,36 +98,44 @@ class KVCache:
         self.prefix = n
         self._first += n
 
-    def reserve(self, positions: np.ndarray) -> None:
-        """Make room, owned by this cache alone, for scratch rows at `positions` [n]. Called once by each pass."""
-        n, starts = len(positions), set(self.lengths.tolist())
+    def reserve(self, positions: np.ndarray, stays: int = 0) -> None:
+        """Make room, owned by this cache alone, for tentative rows at `positions` [n]. Called once by each pass.
+
+        stays: how many tentative rows remain before them.
+        """
+        if not 0 <= stays <= self.scratch:
+            raise IndexError(f"{stays} rows cannot stay where there are {self.scratch} tentative ones")
+        n, starts = stays + len(positions), set(self.lengths.tolist())
         needed = max(starts) + n
         if needed > self.capacity:
             self._replace(max(needed, 2 * self.capacity, self._first))
         elif self.storage.owners > 1:
             self._replace(self.capacity)
-        self.scratch = n
+        self.scratch, self.stays = n, stays
         for start in starts:
             layers = slice(None) if len(starts) == 1 else self.lengths == start
-            self.positions[layers, start : start + n] = positions
+            self.positions[layers, start + stays : start + n] = positions
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store the scratch rows' keys and values, each [n, kv_heads, head_dim], of one layer."""
+        """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
         start = int(self.lengths[layer])
-        slots = self.data[layer, :, :, start : start + self.scratch]
+        slots = self.data[layer, :, :, start + self.stays : start + self.scratch]
         slots[0].copy_(keys.transpose(0, 1))
         slots[1].copy_(values.transpose(0, 1))
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of content and scratch, each [kv_heads, length + scratch, head_dim], without a copy."""
+        """Keys and values of content and tentative rows, [kv_heads, length + scratch, head_dim] each, not copied."""
         stop = int(self.lengths[layer]) + self.scratch
         both = self.data[layer, :, :, :stop]
         return both[0], both[1]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Turn these scratch rows (ascending positions) into content, in this order, and forget the others."""
+        """Turn these tentative rows (ascending positions) into content, in this order, and forget the others.
+
+        They are counted from the first one that stayed.
+        """
         if any(not 0 <= row < self.scratch for row in rows):
-            raise IndexError(f"rows {list(rows)} are not all among the {self.scratch} rows of the last pass")
+            raise IndexError(f"rows {list(rows)} are not all among the {self.scratch} tentative rows")
         m = len(rows)
         if m and list(rows) != list(range(m)):
             index = torch.as_tensor(rows).to(self.data.device, non_blocking=True)
@@ -143,14 +153,14 @@ class KVCache:
             first = int(self.lengths[0])
             self.next_position = int(self.positions[0, first + m - 1]) + 1
             self.lengths += m
-        self.scratch = 0
+        self.scratch = self.stays = 0
 
     def truncate(self, n: int) -> None:
         """Forget every slot whose position is n or later."""
         for layer, length in enumerate(self.lengths):
             self.lengths[layer] = np.searchsorted(self.positions[layer, :length], n)
         self.next_position = min(self.next_position, n)
-        self.scratch = 0
+        self.scratch = self.stays = 0
 
     def fork(self) -> Self:
         """A cache with the same content; the two share memory until one of them writes."""
@@ -161,7 +171,7 @@ class KVCache:
         twin.positions = self.positions.copy()
         twin.next_position = self.next_position
         twin.prefix = self.prefix
-        twin.scratch = 0
+        twin.scratch = twin.stays = 0
         twin.counts = Counter()
         twin._first = self._first
         return twin
@@ -176,11 +186,11 @@ class KVCache:
         self.data[layer, :, :, : len(remaining)] = self.data[layer].index_select(2, index)
         self.positions[layer, : len(remaining)] = self.positions[layer, remaining]
         self.lengths[layer] = len(remaining)
-        self.scratch = 0
+        self.scratch = self.stays = 0
 
     def move(self, data: torch.Tensor) -> None:
-        """Copy the content to `data` [layers, 2, kv_heads, capacity, head_dim], its own storage from then on."""
-        length = self.length
+        """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], its own storage from then on."""
+        length = self.length + self.scratch
         data[:, :, :, :length] = self.data[:, :, :, :length]
         self.storage.owners -= 1
         self.storage = Storage(data)

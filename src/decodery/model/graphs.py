@@ -271,7 +271,7 @@ def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
         return []
     caches = []
     for segment in batch.segments:
-        if segment.embeddings is not None or segment.cache is None or segment.cache.evicted:
+        if segment.embeddings is not None or segment.cache is None or segment.cache.evicted or segment.stays:
             return []
         caches.append(segment.cache)
     return caches

@@ -58,7 +58,7 @@ class _Segment(ctypes.Structure):
     _fields_ = [
         ("cache", c_void_p), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
         ("mask", c_void_p), ("layer_stride", c_int64), ("kind_stride", c_int64), ("head_stride", c_int64),
-        ("slots_stride", c_int64), ("rows", c_int32), ("bf16", c_int32),
+        ("slots_stride", c_int64), ("rows", c_int32), ("stays", c_int32), ("bf16", c_int32),
     ]  # fmt: skip
 
 
@@ -316,13 +316,14 @@ class Int8Stack:
     def _segment(self, segment: Segment, alive: list[object]) -> _Segment:
         n = len(segment)
         positions = np.ascontiguousarray(segment.positions, dtype=np.int64)
-        mask = None if segment.mask is None else np.ascontiguousarray(segment.mask, dtype=np.bool_)
+        causal = segment.mask is None and not segment.stays
+        mask = None if causal else np.ascontiguousarray(segment.seen())
         cache = segment.cache
         if cache is None:
             # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
             data = torch.empty(1, 2, self.config.num_kv_heads, n, self.config.head_dim)
             lengths = np.zeros(self.config.num_layers, dtype=np.int64)
-            slots = np.zeros((1, n), dtype=np.int32)
+            slots = positions.astype(np.int32)[None]
             layer_stride, slots_stride = 0, 0
         else:
             data, lengths, slots = cache.data, cache.lengths, cache.positions
@@ -331,7 +332,7 @@ class Int8Stack:
         return _Segment(
             data.data_ptr(), lengths.ctypes.data, slots.ctypes.data, positions.ctypes.data,
             None if mask is None else mask.ctypes.data, layer_stride, data.stride(1), data.stride(2),
-            slots_stride, n, int(data.dtype == torch.bfloat16),
+            slots_stride, n, segment.stays, int(data.dtype == torch.bfloat16),
         )  # fmt: skip
 
 

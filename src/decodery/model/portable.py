@@ -86,13 +86,12 @@ class PortableStack:
 
 
 def visible_slots(segment: Segment, layer: int, window: int | None) -> list[np.ndarray]:
-    """The slots each row sees, in logical order: cached ones, then its own pass's rows."""
+    """The slots each row sees, in logical order: cached ones, then tentative ones, its own pass's last."""
     n = len(segment)
     cached = 0 if segment.cache is None else int(segment.cache.lengths[layer])
-    own = np.tri(n, dtype=bool) if segment.mask is None else segment.mask
-    seen = np.concatenate((np.ones((n, cached), dtype=bool), own), axis=1)
+    seen = np.concatenate((np.ones((n, cached), dtype=bool), segment.seen()), axis=1)
     if window is not None:
-        old = np.zeros(0) if segment.cache is None else segment.cache.positions[layer, :cached]
+        old = np.zeros(0) if segment.cache is None else segment.cache.positions[layer, : cached + segment.stays]
         positions = np.concatenate((old, segment.positions))
         seen &= np.abs(positions[None, :] - segment.positions[:, None]) < window
     return [np.flatnonzero(row) for row in seen]

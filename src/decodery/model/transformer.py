@@ -233,13 +233,15 @@ class _Pass:
 
 
 def _open_caches(batch: Batch, causal: bool) -> None:
-    """Reserve scratch in every cache; give rows of a bidirectional model sight of each other."""
+    """Make room in every cache; give rows of a bidirectional model sight of each other."""
     for number, segment in enumerate(batch.segments):
         if not causal and segment.mask is None:
-            mask = np.ones((len(segment), len(segment)), dtype=bool)
+            mask = np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
             batch.segments[number] = segment = dataclasses.replace(segment, mask=mask)
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions)
+            segment.cache.reserve(segment.positions, segment.stays)
+        elif segment.stays:
+            raise ValueError("rows can stay only in a cache, and this segment has none")
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -145,10 +145,11 @@ class PartialCache(KVCache):
     def slot_bytes(self) -> int:
         return super().slot_bytes + self.source.slot_bytes
 
-    def reserve(self, positions: np.ndarray) -> None:
-        super().reserve(positions)
-        self._rows = np.flatnonzero(positions < self.source_length)
-        self.source.reserve(positions[self._rows])
+    def reserve(self, positions: np.ndarray, stays: int = 0) -> None:
+        super().reserve(positions, stays)
+        kept, new = self._rows[self._rows < stays], np.flatnonzero(positions < self.source_length)
+        self._rows = np.concatenate((kept, stays + new))
+        self.source.reserve(positions[new], len(kept))
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
@@ -207,7 +208,7 @@ class PartialTransformer(Transformer):
                 kept = segment.cache.source
                 kept.write(index, keys, values)
                 seen_keys, seen_values = kept.view(index)
-                slots = np.concatenate((kept.positions[index, : kept.length], slots))
+                slots = kept.positions[index, : kept.length + kept.scratch]
             else:
                 seen_keys, seen_values = keys.transpose(0, 1), values.transpose(0, 1)
             seen = slots[None, :] <= segment.positions[:, None]

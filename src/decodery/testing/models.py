@@ -59,15 +59,15 @@ class TableModel:
     def _segment(self, segment: Segment) -> list[torch.Tensor]:
         assert segment.tokens is not None
         n = len(segment)
-        own = np.tri(n, dtype=bool) if segment.mask is None else segment.mask
-        past: list[int] = []
+        seen, past, tentative = segment.seen(), [], np.asarray(segment.tokens)
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions)
+            segment.cache.reserve(segment.positions, segment.stays)
             ids = torch.as_tensor(segment.tokens, dtype=torch.float64).view(n, 1, 1)
             segment.cache.write(0, ids, ids)
-            past = segment.cache.view(0)[0].view(-1)[:-n].long().tolist()
+            held = segment.cache.view(0)[0].view(-1).long().numpy()
+            past, tentative = held[: segment.cache.length].tolist(), held[segment.cache.length :]
         wanted = range(n) if segment.logit_rows is None else segment.logit_rows
-        return [self.logits(past + segment.tokens[own[row]].tolist()) for row in wanted]
+        return [self.logits(past + tentative[seen[row]].tolist()) for row in wanted]
 
 
 def tiny_transformer(

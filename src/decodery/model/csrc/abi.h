@@ -34,7 +34,8 @@ struct Model {
 };
 
 // One sequence's rows. cache: [layers][2][kv_heads][capacity][head_dim] with these strides in elements; content is
-// slots [0, lengths[layer]), the rows are written behind it. mask: [rows][rows] bytes, null for causal order.
+// slots [0, lengths[layer]), then come `stays` tentative rows of earlier passes, and the rows are written behind these.
+// mask: [rows][stays + rows] bytes, null for causal order where nothing stays.
 struct Segment {
     void* cache;
     const int64_t* lengths;
@@ -42,7 +43,7 @@ struct Segment {
     const int64_t* positions;                           // positions of the rows
     const uint8_t* mask;
     int64_t layer_stride, kind_stride, head_stride, slots_stride;
-    int32_t rows;
+    int32_t rows, stays;
     int32_t bf16;                                       // cache elements: 0 float32, 1 bfloat16
 };
 

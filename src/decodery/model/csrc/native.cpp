@@ -78,7 +78,7 @@ struct Layout {
 };
 
 struct Sizes {
-    int64_t longest = 0, listed = 0, marked = 0;    // slots one row can see; visible own rows in all; rows with a mask
+    int64_t longest = 0, listed = 0, marked = 0;    // slots one row can see; visible tentative rows in all; rows with a mask
 };
 
 Sizes measure(const Model& model, const Pass& pass) {
@@ -86,12 +86,13 @@ Sizes measure(const Model& model, const Pass& pass) {
     for (int32_t s = 0; s < pass.segment_count; ++s) {
         const Segment& segment = pass.segments[s];
         for (int32_t i = 0; i < pass.run_count; ++i) {
-            const int64_t seen = segment.lengths[pass.run[i]] + segment.rows;
+            const int64_t seen = segment.lengths[pass.run[i]] + segment.stays + segment.rows;
             if (seen > sizes.longest) sizes.longest = seen;
         }
         if (segment.mask == nullptr) continue;
         sizes.marked += segment.rows + 1;
-        for (int64_t i = 0; i < int64_t(segment.rows) * segment.rows; ++i) sizes.listed += segment.mask[i] != 0;
+        const int64_t cells = int64_t(segment.rows) * (segment.stays + segment.rows);
+        for (int64_t i = 0; i < cells; ++i) sizes.listed += segment.mask[i] != 0;
     }
     return sizes;
 }
@@ -130,8 +131,9 @@ void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
         if (segment.mask == nullptr) continue;
         for (int32_t row = 0; row < segment.rows; ++row) {
             *starts++ = listed;
-            const uint8_t* sees = segment.mask + int64_t(row) * segment.rows;
-            for (int32_t other = 0; other < segment.rows; ++other)
+            const int32_t others = segment.stays + segment.rows;
+            const uint8_t* sees = segment.mask + int64_t(row) * others;
+            for (int32_t other = 0; other < others; ++other)
                 if (sees[other] != 0) own[listed++] = other;
         }
         *starts++ = listed;

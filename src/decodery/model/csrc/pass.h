@@ -141,7 +141,7 @@ struct Runner {
             }
             const Segment& segment = pass.segments[s];
             const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
-            const int64_t slot = segment.lengths[index] + row - state.rows[s].first;
+            const int64_t slot = segment.lengths[index] + segment.stays + row - state.rows[s].first;
             const int64_t at = index * segment.layer_stride + kind * segment.kind_stride + kv_head * segment.head_stride + slot * dim;
             if (segment.bf16) copy_head(x, dim, static_cast<Bf16*>(segment.cache) + at);
             else copy_head(x, dim, static_cast<float*>(segment.cache) + at);
@@ -179,7 +179,7 @@ struct Runner {
             for (int32_t i = first; i <= row; ++i) *list++ = length + i;
         } else {
             for (int32_t i = rows.starts[row]; i < rows.starts[row + 1]; ++i)
-                if (near(segment.positions[rows.own[i]])) *list++ = length + rows.own[i];
+                if (near(slots[length + rows.own[i]])) *list++ = length + rows.own[i];
         }
         seen.count = int32_t(list - seen.list);
         return list;

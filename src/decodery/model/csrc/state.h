@@ -26,7 +26,7 @@ struct Quantized {
     int32_t groups() const { return width / group_size; }
 };
 
-// Where a segment's rows start in the pass and, if it has a mask, which own rows each of them sees, ascending.
+// Where a segment's rows start in the pass and, if it has a mask, which tentative rows each of them sees, ascending.
 struct Rows {
     int32_t first;
     const int32_t* starts;    // [rows + 1] into own; null for causal order
