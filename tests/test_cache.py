@@ -99,6 +99,76 @@ TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=25, stateful_step_count=10, deadline=None)
 
 
+def test_a_layer_that_did_not_run_keeps_nothing() -> None:
+    """Its slots hold whatever memory held before; whether that is a number or not, nobody may see it."""
+    cache = filled([1, 2, 3])
+    cache.data[:, :, :, 3:] = torch.nan
+    MODEL.forward(Batch([Segment.chunk([4, 5], cache)]), layers=[0])
+    cache.keep([0, 1])
+    assert cache.lengths.tolist() == [5, 3] and cache.next_position == 5
+    assert MODEL.forward(Batch([Segment.chunk([6], cache)])).logits.isfinite().all()
+    cache.keep([0])
+    assert cache.lengths.tolist() == [6, 4] and cache.positions[1, :4].tolist() == [0, 1, 2, 5]
+    cache.truncate(4)
+    assert cache.lengths.tolist() == [4, 3]
+
+
+def test_layers_may_keep_rows_and_others_not() -> None:
+    cache = filled([1, 2, 3])
+    MODEL.forward(Batch([Segment.chunk([4, 5, 6], cache)]))
+    cache.keep([0, 1], layers=[1])
+    assert cache.lengths.tolist() == [3, 5] and cache.next_position == 5
+    MODEL.forward(Batch([Segment.chunk([7], cache)]), layers=[0])
+    with pytest.raises(IndexError, match="not all among the 0 tentative rows"):
+        cache.keep([0], layers=[0, 1])
+    with pytest.raises(IndexError, match="1 rows cannot stay where there are 0"):
+        MODEL.forward(Batch([Segment(np.array([6]), np.array([8]), cache=cache, stays=1)]))
+
+
+def test_a_pass_that_failed_leaves_no_rows() -> None:
+    cache = filled([1, 2])
+    with pytest.raises(IndexError):
+        MODEL.forward(Batch([Segment.chunk([3, MODEL.vocab_size], cache)]))
+    with pytest.raises(IndexError, match="not all among"):
+        cache.keep([0])
+
+
+def test_what_is_kept_ascends() -> None:
+    """Cutting looks for a position among ascending ones."""
+    cache = filled([1, 2])
+    siblings = Segment(np.array([2, 3, 3]), np.array([4, 5, 6]), cache=cache)
+    MODEL.forward(Batch([siblings]))
+    for rows in ([1, 0], [0, 0], [0, 1, 2]):
+        with pytest.raises(IndexError, match="do not ascend from 2 on"):
+            cache.keep(rows)
+    cache.keep([0, 2])
+    MODEL.forward(Batch([Segment(np.array([3]), np.array([7]), cache=cache)]))
+    with pytest.raises(IndexError, match="do not ascend from 4 on"):
+        cache.keep([0])
+
+
+def test_a_mark_is_returned_to_as_long_as_what_it_marks_is_there() -> None:
+    cache = filled([1, 2, 3])
+    mark = cache.mark()
+    twin = cache.fork()
+    for each in (cache, twin):
+        MODEL.forward(Batch([Segment.chunk([4, 5], each)]))
+        each.keep([0, 1])
+        later = each.mark()
+        MODEL.forward(Batch([Segment.chunk([6], each)]))
+        each.rewind(mark)
+        assert difference(each, filled([1, 2, 3])) < 1e-12
+        with pytest.raises(ValueError, match="cut or evicted"):
+            each.rewind(later)
+        with pytest.raises(IndexError):
+            each.keep([0])
+    cache.evict(0, [1])
+    twin.truncate(2)
+    for each in (cache, twin):
+        with pytest.raises(ValueError, match="cut or evicted"):
+            each.rewind(mark)
+
+
 @given(st.lists(st.integers(0, 9), unique=True, max_size=9), st.lists(st.integers(0, 9), unique=True, max_size=9))
 @settings(max_examples=30, deadline=None)
 def test_eviction_equals_a_mask_over_the_dropped_slots(first: list[int], second: list[int]) -> None:
@@ -200,6 +270,7 @@ def test_room_is_provided_to_the_slot() -> None:
     assert cache.data.nbytes == 0
     cache.provide(40)
     cache.reserve(np.arange(3))
+    cache.wrote([0, 1])
     cache.keep(range(3))
     assert (cache.capacity, cache.data.nbytes) == (40, 40 * cache.slot_bytes)
     cache.data[..., :3, :] = 7.0

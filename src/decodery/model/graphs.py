@@ -123,6 +123,8 @@ class _Arena:
         step = self._passes[rows, taps]
         step.fill(batch, places)
         logits, tapped = step.run(model) if self.pool is None else step.replay(model)
+        for cache in caches:
+            cache.wrote(range(self.config.num_layers))
         wanted, bounds = batch.logit_rows
         # The next replay overwrites what this one returns, so the caller gets copies.
         hidden = {tap: state[: batch.rows].clone() for tap, state in tapped.items()}

@@ -289,6 +289,9 @@ class Int8Stack:
             step.cos[i], step.sin[i] = cos.data_ptr(), sin.data_ptr()
         step.rows, step.segment_count, step.run_count = n, len(segments), len(run)
         _check(lib.decodery_layers(ctypes.addressof(self._model), ctypes.addressof(step), None))
+        for segment in batch.segments:
+            if segment.cache is not None:
+                segment.cache.wrote(run)
         return result, tapped
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:

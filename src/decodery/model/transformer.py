@@ -111,7 +111,7 @@ class Transformer:
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Run the layers `run` (None: all) over [N, hidden]; returns the residual stream and the tapped states."""
         run = range(self.config.num_layers) if run is None else run
-        _open_caches(batch, self.config.causal)
+        _open_caches(batch, self.config.causal, run)
         if self._stack is not None:
             return self._stack.layers(hidden, batch, run, taps)
         return self.blocks(hidden, _Pass(self, batch), run, taps)
@@ -240,14 +240,14 @@ class _Pass:
         return self._masks[key]
 
 
-def _open_caches(batch: Batch, causal: bool) -> None:
+def _open_caches(batch: Batch, causal: bool, run: Sequence[int]) -> None:
     """Make room in every cache; give rows of a bidirectional model sight of each other."""
     for number, segment in enumerate(batch.segments):
         if not causal and segment.mask is None:
             mask = np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
             batch.segments[number] = segment = dataclasses.replace(segment, mask=mask)
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions, segment.stays)
+            segment.cache.reserve(segment.positions, segment.stays, run)
         elif segment.stays:
             raise ValueError("rows can stay only in a cache, and this segment has none")
 

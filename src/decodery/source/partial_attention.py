@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.nn.functional import linear, silu
 from ..errors import CorruptFile, UnsupportedModel
 from ..model.artifact import Artifact, fingerprint, refuse_other, remembered
 from ..model.attention import attend, rotate
-from ..model.cache import KVCache
+from ..model.cache import KVCache, Mark
 from ..model.config import LAYERS, ModelConfig
 from ..model.graphs import StaticStep
 from ..model.protocol import LanguageModel, Reader
@@ -128,6 +129,7 @@ class PartialCache(KVCache):
     source_length: int
     source: KVCache
     _rows: np.ndarray
+    _below: WeakKeyDictionary[Mark, Mark]
 
     @classmethod
     def beside(cls, config: ModelConfig, source_length: int, dtype: torch.dtype, device: torch.device) -> PartialCache:
@@ -137,21 +139,31 @@ class PartialCache(KVCache):
         cache.source_length = source_length
         cache.source = KVCache(*shape, dtype=dtype, device=device)
         cache._rows = np.zeros(0, dtype=np.int64)
+        cache._below = WeakKeyDictionary()
         return cache
 
     @property
     def slot_bytes(self) -> int:
         return super().slot_bytes + self.source.slot_bytes
 
-    def reserve(self, positions: np.ndarray, stays: int = 0) -> None:
-        super().reserve(positions, stays)
+    def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
+        super().reserve(positions, stays, layers)
         kept, new = self._rows[self._rows < stays], np.flatnonzero(positions < self.source_length)
         self._rows = np.concatenate((kept, stays + new))
-        self.source.reserve(positions[new], len(kept))
+        self.source.reserve(positions[new], len(kept), layers)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        super().keep(rows)
-        self.source.keep([int(place) for place in np.flatnonzero(np.isin(self._rows, list(rows)))])
+    def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        super().keep(rows, layers)
+        self.source.keep([int(place) for place in np.flatnonzero(np.isin(self._rows, list(rows)))], layers)
+
+    def mark(self) -> Mark:
+        mark = super().mark()
+        self._below[mark] = self.source.mark()
+        return mark
+
+    def rewind(self, mark: Mark) -> None:
+        super().rewind(mark)
+        self.source.rewind(self._below[mark])
 
     def truncate(self, n: int) -> None:
         super().truncate(n)
@@ -160,6 +172,7 @@ class PartialCache(KVCache):
     def fork(self) -> Self:
         twin = super().fork()
         twin.source_length, twin.source, twin._rows = self.source_length, self.source.fork(), self._rows
+        twin._below = WeakKeyDictionary(self._below)
         return twin
 
 
