@@ -21,6 +21,7 @@ from ..core.trace import Step
 from ..errors import PromptError, SettingsError
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
+from .account import Clock, new_steps, spend
 from .request import Request
 from .schedule import Limits, Schedule
 from .task import Job, Run, Task
@@ -158,7 +159,7 @@ class Engine:
     @torch.no_grad()
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
-        clock = _Clock()
+        clock = Clock()
         begun = self._schedule.turns()
         for run, rows, nodes in begun:
             self._begin(run, rows, nodes)
@@ -199,7 +200,7 @@ class Engine:
         """Whether this ask waits for a pass of another model than the engine's own."""
         return run.answers[number] is None and run.asks[number].model != self.model
 
-    def _pass(self, runs: list[Run], clock: _Clock, *, side: bool) -> None:
+    def _pass(self, runs: list[Run], clock: Clock, *, side: bool) -> None:
         """Answer what these tasks wait for: of other models than the engine's own, or all of it; let them go on."""
         begin = perf_counter()
         places = [
@@ -215,13 +216,13 @@ class Engine:
         for (run, number), each in zip(places, found, strict=True):
             run.answers[number] = each
             run.served = self._passes
-            _spend(run, number, (scored - begin) / max(rows, 1), shared)
+            spend(run, number, (scored - begin) / max(rows, 1), shared)
         steps: list[Step] = []
         for run in runs:
             if not run.waits:
                 known = {id(trace): len(trace.steps) for trace in run.traces}
                 self._resume(run)
-                steps += _new_steps(run, known)
+                steps += new_steps(run, known)
         clock.fill(steps, begin, scored, len(places))
 
     def _budget(self, seq: Sequence, nodes: int) -> Budget:
@@ -251,45 +252,6 @@ class Engine:
             self._costs = np.array([curve.seconds(n) for n in rows]), curve.token + curve.row_token * rows
         near, token = self._costs
         return near + max(0, context - CONTEXT) * token
-
-
-class _Clock:
-    """Where the time of a step goes; all that goes before the pass that a step is recorded in is proposing."""
-
-    def __init__(self) -> None:
-        self.mark = perf_counter()
-
-    def fill(self, steps: list[Step], begin: float, scored: float, sequences: int) -> None:
-        """Write the times of a pass into the steps that were recorded in it; `choose` holds each one's own so far."""
-        if not steps:
-            return
-        ended, choose = perf_counter(), sum(step.choose for step in steps)
-        for step in steps:
-            step.propose, step.score, step.choose = begin - self.mark, scored - begin, choose
-            step.commit, step.sequences = max(ended - scored - choose, 0.0), sequences
-        self.mark = ended
-
-
-def _spend(run: Run, number: int, seconds: float, shared: set[tuple[int, str]]) -> None:
-    """Count what others than the target read. seconds: per row of the pass; shared: who takes part in it as what."""
-    ask = run.asks[number]
-    if not ask.role:
-        return
-    rows, first = len(ask.segment), (id(run), ask.role) not in shared
-    shared.add((id(run), ask.role))
-    for unit, amount in (("passes", int(first)), ("rows", rows), ("seconds", seconds * rows)):
-        name = f"{ask.role} {unit}"
-        run.spent[name] = run.spent.get(name, 0) + amount
-
-
-def _new_steps(run: Run, known: dict[int, int]) -> list[Step]:
-    """The steps recorded since, of which the last hears what others than the target have read."""
-    steps = [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]
-    if steps and run.spent:
-        for name, amount in run.spent.items():
-            steps[-1].counts[name] = steps[-1].counts.get(name, 0) + amount
-        run.spent = {}
-    return steps
 
 
 def _check_prompt(prompt: list[int], model: Reader) -> None:
