@@ -317,7 +317,7 @@ def test_a_datastores_match_counts_for_less_than_the_texts_own(tmp_path: Path) -
 
     def drafted(drafter: Drafter) -> list[int]:
         seq.draft_state = drafter.start(seq)
-        return drafter.propose(seq, Budget(64, 64)).tokens[1:3].tolist()
+        return drive(drafter.propose(seq, Budget(64, 64))).tokens[1:3].tolist()
 
     # Three tokens of the text against four of the datastore.
     other = CopySpec(gamma=1, length=2, pick="last")

@@ -54,7 +54,7 @@ def decoded(drafter: Drafter | None, max_nodes: int = MOST_NODES, **settings) ->
     ("drafter", "published"),
     [
         (TokenRecycling(), 80),
-        (STAND(), 80),
+        (STAND(orders=(1,)), 80),
         (DraftModel(OTHER, growth=DySpec(nodes=128)), 128),
         (DraftModel(OTHER, growth=Sequoia(nodes=128, acceptance=(0.5, 0.2, 0.1))), 128),
         (Lookahead(15, 5, 15), 119),
