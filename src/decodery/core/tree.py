@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 Origin = Literal["deterministic", "sampled", "without-replacement"]
+UNKNOWN = -1
+"""In place of a token, at nodes that read an embedding of their own."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class TokenTree:
     Siblings stand in the order they were drawn in. logq: [n] float64, log-probability each node was drawn with.
     distributions: {node: [vocab] float64 probabilities its children were drawn from}. draws: {node: its children in
     draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
+    inputs: {node: [hidden] embedding}, of nodes that ask what comes behind a token not known yet. Their token is
+    UNKNOWN, so they are nobody's children: rules never see them, and what they are scored with is for the drafter.
     """
 
     tokens: np.ndarray
@@ -30,6 +34,7 @@ class TokenTree:
     logq: np.ndarray | None = None
     distributions: dict[int, torch.Tensor] = field(default_factory=dict)
     draws: dict[int, list[int]] = field(default_factory=dict)
+    inputs: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def root(cls, pending: int) -> TokenTree:
@@ -123,7 +128,14 @@ class TokenTree:
 
     def children(self, node: int) -> np.ndarray:
         """Children of `node` in the order they were drawn in."""
-        return np.flatnonzero(self.parents == node)
+        return np.flatnonzero((self.parents == node) & (self.tokens != UNKNOWN))
+
+    def embedded(self, model: Any) -> torch.Tensor:
+        """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
+        rows = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
+        for node, embedding in self.inputs.items():
+            rows[node] = embedding
+        return rows
 
     def drawn(self, node: int) -> list[int]:
         """Children of `node` in draw order, once per draw: a token that was drawn twice stands there twice."""
@@ -156,7 +168,8 @@ class TokenTree:
             for node, children in self.draws.items()
             if kept[node]
         }
-        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws)
+        inputs = {int(place[node]): embedding for node, embedding in self.inputs.items() if kept[node]}
+        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws, inputs)
 
     def merge(self, other: TokenTree) -> TokenTree:
         """Union of the paths of both trees, by longest shared prefix; a deterministic tree.
@@ -174,4 +187,5 @@ class TokenTree:
                 tokens.append(token)
                 parents.append(key[0])
             place[node] = index[key]
-        return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
+        inputs = {place[node]: embedding for node, embedding in other.inputs.items()} | self.inputs
+        return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64), inputs=inputs)

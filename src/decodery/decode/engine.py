@@ -207,7 +207,7 @@ class Engine:
         cache, drafter = seq.cache, seq.drafter
         unread = len(seq.tokens) - cache.next_position
         if seq.asked is not None:
-            return _Turn(seq, _segment(seq.asked.tree, cache), seq.asked.tree, False, True, asked=True)
+            return _Turn(seq, _segment(seq.asked.tree, seq), seq.asked.tree, False, True, asked=True)
         if unread > 1 or seq.position == 0:
             reads = drafter is not None and drafter.reads_prompt
             most = min(self.prefill_chunk, seq.chunk) if reads and seq.chunk else self.prefill_chunk
@@ -225,7 +225,7 @@ class Engine:
             tree = drafter.propose(seq, budget)
             _check_draft(tree, seq, budget)
         drafting = perf_counter() - begin
-        return _Turn(seq, _segment(tree, cache), tree, False, True, drafting)
+        return _Turn(seq, _segment(tree, seq), tree, False, True, drafting)
 
     def _budget(self, seq: Sequence) -> Budget:
         """How much the sequence may draft in this step."""
@@ -267,9 +267,11 @@ def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
 
 
-def _segment(tree: TokenTree, cache: KVCache) -> Segment:
-    mask = None if tree.is_chain else tree.ancestor_mask()
-    return Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
+def _segment(tree: TokenTree, seq: Sequence) -> Segment:
+    mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
+    if tree.inputs:
+        return Segment(positions, embeddings=tree.embedded(seq.model), mask=mask, cache=seq.cache)
+    return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
 
 
 def _score(turns: list[_Turn]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ..budget.base import Budget
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import UNKNOWN, Origin, TokenTree
 from ..registry import register, resolve
 from ..sample.constraint import Constraint, constrained
 from .base import Composite, Drafter, Observation
@@ -89,7 +89,8 @@ class Forced(Composite):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
-        return TokenTree(tokens, parents, self.origin, logq, laws, draws)
+        inputs = {node + count: embedding for node, embedding in tree.inputs.items()}
+        return TokenTree(tokens, parents, self.origin, logq, laws, draws, inputs)
 
 
 def _behind_forced(seen: Observation, count: int) -> Observation:
@@ -102,6 +103,7 @@ def _behind_forced(seen: Observation, count: int) -> Observation:
         None if tree.logq is None else tree.logq[count:],
         {node - count: law for node, law in tree.distributions.items() if node >= count},
         {node - count: [child - count for child in drawn] for node, drawn in tree.draws.items()},
+        {node - count: embedding for node, embedding in tree.inputs.items()},
     )
     return Observation(
         tree=own,
@@ -134,7 +136,10 @@ def _permitted(tree: TokenTree, constraint: Constraint, state: object) -> TokenT
     states: dict[int, object] = {0: state}
     keep = np.zeros(len(tree), dtype=bool)
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if parent in states and constraint.permits(states[parent], token):
+        if token == UNKNOWN:
+            # Nothing is written there, so that nothing is forbidden.
+            keep[node] = parent == 0 or keep[parent]
+        elif parent in states and constraint.permits(states[parent], token):
             states[node] = constraint.advance(states[parent], token)
             keep[node] = True
     return tree if keep[1:].all() else tree.prune(keep)

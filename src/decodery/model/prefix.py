@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,11 @@ class Prefixed:
     def exact_rows(self) -> bool:
         """See `Transformer.exact_rows`."""
         return bool(getattr(self.model, "exact_rows", False))
+
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Transformer.embed_tokens`."""
+        embed: Callable[[torch.Tensor], torch.Tensor] = self.model.embed_tokens  # type: ignore[attr-defined]
+        return embed(tokens)
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()
