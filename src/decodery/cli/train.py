@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .own_texts import own_texts, prompts_for
-from .train_small import ngrams, units
+from .train_small import ngrams, partial, units
 
 if TYPE_CHECKING:
     from ..train.value import Judged
@@ -23,6 +23,7 @@ def train() -> None:
 
 
 train.add_command(ngrams)
+train.add_command(partial)
 train.add_command(units)
 
 

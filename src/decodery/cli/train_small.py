@@ -99,3 +99,71 @@ def ngrams(out: Path, model: str, texts: int, prompts: Path | None, max_new_toke
     facts = {"vocabulary": loaded.model.config.vocabulary, "corpus": corpus.facts}
     save_ngrams(out / NGRAMS, written, loaded.model.vocab_size, facts)
     click.echo(f"The n-grams of {sum(map(len, written)):,} tokens are ready: {out / NGRAMS}")
+
+
+@click.command(short_help="Train a second attention for --source partial-attention.")
+@click.argument("pairs", type=_FILE)
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make.")
+@click.option("-m", "--model", default="smollm2", show_default=True, help="The model that is to look at its prompts.")
+@click.option("--last", type=int, metavar="N", help="Only the last N layers get a second attention (all).")
+@click.option("--reset/--no-reset", default=True, show_default=True, help="Count positions anew behind the prompt.")
+@click.option("--echo", default=0.5, show_default=True, help="Weight of the prompt's auto-encoding.")
+@click.option("--steps", default=200, show_default=True, help="Training steps.")
+@click.option("--batch", default=4, show_default=True, help="Pairs per step.")
+@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@click.option("--raw", is_flag=True, help="The sources are plain text, without the chat template.")
+@click.option("--seed", default=0, show_default=True, help="Decides where training begins, and its order.")
+def partial(
+    pairs: Path,
+    out: Path,
+    model: str,
+    last: int | None,
+    reset: bool,
+    echo: float,
+    steps: int,
+    batch: int,
+    lr: float,
+    raw: bool,
+    seed: int,
+) -> None:
+    """Train a second attention that sees the prompt alone: --source partial-attention:weights=DIR/partial.safetensors.
+
+    PAIRS holds one object a line: {"source": ..., "target": ...}, a prompt and what is to be written. The model stays
+    as it is, and has to be loaded in floating point to be used so. One pair in ten is kept for validation. Stop with
+    Ctrl-C whenever you like: the same command goes on where it stopped.
+    """
+    import json
+    import shlex
+    import sys
+
+    from .. import load
+    from ..model.store import terminal_progress
+    from ..train.partial import PARTIAL, fit_partial, read_pairs
+
+    found = read_pairs(pairs)
+    lm = load(model, dtype="float32")
+    texts = [
+        (lm.encode(source, raw=raw), [*lm.tokenizer.encode(target, special=False), *lm.tokenizer.eos_ids[:1]])
+        for source, target in found
+    ]
+    try:
+        with terminal_progress(counts=True) as progress:
+            weights = fit_partial(
+                lm.model,
+                texts,
+                out,
+                steps=steps,
+                last=last,
+                reset=reset,
+                echo=echo,
+                batch=batch,
+                lr=lr,
+                seed=seed,
+                facts={"model": lm.name, "command": shlex.join(["decodery", *sys.argv[1:]])},
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
+        raise
+    click.echo(json.dumps(weights.facts["validation"], indent=1))
+    click.echo(f"The second attention is ready: --source partial-attention:weights={out / PARTIAL}")
