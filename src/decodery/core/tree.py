@@ -24,8 +24,9 @@ class TokenTree:
     Siblings stand in the order they were drawn in. logq: [n] float64, log-probability each node was drawn with.
     distributions: {node: [vocab] float64 probabilities its children were drawn from}. draws: {node: its children in
     draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
-    inputs: {node: [hidden] embedding}, of nodes that ask what comes behind a token not known yet. Their token is
-    UNKNOWN, so they are nobody's children: rules never see them, and what they are scored with is for the drafter.
+    inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where every
+    token is known. Such nodes ask what comes behind a token not known yet. They are nobody's children: rules never see
+    them, and what they are scored with is for the drafter.
     """
 
     tokens: np.ndarray
@@ -34,7 +35,7 @@ class TokenTree:
     logq: np.ndarray | None = None
     distributions: dict[int, torch.Tensor] = field(default_factory=dict)
     draws: dict[int, list[int]] = field(default_factory=dict)
-    inputs: dict[int, torch.Tensor] = field(default_factory=dict)
+    inputs: torch.Tensor | None = None
 
     @classmethod
     def root(cls, pending: int) -> TokenTree:
@@ -132,9 +133,9 @@ class TokenTree:
 
     def embedded(self, model: Any) -> torch.Tensor:
         """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
-        rows = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
-        for node, embedding in self.inputs.items():
-            rows[node] = embedding
+        rows: torch.Tensor = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
+        if self.inputs is not None:
+            rows[torch.from_numpy(self.tokens == UNKNOWN)] = self.inputs.to(rows)
         return rows
 
     def drawn(self, node: int) -> list[int]:
@@ -168,7 +169,10 @@ class TokenTree:
             for node, children in self.draws.items()
             if kept[node]
         }
-        inputs = {int(place[node]): embedding for node, embedding in self.inputs.items() if kept[node]}
+        inputs = self.inputs
+        if inputs is not None:
+            asking = kept[self.tokens == UNKNOWN]
+            inputs = inputs[torch.from_numpy(asking)] if asking.any() else None
         return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws, inputs)
 
     def merge(self, other: TokenTree) -> TokenTree:
@@ -187,5 +191,9 @@ class TokenTree:
                 tokens.append(token)
                 parents.append(key[0])
             place[node] = index[key]
-        inputs = {place[node]: embedding for node, embedding in other.inputs.items()} | self.inputs
+        read = [] if self.inputs is None else [self.inputs]
+        if other.inputs is not None:
+            asking = np.flatnonzero(other.tokens == UNKNOWN).tolist()
+            read.append(other.inputs[torch.tensor([place[node] >= len(self) for node in asking])])
+        inputs = torch.cat(read) if read else None
         return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64), inputs=inputs)

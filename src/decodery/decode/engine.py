@@ -269,7 +269,7 @@ def _check_prompt(prompt: list[int], model: LanguageModel) -> None:
 
 def _segment(tree: TokenTree, seq: Sequence) -> Segment:
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
-    if tree.inputs:
+    if tree.inputs is not None:
         return Segment(positions, embeddings=tree.embedded(seq.model), mask=mask, cache=seq.cache)
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
 

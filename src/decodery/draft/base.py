@@ -42,7 +42,7 @@ class Observation:
 
     def of_tokens(self) -> Observation:
         """The nodes that have a token: what a drafter sees that asked about no others."""
-        if not self.tree.inputs:
+        if self.tree.inputs is None:
             return self
         known = self.tree.tokens != UNKNOWN
         rows, place = np.flatnonzero(known).tolist(), np.cumsum(known) - 1

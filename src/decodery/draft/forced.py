@@ -89,8 +89,7 @@ class Forced(Composite):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
-        inputs = {node + count: embedding for node, embedding in tree.inputs.items()}
-        return TokenTree(tokens, parents, self.origin, logq, laws, draws, inputs)
+        return TokenTree(tokens, parents, self.origin, logq, laws, draws, tree.inputs)
 
 
 def _behind_forced(seen: Observation, count: int) -> Observation:
@@ -103,7 +102,7 @@ def _behind_forced(seen: Observation, count: int) -> Observation:
         None if tree.logq is None else tree.logq[count:],
         {node - count: law for node, law in tree.distributions.items() if node >= count},
         {node - count: [child - count for child in drawn] for node, drawn in tree.draws.items()},
-        {node - count: embedding for node, embedding in tree.inputs.items()},
+        tree.inputs,
     )
     return Observation(
         tree=own,

@@ -89,8 +89,7 @@ class LexicalUnit(Drafter):
         # The first placeholder behind each token is a child of that token, the others of each other.
         parents[known::ahead] = np.arange(known)
         logq = np.array([0.0, *state.logs, *[-math.inf] * len(owners)])
-        inputs = {known + row: state.placeholders[row % ahead] for row in range(len(owners))}
-        tree = TokenTree(tokens, parents, logq=logq, inputs=inputs)
+        tree = TokenTree(tokens, parents, logq=logq, inputs=state.placeholders.repeat(known, 1))
         return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
