@@ -31,7 +31,7 @@ class NGrams:
         self.shards = tuple(shards)
 
     @classmethod
-    def count(cls, texts: Iterable[Sequence[int]]) -> NGrams:
+    def count(cls, texts: Iterable[Sequence[int] | np.ndarray]) -> NGrams:
         """Over texts given as token ids; runs do not cross from one text into the next."""
         tokens = [token for text in texts for token in (*text, _END)]
         return cls([SuffixArray.build(np.asarray(tokens, dtype=np.int64))] if tokens else ())

@@ -31,10 +31,11 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
     """The pairs of a JSON Lines file: objects with the texts "source" and "target"."""
     pairs = []
     for number, entry in read_json_lines(path):
-        pair = tuple(entry.get(name) for name in ("source", "target")) if isinstance(entry, dict) else ()
-        if not pair or not all(isinstance(text, str) and text for text in pair):
+        found = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else [None]
+        texts = [text for text in found if isinstance(text, str) and text]
+        if len(texts) < 2:
             raise PromptError(f'line {number} of {path} is not an object with the texts "source" and "target"')
-        pairs.append(pair)
+        pairs.append((texts[0], texts[1]))
     return pairs
 
 
