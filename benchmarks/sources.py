@@ -349,7 +349,8 @@ def transfer_q(bench: Bench) -> dict[str, Any]:
 def partial_attention(bench: Bench) -> dict[str, Any]:
     """Copying by a two-layer model, plain and with partial attention trained equally: accuracy and sensitivity.
 
-    Sensitivity: the norm of the gradient of random projections of a step's logits in the source's embeddings.
+    Sensitivity: the norm of the gradient of random projections of a step's logits in the source's embeddings. Echo: the
+    source's auto-encoding counts half as much as the target.
     """
     random, steps = np.random.default_rng(0), 300
     lengths = (12, 24, 36, 48, 60, 72)
@@ -361,14 +362,20 @@ def partial_attention(bench: Bench) -> dict[str, Any]:
 
     train_on, held, plan = pairs(2000), pairs(16), Plan(steps=steps, lr=3e-3, validate_every=100)
     found: dict[str, Any] = {"steps": steps, "batch": 8, "model": "2 layers of 64, 32 symbols"}
-    for name in ("plain", "partial"):
+    kinds: dict[str, tuple[bool, float] | None] = {
+        "plain": None,
+        "partial": (False, 0.0),
+        "partial, positions reset": (True, 0.0),
+        "partial, positions reset, echo": (True, 0.5),
+    }
+    for name, kind in kinds.items():
         model = tiny_transformer(1, vocab_size=32, hidden_size=64, dtype=torch.float32)
-        weights = PartialWeights.initial(model) if name == "partial" else None
+        weights = None if kind is None else PartialWeights.initial(model, reset=kind[0])
         own = {f"{i}.{part}": getattr(layer, part).weight for i, layer in enumerate(model.weights.layers)
                for part in ("qkv", "output", "gate_up", "down")}  # fmt: skip
         own |= {"embedding": model.weights.embedding, "head": model.weights.head.weight}
         with tempfile.TemporaryDirectory() as folder:
-            if weights is None:
+            if weights is None or kind is None:
                 for tensor in own.values():
                     tensor.requires_grad_(True)
                 chosen = batches(len(train_on), 8, 0)
@@ -380,7 +387,7 @@ def partial_attention(bench: Bench) -> dict[str, Any]:
                     metric="loss",
                 )
             else:
-                train_partial(model, weights, train_on, held, plan, Path(folder), also=own)
+                train_partial(model, weights, train_on, held, plan, Path(folder), also=own, echo=kind[1])
         for tensor in own.values():
             tensor.requires_grad_(False)
         source = None if weights is None else PartialAttention(weights)

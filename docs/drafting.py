@@ -11,6 +11,29 @@ from figures import ROOT, load, table
 SHIPPED_COMMAND = "decodery train draft --out smollm2-draft --texts 1280 --epochs 4"
 
 
+def units() -> str:
+    """What placeholders save, untrained and trained, and what trusting them changes."""
+    found = load("draft-parallel-units")
+    rows = [
+        [
+            name,
+            f"{each['tokens_per_pass']:.2f}",
+            f"{each['grounded_tokens_per_pass']:.2f}",
+            f"{each['open_tokens_per_pass']:.2f}",
+            f"{each['rows_per_pass']:.1f}",
+            f"{each['share_of_tokens_changed']:.0%}" if "share_of_tokens_changed" in each else "0%",
+        ]
+        for name, each in found.items()
+        if isinstance(each, dict)
+    ]
+    header = ["units", "tokens per pass", "grounded", "open", "rows per pass", "tokens changed"]
+    return (
+        f"{found['questions']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each. Checked units are "
+        "drafts under the default rule; trusted ones become text unchecked from a probability of beta on, as published "
+        f"(`--rule lexical-unit`). (`python benchmarks/draft/parallel.py units --step 24 --new 48`)\n\n{table(header, rows)}"
+    )
+
+
 def rules() -> str:
     """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
     result = load("rules")
@@ -183,6 +206,7 @@ def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
+    "units": units,
     "growth": growth,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,

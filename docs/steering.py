@@ -170,8 +170,29 @@ def sources() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
+def superposed() -> str:
+    """What three superposed drafts are worth, and in how many steps their n-grams knew anything."""
+    found = load("draft-parallel-superposed")
+    rows = [
+        [
+            name,
+            f"{each['perplexity']:.2f}",
+            f"{each['perplexity_of_the_best']:.2f}",
+            f"{each['greedy_is_among_them']:.2f}",
+            f"{each['greedy_beginning_is']:.2f}",
+            f"{each['steps_with_ngrams']} / {each['steps']}" if "steps" in each else "",
+            str(each["target_passes"]),
+        ]
+        for name, each in found.items()
+        if isinstance(each, dict)
+    ]
+    header = ["three drafts", "perplexity", "of the best", "greedy is one", "greedy begins one"]
+    return table([*header, "steps with n-grams", "passes"], rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "sources": sources,
+    "superposed": superposed,
     "constraints": constraints,
     "smc": smc,
     "checks": checks,

@@ -49,6 +49,7 @@ from decodery.draft.stores.datastore import Datastore
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
 from decodery.sample import DRY, XTC, Mirostat, Momentum, Sampler, Temperature, TopH
@@ -98,6 +99,11 @@ def _even_tokens(prompt: Sequence[int], outputs: Sequence[Sequence[int]]) -> lis
     return [sum(token % 2 == 0 for token in output) / len(output) for output in outputs]
 
 
+def _placeholders(other: LanguageModel) -> Placeholders:
+    """Two that nothing was learned for."""
+    return Placeholders(torch.ones(2, other.config.hidden_size))
+
+
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
     "prompt-lookup": lambda other: PromptLookup(length=5),
@@ -106,7 +112,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
-    "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0),
+    "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0, units=_placeholders(other)),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
     "ngram": lambda other: NGram(width=6, scope="request", growth=RSDC((2, 1))),
     "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),

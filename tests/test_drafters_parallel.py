@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,9 +17,7 @@ from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.lm import LM
-from decodery.decode.ngrams import NGrams
 from decodery.decode.request import Request
-from decodery.decode.superposed import Superposition, mixture, ngram_score, superpose
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
@@ -28,7 +25,7 @@ from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.rapid import Rapid, bm25
-from decodery.errors import DecoderyError, SettingsError
+from decodery.errors import SettingsError
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.testing import (
@@ -43,7 +40,6 @@ from decodery.testing import (
 )
 from decodery.testing.rules import NoResidual
 from decodery.verify.base import Laws
-from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
 from decodery.verify.rapid import acceptance, augmented, emitted_law
 from decodery.verify.rejection import Rejection
@@ -370,113 +366,3 @@ def test_passages_are_ranked_and_kept_in_order() -> None:
     rarity = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
     assert np.allclose(scores, [rarity, rarity * 2 * 2.5 / 3.5, 0.0])
     assert drafter.shorten([1, 2], ["x", "y"]) == [1, 2]
-
-
-# -- lexical units ----------------------------------------------------------------------------------------------------
-
-
-def test_a_model_that_understands_placeholders_gives_whole_units() -> None:
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1, 2, 3, 4, 5]
-    for rule in (None, LexicalUnitRule()):
-        (seq,) = decode(Scripted([1, *text]), [[1]], drafter=LexicalUnit(span=4), rule=rule, max_new_tokens=14)
-        assert seq.generated == text[:14]
-        # The first pass has placeholders alone; every other has a unit of four, of which the first token is the bonus.
-        assert [step.emitted for step in seq.trace.decoding] == [1, 4, 4, 4]
-
-
-def test_units_end_before_doubt_and_before_repetition() -> None:
-    (seq,) = decode(Scripted([1, 2, 3, 3, 4, 5, 6, 7]), [[1]], drafter=LexicalUnit(span=4), max_new_tokens=7)
-    assert [step.emitted for step in seq.trace.decoding] == [1, 1, 4]
-    flat = Unigram(8, spread=0.1)
-    (doubting,) = decode(flat, [[1]], drafter=LexicalUnit(span=4), max_new_tokens=9)
-    assert {step.emitted for step in doubting.trace.decoding} == {1}
-
-
-def test_units_are_trusted_only_from_beta_on() -> None:
-    drafter = LexicalUnit(span=4, beta=0.0)
-    check_identical(TARGET, [PROMPT, [3]], drafter=drafter, rule=LexicalUnitRule(beta=1.01))
-    (trusting,) = decode(TARGET, [PROMPT], drafter=drafter, rule=LexicalUnitRule(beta=1e-9), max_new_tokens=40)
-    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=40)
-    assert trusting.generated != plain.generated
-    assert trusting.trace.tokens_per_pass > 2
-    # Placeholders are never text, and drafts that say nothing of their chance are checked.
-    assert 0 not in trusting.generated or 0 in plain.generated
-    check_identical(TARGET, [PROMPT], drafter=Garbage(), rule=LexicalUnitRule(beta=1e-9))
-
-
-# -- superposed drafts ------------------------------------------------------------------------------------------------
-
-
-def corpus() -> list[list[int]]:
-    chance = np.random.default_rng(2)
-    return [chance.integers(0, 12, size=60).tolist() for _ in range(8)]
-
-
-def test_ngram_tables_equal_a_recount() -> None:
-    texts = corpus()
-    counted = NGrams.count(texts, order=4)
-    grams = Counter(tuple(text[at : at + n]) for text in texts for n in (2, 3, 4) for at in range(len(text) - n + 1))
-    heads = Counter()
-    for gram, count in grams.items():
-        heads[gram[:-1]] += count
-    for gram, count in grams.items():
-        assert counted.frequency(gram[:-1], gram[-1]) == count / heads[gram[:-1]]
-    assert counted.frequency((1, 2, 3, 4), 5) == counted.frequency((99,), 1) == 0.0
-
-
-def test_one_draft_without_ngrams_is_greedy_decoding() -> None:
-    settings = Superposition(alpha=0.0, temperature=0.06, top=3)
-    (draft,) = drive(superpose(TARGET, PROMPT, 1, length=20, settings=settings, ngrams=NGrams()))
-    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=20)
-    assert draft.tokens == plain.generated
-
-
-def test_a_mixture_of_one_token_is_that_token() -> None:
-    cache = TARGET.new_cache()
-    for scores in ([0.0], [-3.0, -3.0]):
-        mixed = mixture(TARGET, [7] * len(scores), scores)
-        logits = TARGET.forward(Batch([Segment(np.array([0]), embeddings=mixed, cache=cache)])).logits[0]
-        assert (logits - after(TARGET, [7])).abs().max() < 1e-5
-
-
-def test_drafts_equal_those_of_an_exhaustive_scorer() -> None:
-    counted, settings, k = NGrams.count(corpus()), Superposition(alpha=0.5, temperature=0.5, top=9), 3
-    got = drive(superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,)))
-    running, finished = [((), 0.0)], []
-    cache = TARGET.new_cache()
-    logits = TARGET.forward(Batch([Segment.chunk(PROMPT, cache, logit_rows=[len(PROMPT) - 1])])).logits[0]
-    cache.keep(range(len(PROMPT)))
-    for _ in range(10):
-        likely = logits.topk(9)
-        log_p = (likely.values / 0.5).log_softmax(0)
-        pairs = []
-        for tokens, score in running:
-            for token, lp in zip(likely.indices.tolist(), log_p.tolist(), strict=True):
-                gain = ngram_score(counted, [*PROMPT, *tokens][-5:], token)
-                pairs.append(((*tokens, token), score + 0.5 * lp + (0.5 * math.log(gain) if gain > 0 else -200)))
-        pairs = sorted(pairs, key=lambda pair: -pair[1])[: 2 * k]
-        finished = sorted([*finished, *(pair for pair in pairs if pair[0][-1] == 0)], key=lambda pair: -pair[1])[:k]
-        running = [pair for pair in pairs if pair[0][-1] != 0][:k]
-        weights = torch.tensor([score for _, score in running], dtype=torch.float64).softmax(0)
-        rows = TARGET.embed_tokens(torch.tensor([tokens[-1] for tokens, _ in running]))
-        mixed = (weights[:, None] * rows).sum(0, keepdim=True)
-        position = np.array([cache.next_position])
-        logits = TARGET.forward(Batch([Segment(position, embeddings=mixed, cache=cache)])).logits[0]
-        cache.keep([0])
-    ranked = sorted([*running, *finished], key=lambda pair: -pair[1] / len(pair[0]))[:k]
-    assert [tuple(draft.tokens) for draft in got] == [tokens for tokens, _ in ranked]
-    assert np.allclose([draft.score for draft in got], [score for _, score in ranked])
-
-
-def test_drafts_on_the_real_model_cost_one_run(smollm2_int8: LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    lm, passes = smollm2_int8, []
-    forward = lm.model.forward
-    monkeypatch.setattr(lm.model, "forward", lambda *given, **more: passes.append(1) or forward(*given, **more))
-    known = lm.ngrams(["The capital of France is Paris. The capital of France is a city."])
-    found = lm.drafts("The capital of France", 3, max_new_tokens=6, ngrams=known)
-    assert len(passes) == 6
-    assert len({draft.text for draft in found}) == len(found) == 3
-    assert any(draft.text.startswith(" is Paris") for draft in found)
-    for call in (lambda: lm.drafts("A", 0), lambda: lm.drafts("A", max_new_tokens=0), lambda: lm.drafts("")):
-        with pytest.raises(DecoderyError):
-            call()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
-from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.cli.main import cli
+from decodery.errors import CorruptFile, ModelNotFound, PromptError, SettingsError, UnsupportedModel
+from decodery.model.attention import rotate
 from decodery.model.batch import Batch, Segment
+from decodery.model.load import LoadedModel
+from decodery.model.tokenizer import Tokenizer
+from decodery.model.transformer import _Pass
 from decodery.registry import resolve
-from decodery.source.partial_attention import PartialAttention, PartialCache, PartialWeights
+from decodery.source.partial_attention import PartialAttention, PartialCache, PartialTransformer, PartialWeights
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.train.loop import Plan
-from decodery.train.partial import train_partial
+from decodery.train.partial import pair_loss, read_pairs, train_partial
+from tiny_models import VOCAB, make_tokenizer
 
 MODEL = tiny_transformer(0)
 PROMPT = [5, 9, 2, 44, 17, 30]
@@ -123,3 +131,61 @@ def test_training_moves_the_second_attention_alone(tmp_path: Path) -> None:
     assert torch.equal(model.weights.layers[0].qkv.weight, before) and weights.layers[0]["output"].abs().max() > 0
     with pytest.raises(SettingsError, match="pairs"):
         train_partial(model, weights, [], [], Plan(steps=1), tmp_path / "other")
+
+
+def test_positions_begin_anew_behind_the_prompt_for_the_second_attention_alone() -> None:
+    one, tokens, row = tiny_transformer(0, num_layers=1), [*PROMPT, 8, 7, 6, 50], 8
+    config, (weights,) = one.config, random_weights().layers[:1]
+    normed = torch.nn.functional.rms_norm(one.embed_tokens(torch.tensor(tokens)), (32,), eps=config.norm_eps)
+    bent = torch.nn.functional.silu(normed[:6] @ weights["bend"].T)
+    source = bent + bent @ weights["mix"].T
+    # Row 8 is the third one behind a prompt of six tokens: it asks as the third of the prompt does.
+    asks = np.array([row - len(PROMPT)])
+    shape = (-1, config.num_kv_heads, config.head_dim)
+
+    def turned(heads: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
+        cos, sin = one.angles(config.rope, positions)
+        return rotate(heads, cos[:, None].double(), sin[:, None].double())
+
+    query = turned((normed[row] @ weights["query"].T).view(1, config.num_heads, -1), asks)[0]
+    keys = turned((source @ weights["key"].T).view(shape), np.arange(6)).repeat_interleave(2, dim=1)
+    values = (source @ weights["value"].T).view(shape).repeat_interleave(2, dim=1)
+    weighed = (torch.einsum("hd,nhd->hn", query, keys) * config.attention_scale).softmax(dim=-1)
+    expected = torch.einsum("hn,nhd->hd", weighed, values).reshape(-1) @ weights["output"].T
+
+    def attended(reset: bool) -> torch.Tensor:
+        scorer = PartialTransformer(one, PartialWeights((weights,), reset), len(PROMPT))
+        step, layer = _Pass(scorer, Batch([Segment(np.arange(10), np.array(tokens))])), one.weights.layers[0]
+        own = _Pass(one, Batch([Segment(np.arange(10), np.array(tokens))]))
+        return (scorer._attention(0, layer, normed, step) - one._attention(0, layer, normed, own))[row]
+
+    assert (attended(True) - expected).abs().max() < 1e-10 < (attended(False) - expected).abs().max()
+
+
+def test_the_echo_is_the_sources_own_cross_entropy() -> None:
+    model, pair = tiny_transformer(0), (PROMPT, [8, 7, 6])
+    logits = model.forward(Batch([Segment(np.arange(8), np.array([*PROMPT, 8, 7]))])).logits.log_softmax(dim=-1)
+    echo = -float(logits[range(6), PROMPT].mean())
+    plain, both = (float(pair_loss(model, None, [pair], echo=weight)) for weight in (0.0, 0.5))
+    assert plain == pytest.approx(-float(logits[range(5, 8), [8, 7, 6]].mean())) and both == pytest.approx(
+        plain + echo / 2
+    )
+
+
+def test_the_command_trains_the_last_layers_and_says_what_it_brings(tmp_path: Path, monkeypatch) -> None:
+    tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
+    model = tiny_transformer(3, vocab_size=VOCAB, dtype=torch.float32)
+    loaded = LoadedModel(model, tokenizer, None, "tiny", "float32")
+    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: loaded)
+    lines = [{"source": f"say {number % 3}: ", "target": "abc"[number % 3] * 3} for number in range(30)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    command = ["train", "partial", str(tmp_path / "pairs.jsonl"), "--out", str(tmp_path / "out"), "--last", "1"]
+    done = CliRunner().invoke(cli, [*command, "--steps", "30", "--lr", "0.01"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    found = PartialWeights.load(tmp_path / "out" / "partial.safetensors", model.config)
+    figures = found.facts["validation"]
+    assert figures["with partial attention"] < figures["alone"] and found.reset
+    assert not found.layers[0] and found.layers[1]["output"].abs().max() > 0
+    (tmp_path / "pairs.jsonl").write_text('{"source": "a"}\n')
+    with pytest.raises(PromptError, match='"source" and "target"'):
+        read_pairs(tmp_path / "pairs.jsonl")

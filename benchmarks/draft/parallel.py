@@ -12,7 +12,8 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
 from decodery.model.batch import Batch, Segment
+from decodery.model.placeholders import Placeholders
 from decodery.sample import Sampler
+from decodery.suggest import superposed
+from decodery.suggest.ngrams import NGrams
 from decodery.testing import TableModel, check_distribution
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from decodery.verify.rapid import Rapid as RapidRule
@@ -87,20 +91,22 @@ class Bench:
         return result
 
     def units(self) -> dict[str, Any]:
-        """Lexical units with the untrained placeholder: checked, and trusted from beta on."""
+        """Lexical units: checked, with placeholders untrained and trained, and trusted from beta on."""
         _, plain = self.over_questions(None)
-        result = {}
-        for placeholder in (None, 28, 198):
-            drafter = LexicalUnit(beta=0.0, placeholder=placeholder)
-            result[f"checked, beta=0, placeholder={placeholder}"] = self.over_questions(drafter)[0]
-        for beta in (0.5, 0.7, 0.9, 0.99):
-            drafter = LexicalUnit(beta=beta, placeholder=28)
+        embedding = self.lm.model.weights.embedding.float()  # type: ignore[attr-defined]
+        began = Placeholders(embedding.mean(dim=0).repeat(3, 1))
+        result = {"checked, beta=0, untrained": self.over_questions(LexicalUnit(beta=0.0, units=began))[0]}
+        for beta in (0.0, 0.1, 0.3):
+            figures, texts = self.over_questions(LexicalUnit(beta=beta))
+            result[f"checked, beta={beta}"] = figures | {"texts_as_plain": sum(map(list.__eq__, texts, plain))}
+        for beta in (0.5, 0.7, 0.9):
+            drafter = LexicalUnit(beta=beta)
             figures, texts = self.over_questions(drafter, rule=LexicalUnitRule(beta=beta))
             changed = [
                 sum(a != b for a, b in zip(text, other, strict=False)) for text, other in zip(texts, plain, strict=True)
             ]
             figures["share_of_tokens_changed"] = round(sum(changed) / sum(map(len, plain)), 4)
-            result[f"trusted, beta={beta}, placeholder=28"] = figures
+            result[f"trusted, beta={beta}"] = figures
         return result
 
     def edits(self) -> dict[str, Any]:
@@ -152,18 +158,23 @@ class Bench:
         """Three drafts of ten tokens against three nucleus samples, on beginnings of held-out maths questions."""
         rows = read(self.data / "gsm8k_train_1000.jsonl")
         known = self.lm.ngrams(f"{row['question']} {row['answer']}" for row in rows[24:])
-        totals: dict[str, list[list[float]]] = {"superposed": [], "superposed, prompt alone": [], "nucleus": []}
+        tables = {
+            "superposed": None,
+            "superposed, such questions": known,
+            "superposed, prompt alone": NGrams.count([[0]]),
+        }
+        totals: dict[str, list[list[float]]] = {name: [] for name in (*tables, "nucleus")}
+        steps = {name: Known() for name in tables}
         for row in rows[:24]:
             prompt = self.lm.encode(row["question"], raw=True)[:15]
             text = self.lm.tokenizer.decode(prompt)
             greedy = self.lm.generate(text, raw=True, max_new_tokens=10, drafter=None)
             samples = self.lm.generate(text, raw=True, max_new_tokens=10, drafter=None, n=3, temperature=1.0, top_p=0.9)
             assert isinstance(greedy, Output) and isinstance(samples, list)
-            found = {
-                "superposed": [draft.tokens for draft in self.lm.drafts(text, 3, ngrams=known)],
-                "superposed, prompt alone": [draft.tokens for draft in self.lm.drafts(text, 3)],
-                "nucleus": [sample.tokens for sample in samples],
-            }
+            found = {"nucleus": [sample.tokens for sample in samples]}
+            for name, ngrams in tables.items():
+                with steps[name].counting():
+                    found[name] = [draft.tokens for draft in self.lm.drafts(text, 3, ngrams=ngrams)]
             for name, drafts in found.items():
                 losses = [self._loss(prompt, draft) for draft in drafts]
                 totals[name].append(
@@ -182,6 +193,8 @@ class Bench:
             means[:2] = [math.exp(mean) for mean in means[:2]]
             result[name] = dict(zip(names, (round(mean, 3) for mean in means), strict=True))
             result[name]["target_passes"] = 30 if name == "nucleus" else 10
+            if name in steps:
+                result[name] |= {"steps": steps[name].steps, "steps_with_ngrams": steps[name].known}
         return result
 
     def law(self) -> dict[str, Any]:
@@ -231,6 +244,36 @@ class Bench:
         scores = self.lm.model.forward(Batch([Segment.chunk(text, self.lm.model.new_cache())]))
         rows = scores.logits[len(prompt) - 1 : -1].log_softmax(dim=-1)
         return -float(rows[torch.arange(len(draft)), torch.tensor(draft)].mean())
+
+
+class Known:
+    """In how many steps of superposed drafts some candidate of some draft was known to the n-grams."""
+
+    def __init__(self) -> None:
+        self.steps = self.known = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        extend, score = superposed._extend, superposed.ngram_scores
+        seen: list[bool] = []
+
+        def scored(*given: Any) -> Any:
+            scores = score(*given)
+            seen.append(bool((scores > 0).any()))
+            return scores
+
+        def extended(*given: Any) -> Any:
+            seen.clear()
+            found = extend(*given)
+            self.steps += 1
+            self.known += any(seen)
+            return found
+
+        superposed._extend, superposed.ngram_scores = extended, scored
+        try:
+            yield
+        finally:
+            superposed._extend, superposed.ngram_scores = extend, score
 
 
 def figures_of(outputs: list[Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _HOMES = {
     "Engine": ".decode.engine",
     "methods": ".registry",
 }
-_PACKAGES = ("constrain", "draft", "sample", "search", "source", "testing", "verify")
+_PACKAGES = ("constrain", "draft", "sample", "search", "source", "suggest", "testing", "verify")
 
 
 def load(name: str = "smollm2", **options: Any) -> LM:

@@ -31,6 +31,7 @@ FAMILIES = (
     "constrain",
     "search",
     "search.scorers",
+    "suggest",
     "diffuse",
     "kv",
     "monitor",

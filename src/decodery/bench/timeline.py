@@ -8,7 +8,7 @@ from typing import Any
 
 from ..budget.base import MOST_NODES
 from ..core.sequence import Sequence
-from ..core.tree import TokenTree
+from ..core.tree import UNKNOWN, TokenTree
 from ..decode.engine import Engine
 from ..decode.lm import LM, resolve_drafter
 from ..verify.base import Accepted, Laws
@@ -64,13 +64,17 @@ def record_timeline(
         left -= len(path) + 1
         passes.append(
             {
-                "tokens": [_text(lm.tokenizer.piece(token)) for token in tree.tokens[1:].tolist()],
+                "tokens": [_shown(lm, token) for token in tree.tokens[1:].tolist()],
                 "parents": tree.parents[1:].tolist(),
                 "accepted": path,
                 "bonus": _text(bonus),
             }
         )
     return {"first": _text(lm.tokenizer.piece(first.bonus)), "passes": passes}
+
+
+def _shown(lm: LM, token: int) -> str:
+    return "?" if token == UNKNOWN else _text(lm.tokenizer.piece(token))
 
 
 def _text(piece: bytes) -> str:

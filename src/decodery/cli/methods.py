@@ -28,6 +28,8 @@ _OPTIONS = {
     "search": "--search",
 }
 """The option of `generate` and `chat` that takes a method of a family."""
+_CALLS = {"suggest": "lm.drafts(prompt, k=3) in Python"}
+"""What uses a method of a family that has no option."""
 
 
 @click.command(short_help="List the methods, or tell all about one.")
@@ -99,6 +101,8 @@ def _page(method: Method) -> str:
     if settings:
         facts += ["", "settings:"]
         facts += [f"  {_setting(entry)}" for entry in settings]
+    if method.family in _CALLS:
+        facts += ["", f"use: {_CALLS[method.family]}"]
     if method.family in _OPTIONS and not beyond_text(method):
         example = "".join(f":{entry['name']}={_text(entry['default'])}" for entry in settings[:1] if "default" in entry)
         facts += ["", f"use: decodery generate {_OPTIONS[method.family]} {method.name}{example} ..."]

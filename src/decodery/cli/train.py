@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import SettingsError
+from .own_texts import own_texts, prompts_for
+from .train_small import ngrams, partial, units
 
 if TYPE_CHECKING:
-    from ..model.load import LoadedModel
-    from ..model.store import Progress
-    from ..train.corpus import Corpus
     from ..train.value import Judged
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -22,6 +20,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.group(short_help="Make what some methods need.")
 def train() -> None:
     """Make what some methods need, such as a datastore to draft from."""
+
+
+train.add_command(ngrams)
+train.add_command(partial)
+train.add_command(units)
 
 
 @train.command(short_help="Index text files to draft from.")
@@ -122,7 +125,7 @@ def draft(
     from ..train.draft import check_folder, train_draft
 
     check_folder(out)
-    lines = _checked(texts, prompts)
+    lines = prompts_for(texts, prompts)
     shape = Shape(layers, inner, tokens)
     loaded = load(model)
     shape.check(loaded.model.config)
@@ -137,7 +140,7 @@ def draft(
                     vocab_size=loaded.model.vocab_size,
                     progress=progress,
                 )
-            corpus = _written(loaded, out / "text" / "written", texts, lines, max_new_tokens, seed, 20, progress)
+            corpus = own_texts(loaded, out / "text" / "written", texts, lines, max_new_tokens, seed, 20, progress)
             scores = train_draft(
                 loaded, corpus, out, shape=shape, epochs=epochs, pretraining=plain, seed=seed, progress=progress
             )
@@ -167,11 +170,11 @@ def contexts(out: Path, model: str, texts: int, prompts: Path | None, max_new_to
     from ..model.store import terminal_progress
     from ..train.contexts import learn_contexts
 
-    lines = _checked(texts, prompts)
+    lines = prompts_for(texts, prompts)
     loaded = load(model)
     try:
         with terminal_progress(counts=True) as progress:
-            corpus = _written(loaded, out / "text" / "written", texts, lines, max_new_tokens, seed, 20, progress)
+            corpus = own_texts(loaded, out / "text" / "written", texts, lines, max_new_tokens, seed, 20, progress)
             learned = learn_contexts(corpus, vocabulary=loaded.model.config.vocabulary, progress=progress)
     except KeyboardInterrupt:
         click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
@@ -329,7 +332,7 @@ def acceptance(
     facts = {"model": target.name, "draft": draft, "command": shlex.join(["decodery", *sys.argv[1:]])}
     try:
         with terminal_progress(counts=True) as progress:
-            corpus = _written(target, out / "text", texts, lines, max_new_tokens, seed, 0, progress)
+            corpus = own_texts(target, out / "text", texts, lines, max_new_tokens, seed, 0, progress)
             scores = train_acceptance(
                 target.model, drafting, corpus, out, recipe=recipe, facts=facts, progress=progress
             )
@@ -338,35 +341,3 @@ def acceptance(
         raise
     click.echo(json.dumps(scores, indent=1))
     click.echo(f"the head is ready: --budget specdec++:head={out}")
-
-
-def _checked(texts: int, prompts: Path | None) -> list[str]:
-    """The lines of the file of prompts, none where there is no file."""
-    from ..train.data import read_prompts
-
-    if texts < 20:
-        raise SettingsError(f"{texts} texts are too few to learn from and to hold some out: write at least 20")
-    return read_prompts(prompts) if prompts else []
-
-
-def _written(
-    loaded: LoadedModel,
-    folder: Path,
-    texts: int,
-    lines: list[str],
-    max_new_tokens: int,
-    seed: int,
-    top: int,
-    progress: Progress,
-) -> Corpus:
-    """The texts that the model writes from `lines`, or from built-in instructions, in `folder`."""
-    from ..decode.lm import LM
-    from ..train.data import built_in_prompts, write_texts
-
-    if lines:
-        # They are used again, with other seeds, until there are enough texts.
-        encoded = [LM(loaded).encode(line) for line in lines[:texts]]
-        wanted = [encoded[number % len(encoded)] for number in range(texts)]
-    else:
-        wanted = built_in_prompts(loaded, texts, seed)
-    return write_texts(loaded, wanted, folder, max_new_tokens=max_new_tokens, seed=seed, top=top, progress=progress)

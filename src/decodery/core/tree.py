@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 Origin = Literal["deterministic", "sampled", "without-replacement"]
+UNKNOWN = -1
+"""In place of a token, at nodes that read an embedding of their own."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class TokenTree:
     Siblings stand in the order they were drawn in. logq: [n] float64, log-probability each node was drawn with.
     distributions: {node: [vocab] float64 probabilities its children were drawn from}. draws: {node: its children in
     draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
+    inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where every
+    token is known. Such nodes ask what comes behind a token not known yet. They are nobody's children: rules never see
+    them, and what they are scored with is for the drafter.
     """
 
     tokens: np.ndarray
@@ -30,6 +35,7 @@ class TokenTree:
     logq: np.ndarray | None = None
     distributions: dict[int, torch.Tensor] = field(default_factory=dict)
     draws: dict[int, list[int]] = field(default_factory=dict)
+    inputs: torch.Tensor | None = None
 
     @classmethod
     def root(cls, pending: int) -> TokenTree:
@@ -79,7 +85,7 @@ class TokenTree:
                     parents.append(node)
                 node = index[key]
         arrays = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
-        return TokenTree(*arrays, self.origin, None, self.distributions, self.draws)
+        return TokenTree(*arrays, self.origin, None, self.distributions, self.draws, self.inputs)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -91,7 +97,11 @@ class TokenTree:
             raise ValueError("a tree needs a root with parent -1 and one parent per token")
         if n > 1 and (self.parents[1:].min() < 0 or (self.parents[1:] >= np.arange(1, n)).any()):
             raise ValueError("every node but the root needs a parent that stands before it")
-        if vocab_size is not None and not 0 <= self.tokens.min() <= self.tokens.max() < vocab_size:
+        asking = self.tokens == UNKNOWN
+        if int(asking.sum()) != (0 if self.inputs is None else len(self.inputs)):
+            raise ValueError("every node without a token needs an embedding that it reads")
+        known = self.tokens[~asking] if asking.any() else self.tokens
+        if vocab_size is not None and not 0 <= known.min() <= known.max() < vocab_size:
             raise ValueError(f"token ids lie outside the vocabulary of {vocab_size}")
         if self.origin != "sampled" and len(self._index) != n:
             raise ValueError("siblings must carry distinct tokens")
@@ -133,7 +143,14 @@ class TokenTree:
 
     def children(self, node: int) -> np.ndarray:
         """Children of `node` in the order they were drawn in."""
-        return np.flatnonzero(self.parents == node)
+        return np.flatnonzero((self.parents == node) & (self.tokens != UNKNOWN))
+
+    def embedded(self, model: Any) -> torch.Tensor:
+        """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
+        rows: torch.Tensor = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
+        if self.inputs is not None:
+            rows[torch.from_numpy(self.tokens == UNKNOWN)] = self.inputs.to(rows)
+        return rows
 
     def drawn(self, node: int) -> list[int]:
         """Children of `node` in draw order, once per draw: a token that was drawn twice stands there twice."""
@@ -166,7 +183,11 @@ class TokenTree:
             for node, children in self.draws.items()
             if kept[node]
         }
-        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws)
+        inputs = self.inputs
+        if inputs is not None:
+            asking = kept[self.tokens == UNKNOWN]
+            inputs = inputs[torch.from_numpy(asking)] if asking.any() else None
+        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws, inputs)
 
     def merge(self, other: TokenTree) -> TokenTree:
         """Union of the paths of both trees, by longest shared prefix; a deterministic tree.
@@ -184,4 +205,9 @@ class TokenTree:
                 tokens.append(token)
                 parents.append(key[0])
             place[node] = index[key]
-        return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64))
+        read = [] if self.inputs is None else [self.inputs]
+        if other.inputs is not None:
+            asking = np.flatnonzero(other.tokens == UNKNOWN).tolist()
+            read.append(other.inputs[torch.tensor([place[node] >= len(self) for node in asking])])
+        inputs = torch.cat(read) if read else None
+        return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64), inputs=inputs)

@@ -21,12 +21,12 @@ from ..registry import method_of, resolve
 from ..sample.constraint import Constrained, Constraint
 from ..sample.sampler import Sampler
 from ..source.base import Source
+from ..suggest.ngrams import NGrams, ngrams_for
+from ..suggest.superposed import Draft, Superposition, superpose
 from ..verify.base import Rule
 from .engine import Engine
-from .ngrams import NGrams
 from .request import Request
 from .schedule import Limits
-from .superposed import Draft, Superposition, superpose
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
@@ -207,8 +207,9 @@ class LM:
     ) -> list[Draft]:
         """k short continuations for the passes of one, best first, as an editor's suggestions: lossy.
 
-        ngrams: counts over texts like those to be completed, see `ngrams`; None counts the prompt alone. settings: None
-        for the published ones. Source: Superposed Decoding (2024).
+        ngrams: counts over texts like those to be completed, see `ngrams`; None: those that come with this package for
+        the embedded model, none for others. The prompt's own are counted beside them. settings: None for the
+        published ones. Source: Superposed Decoding (2024).
         """
         tokens = self.encode(prompt, raw=raw)
         found = self.engine().finish(
@@ -218,7 +219,7 @@ class LM:
                 k,
                 length=max_new_tokens,
                 settings=settings or Superposition.published(k),
-                ngrams=ngrams or NGrams.count([tokens]),
+                ngrams=(ngrams or ngrams_for(self.model.config.vocabulary)) + NGrams.count([tokens]),
                 eos_ids=self.tokenizer.eos_ids,
             )
         )

@@ -15,7 +15,6 @@ from ..core.tree import TokenTree
 from ..draft.base import Observation
 from ..errors import SettingsError
 from ..model.batch import Segment
-from ..model.cache import KVCache
 from ..verify.base import Accepted, Laws
 from .commit import commit
 
@@ -85,7 +84,7 @@ def _write(seq: Sequence, budget: Budget) -> Asking[None]:
         _check_draft(tree, seq, budget)
     drafting = perf_counter() - begin
     step = Step(nodes=len(tree) - 1, rows=len(tree))
-    yield from _decide(seq, tree_segment(tree, seq.cache), tree, step, drafting)
+    yield from _decide(seq, _segment(tree, seq), tree, step, drafting)
 
 
 def _decide(
@@ -124,7 +123,7 @@ def _decide(
     hidden = {tap: laws.hidden[tap] for tap in drafter.taps}
     start = len(seq.tokens) - len(emitted) - 1
     seen = Observation(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
-    drafter.observe(seq, seen)
+    drafter.observe(seq, seen if drafter.asks_ahead else seen.of_tokens())
     if seq.budget is not None:
         seq.budget.observe(seq, seen, drafting)
 
@@ -137,10 +136,12 @@ def _chunk_seen(
     return Observation(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
 
 
-def tree_segment(tree: TokenTree, cache: KVCache) -> Segment:
-    """The rows of a tree below what a cache holds."""
-    mask = None if tree.is_chain else tree.ancestor_mask()
-    return Segment(cache.next_position + tree.depths, tree.tokens, mask=mask, cache=cache)
+def _segment(tree: TokenTree, seq: Sequence) -> Segment:
+    """The rows of a tree below what the cache holds."""
+    mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
+    if tree.inputs is not None:
+        return Segment(positions, embeddings=tree.embedded(seq.model), mask=mask, cache=seq.cache)
+    return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
 
 
 def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..budget.base import Outlook
 from ..core.ask import Asking, settled
-from ..core.tree import Origin, TokenTree
+from ..core.tree import UNKNOWN, Origin, TokenTree
 from ..errors import SettingsError
 from ..registry import method_of, resolve
 from .growth.base import Growth
@@ -40,6 +41,16 @@ class Observation:
     emitted: list[int]
     start: int
 
+    def of_tokens(self) -> Observation:
+        """The nodes that have a token: what a drafter sees that asked about no others."""
+        if self.tree.inputs is None:
+            return self
+        known = self.tree.tokens != UNKNOWN
+        rows, place = np.flatnonzero(known).tolist(), np.cumsum(known) - 1
+        hidden = {tap: states[rows] for tap, states in self.hidden.items()}
+        path = place[self.path].tolist()
+        return Observation(self.tree.prune(known), self.logits[rows], hidden, path, self.emitted, self.start)
+
     def likeliest(self, nodes: Ordered[int]) -> list[int]:
         """The token the model itself finds likeliest after each of `nodes`, the lowest id among equals."""
         if self.logits.device.type != "cpu":
@@ -58,7 +69,7 @@ class Drafter:
     origin: how siblings in its trees arise, which decides the rules that may verify them.
     taps: after how many layers it wants hidden states. reads_prompt: whether it is shown the prompt's rows too.
     weighs_cost: whether it asks what passes cost, which is then measured before decoding starts. asks: whether it asks
-    its budget before each draw whether to go on.
+    its budget before each draw whether to go on. asks_ahead: whether its trees have nodes whose token is not known.
     """
 
     origin: ClassVar[Origin] = "deterministic"
@@ -66,6 +77,7 @@ class Drafter:
     reads_prompt: ClassVar[bool] = False
     weighs_cost: ClassVar[bool] = False
     asks: ClassVar[bool] = False
+    asks_ahead: ClassVar[bool] = False
 
     @property
     def origins(self) -> frozenset[Origin]:
@@ -239,6 +251,10 @@ class Composite(Drafter):
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return any(part.weighs_cost for part in self.parts)
 
+    @property
+    def asks_ahead(self) -> bool:  # type: ignore[override]
+        return any(part.asks_ahead for part in self.parts)
+
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]
         return None if None in sizes else max(filter(None, sizes), default=0)
@@ -271,7 +287,7 @@ class Composite(Drafter):
     def observe(self, seq: Sequence, seen: Observation) -> None:
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                drafter.observe(seq, seen)
+                drafter.observe(seq, seen if drafter.asks_ahead else seen.of_tokens())
 
     def forget(self, seq: Sequence) -> None:
         for number in range(len(self.parts)):

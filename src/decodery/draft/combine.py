@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from ..budget.base import Budget
 from ..core.ask import Asking, settled
 from ..core.sequence import Sequence
@@ -85,8 +87,7 @@ class Fuse(_Combined):
             if len(tree) > budget.nodes:
                 break
         # Parents stand before their children, so any beginning of the list of nodes is a tree.
-        end = budget.nodes + 1
-        return TokenTree(tree.tokens[:end], tree.parents[:end])
+        return tree.prune(np.arange(len(tree)) <= budget.nodes)
 
 
 @register("first", lossless=True)

@@ -13,7 +13,7 @@ import torch
 from ..budget.base import Budget
 from ..core.ask import Asking, settled
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import UNKNOWN, Origin, TokenTree
 from ..registry import register, resolve
 from ..sample.constraint import Constraint, constrained
 from .base import Composite, Drafter, Observation
@@ -95,7 +95,7 @@ class Forced(Composite):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
-        return TokenTree(tokens, parents, tree.origin, logq, laws, draws)
+        return TokenTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs)
 
 
 def _behind_forced(seen: Observation, count: int) -> Observation:
@@ -112,6 +112,7 @@ def _behind_forced(seen: Observation, count: int) -> Observation:
         None if own.logq is None else own.logq[nodes],
         {int(place[node]): law for node, law in own.distributions.items() if inside[node]},
         {int(place[node]): place[drawn].tolist() for node, drawn in own.draws.items() if inside[node]},
+        None if own.inputs is None else own.inputs[torch.from_numpy(inside[own.tokens == UNKNOWN])],
     )
     return Observation(
         tree=tree,
@@ -144,7 +145,10 @@ def _permitted(tree: TokenTree, constraint: Constraint, state: object) -> TokenT
     states: dict[int, object] = {0: state}
     keep = np.zeros(len(tree), dtype=bool)
     for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if parent in states and constraint.permits(states[parent], token):
+        if token == UNKNOWN:
+            # Nothing is written there, so that nothing is forbidden.
+            keep[node] = parent == 0 or keep[parent]
+        elif parent in states and constraint.permits(states[parent], token):
             states[node] = constraint.advance(states[parent], token)
             keep[node] = True
     return tree if keep[1:].all() else tree.prune(keep)

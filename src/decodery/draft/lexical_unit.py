@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import torch
 
 from ..budget.base import Budget
 from ..core.sequence import Sequence
-from ..core.tree import TokenTree
-from ..errors import SettingsError
+from ..core.tree import UNKNOWN, TokenTree
+from ..errors import SettingsError, UnsupportedModel
+from ..model.artifact import remembered
+from ..model.drafts import UNITS, shipped_units
+from ..model.placeholders import Placeholders
+from ..model.protocol import Reader
 from ..registry import register
 from .base import Drafter, Observation
 
 
 @dataclass(slots=True)
 class _State:
-    """unit: tokens expected behind the pending one; logs: the log-probability each was expected with."""
+    """placeholders: [span - 1, hidden], on the model's device.
 
-    unit: list[int]
-    logs: list[float]
+    unit: tokens expected behind the pending one; logs: the log-probability each was expected with.
+    """
+
+    placeholders: torch.Tensor
+    unit: list[int] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
 
 
 @register(
@@ -28,68 +38,97 @@ class _State:
     paper="Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024)",
     guarantee="the law of the output is unchanged under lossless rules; the rule lexical-unit trusts the units instead",
     lossless=True,
-    needs=("a model trained on its placeholder", "logits of rejected rows"),
+    needs=("trained placeholders", "logits of rejected rows"),
 )
 @dataclass(frozen=True)
 class LexicalUnit(Drafter):
     """Feeds placeholders behind the draft and drafts next what the model expects in their place, while it is sure.
 
-    span: most tokens of a unit (k), so span - 1 placeholders a pass. beta: a unit ends before the first token whose
-    probability is lower, or which repeats what stands right before it. placeholder: the token id fed in place of
-    tokens not known yet; None is an end-of-text token. The tokens found in one pass are fed by the next one anyway, so
-    checking them there costs nothing: under the lossless rules a unit is a draft. The published decoding, which emits a
-    unit unchecked, is the rule "lexical-unit". What a model never trained on placeholders expects in their place is
-    poor: the paper fine-tunes it. Scope: the request; memory: one unit.
+    span: most tokens of a unit (k): the model says the first, up to span - 1 placeholders the others. beta: a unit ends
+    before the first token whose probability is lower, or which repeats what stands right before it. units:
+    `Placeholders`, or the file or folder of those that `decodery train units` made; None: those that come with this
+    package for the embedded model.
+
+    The tokens found in one pass are fed by the next one anyway, so checking them there costs nothing: under lossless
+    rules a unit is a draft, and a low beta only costs rows. The published decoding, which emits a unit unchecked and
+    asks for a high one, is the rule "lexical-unit". Placeholders stand behind every token that may be the last one
+    accepted, so that every pass finds a unit: up to (span + 1) (span - 1) rows. The paper fine-tunes the model; here
+    placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
     """
 
+    asks_ahead = True
+
     span: int = 4
-    beta: float = 0.9
-    placeholder: int | None = None
+    beta: float = 0.1
+    units: Placeholders | str | None = None
 
     def __post_init__(self) -> None:
-        if self.span < 2 or not self.beta >= 0 or (self.placeholder is not None and self.placeholder < 0):
-            raise SettingsError("lexical-unit needs span >= 2, beta >= 0 and a placeholder >= 0")
+        if self.span < 2 or not self.beta >= 0:
+            raise SettingsError("lexical-unit needs span >= 2 and beta >= 0")
 
     def largest(self) -> int:
         return 2 * (self.span - 1)
 
     def start(self, seq: Sequence) -> _State:
-        if self.placeholder is not None and self.placeholder >= seq.vocab_size:
-            raise SettingsError(f"the placeholder {self.placeholder} is outside the vocabulary of {seq.vocab_size}")
-        return _State([], [])
+        if not hasattr(seq.model, "embed_tokens"):
+            raise UnsupportedModel(
+                f"{type(seq.model).__name__} takes no input embeddings, which lexical-unit needs: use another drafter"
+            )
+        found = self._found(seq.model)
+        if len(found.data) < self.span - 1:
+            raise SettingsError(
+                f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "
+                f"span, or train more with decodery train units --span {self.span}"
+            )
+        return _State(found.data[: self.span - 1].to(seq.model.device))
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         state: _State = seq.draft_state
-        length = min(budget.nodes, budget.depth)
-        drafted = state.unit + [self._placeholder(seq)] * (self.span - 1)
-        logq = np.array([0.0, *state.logs, *[-math.inf] * (self.span - 1)])
-        return TokenTree.chain(seq.pending, drafted[:length], logq=logq[: length + 1])
+        known, ahead = len(state.unit) + 1, self.span - 1
+        owners = np.arange(known).repeat(ahead)
+        tokens = np.concatenate(([seq.pending], state.unit, np.full(len(owners), UNKNOWN))).astype(np.int64)
+        parents = np.concatenate((np.arange(-1, known - 1), known + np.arange(len(owners)) - 1))
+        # The first placeholder behind each token is a child of that token, the others of each other.
+        parents[known::ahead] = np.arange(known)
+        logq = np.array([0.0, *state.logs, *[-math.inf] * len(owners)])
+        tree = TokenTree(tokens, parents, logq=logq, inputs=state.placeholders.repeat(known, 1))
+        return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         state: _State = seq.draft_state
-        node: int | None = 0
-        confirmed = len(seen.emitted) == len(state.unit) + 1
-        for token in state.unit:
-            node = None if node is None else seen.tree.child(node, token)
-            confirmed = confirmed and node in seen.path
+        node = seen.path[-1] if seen.path else 0
         state.unit, state.logs = [], []
-        if not confirmed:
-            # The placeholders stood behind tokens that did not come true.
-            return
         read = [seq.tokens[-1]]
-        while len(read) < self.span:
-            node = None if node is None else seen.tree.child(node, self._placeholder(seq))
-            if node is None:
-                return
-            token, log = _expected(seen, node)
+        while (child := seen.tree.child(node, UNKNOWN)) is not None:
+            token, log = _expected(seen, child)
             if log < math.log(self.beta or 1e-300) or _repeats([*read, token]):
                 return
             read.append(token)
             state.unit.append(token)
             state.logs.append(log)
+            node = child
 
-    def _placeholder(self, seq: Sequence) -> int:
-        return min(seq.eos_ids, default=0) if self.placeholder is None else self.placeholder
+    def _found(self, model: Reader) -> Placeholders:
+        found, path = self.units, self.units
+        if path is None:
+            shipped = shipped_units(model.config.vocabulary)
+            path = None if shipped is None else str(shipped)
+        if isinstance(path, str):
+            whole = Path(path).expanduser()
+            whole = whole / UNITS if whole.is_dir() else whole
+            found = _load(whole)
+        if not isinstance(found, Placeholders):
+            raise SettingsError(
+                "no units for this model come along: make some with `decodery train units --model MODEL --out DIR` and "
+                "name them, as in lexical-unit:units=DIR"
+            )
+        found.check(model.config)
+        return found
+
+
+@remembered
+def _load(path: Path) -> Placeholders:
+    return Placeholders.load(path)
 
 
 def _expected(seen: Observation, node: int) -> tuple[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,11 @@ class Prefixed:
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.model)
+
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `Transformer.embed_tokens`."""
+        embed: Callable[[torch.Tensor], torch.Tensor] = self.model.embed_tokens  # type: ignore[attr-defined]
+        return embed(tokens)
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,8 +15,10 @@ from torch.nn.functional import linear, silu
 from ..errors import CorruptFile, UnsupportedModel
 from ..model.artifact import Artifact, fingerprint, refuse_other, remembered
 from ..model.attention import attend, rotate
+from ..model.batch import Segment
 from ..model.cache import KVCache, Mark
 from ..model.config import LAYERS, ModelConfig
+from ..model.fields import Flag
 from ..model.graphs import StaticStep
 from ..model.protocol import LanguageModel, Reader
 from ..model.transformer import Transformer
@@ -36,19 +38,31 @@ class PartialWeights:
     """The second attention of every layer. layers[i]: tensors by name, each [out, in] in the model's dtype.
 
     bend, mix: [hidden, hidden], keys and values are made of mix(silu(bend h)) + silu(bend h). query: [heads * head_dim,
-    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. model: `fingerprint` of the
-    model they belong to, "" where that is not known.
+    hidden]; key, value: [kv_heads * head_dim, hidden]; output: [hidden, heads * head_dim]. A layer without any has no
+    second attention. reset: whether positions begin anew behind the prompt, for the second attention alone, so that the
+    n-th token written stands where the n-th of the prompt does. facts: how they were made, as plain JSON. model:
+    `fingerprint` of the model they belong to, "" where that is not known.
     """
 
     layers: tuple[dict[str, torch.Tensor], ...]
+    reset: bool = True
+    facts: Mapping[str, Any] = field(default_factory=dict)
     model: str = ""
 
     @classmethod
-    def initial(cls, model: Transformer, seed: int = 0) -> PartialWeights:
-        """Queries, keys and values copied from the model's attention, and an output of zero: nothing changes yet."""
-        config, generator, layers = model.config, torch.Generator().manual_seed(seed), []
+    def initial(
+        cls, model: Transformer, seed: int = 0, *, last: int | None = None, reset: bool = True
+    ) -> PartialWeights:
+        """Queries, keys and values copied from the model's attention, and an output of zero: nothing changes yet.
+
+        last: how many of the last layers have a second attention, None for all.
+        """
+        config, generator, layers = model.config, torch.Generator().manual_seed(seed), list[dict[str, torch.Tensor]]()
         sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        for layer in model.weights.layers:
+        for number, layer in enumerate(model.weights.layers):
+            if last is not None and number < config.num_layers - last:
+                layers.append({})
+                continue
             if not isinstance(layer.qkv, Dense):
                 raise UnsupportedModel(
                     "partial attention needs the model in floating point: load it with dtype='float32'"
@@ -59,7 +73,7 @@ class PartialWeights:
             bend, mix = (each.to(query) for each in noise)
             output = torch.zeros(hidden, sizes[0]).to(query)
             layers.append(dict(zip(_SHAPES, (bend, mix, query, key, value, output), strict=True)))
-        return cls(tuple(layers), fingerprint(model))
+        return cls(tuple(layers), reset, model=fingerprint(model))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, the same objects: to save, or to train."""
@@ -67,7 +81,8 @@ class PartialWeights:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        Artifact(_KIND, self.tensors(), {"layers": len(self.layers)}, self.model).save(path)
+        facts = {**self.facts, "layers": len(self.layers), "reset": self.reset}
+        Artifact(_KIND, self.tensors(), facts, self.model).save(path)
 
     @classmethod
     def load(cls, path: str | Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -> PartialWeights:
@@ -77,22 +92,25 @@ class PartialWeights:
 
 @remembered
 def _load(path: Path, config: ModelConfig, dtype: torch.dtype) -> PartialWeights:
-    found = Artifact.read(path, _KIND, "train it for this model and save it there", {"layers": LAYERS})
+    made = "make one with decodery train partial"
+    found = Artifact.read(path, _KIND, made, {"layers": LAYERS, "reset": Flag()})
+    having = {name.partition(".")[0] for name in found.tensors}
     try:
         layers = tuple(
-            {name: found.tensors[f"{i}.{name}"].to(dtype) for name in _SHAPES} for i in range(config.num_layers)
+            {name: found.tensors[f"{i}.{name}"].to(dtype) for name in _SHAPES} if str(i) in having else {}
+            for i in range(config.num_layers)
         )
     except KeyError as error:
         raise CorruptFile(f"{path} was made for a model of another shape: train it for this one") from error
     _check(layers, config, str(path))
-    return PartialWeights(layers, found.model)
+    return PartialWeights(layers, bool(found.facts["reset"]), found.facts, found.model)
 
 
 def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, what: str) -> None:
     hidden, dim = config.hidden_size, config.head_dim
     rows = (hidden, hidden, config.num_heads * dim, config.num_kv_heads * dim, config.num_kv_heads * dim)
     shapes = [(n, hidden) for n in rows] + [(hidden, config.num_heads * dim)]
-    if any([tuple(layer[name].shape) for name in _SHAPES] != shapes for layer in layers):
+    if any(layer and [tuple(layer[name].shape) for name in _SHAPES] != shapes for layer in layers):
         raise CorruptFile(f"{what} was made for a model of another shape: train it for this one")
 
 
@@ -106,8 +124,9 @@ def _check(layers: Sequence[Mapping[str, torch.Tensor]], config: ModelConfig, wh
 class PartialAttention(Source):
     """Adds to every layer an attention whose keys and values are the prompt's alone, fixed once the prompt is read.
 
-    weights: `PartialWeights`, or the file of trained ones. Every row attends to the prompt up to its own position, at
-    the positions it has anyway, so that the prompt may be read in chunks and nothing changes before training. Cost: one
+    weights: `PartialWeights`, or the file of those that `decodery train partial` made. Every row attends to the prompt
+    up to its own position, so that the prompt may be read in chunks. Where the weights say so, what is written counts
+    its positions from 0 for this attention, as the paper has it for all. Nothing changes before training. Cost: one
     more attention per layer, and keys and values of the prompt.
     """
 
@@ -202,11 +221,14 @@ class PartialTransformer(Transformer):
         own = super()._attention(index, layer, normed, step)
         assert not isinstance(step, StaticStep)
         weights, config = self.partial.layers[index], self.config
+        if not weights:
+            return own
         cos, sin = step.angles(index)
-        queries = rotate(linear(normed, weights["query"]).view(-1, config.num_heads, config.head_dim), cos, sin)
+        asked = linear(normed, weights["query"]).view(-1, config.num_heads, config.head_dim)
+        queries = rotate(asked, *(self._reset(index, step) if self.partial.reset else (cos, sin)))
         parts = []
         for segment, first, last in step.spans:
-            length = segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
+            length = self._length(segment)
             rows = np.flatnonzero(segment.positions < length)
             slots = segment.positions[rows]
             at = torch.from_numpy(rows + first).to(self.device)
@@ -226,3 +248,13 @@ class PartialTransformer(Transformer):
             mask = None if seen.all() else torch.from_numpy(seen).to(self.device)
             parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
         return own + linear(torch.cat(parts), weights["output"])
+
+    def _length(self, segment: Segment) -> int:
+        return segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
+
+    def _reset(self, index: int, step: _Pass) -> tuple[torch.Tensor, torch.Tensor]:
+        """Angles of the rows as queries: behind the prompt positions begin at 0 again."""
+        lengths = np.concatenate([np.full(last - first, self._length(segment)) for segment, first, last in step.spans])
+        positions = np.where(step.positions < lengths, step.positions, step.positions - lengths)
+        cos, sin = self.angles(self.config.layer_rope(index), positions)
+        return cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)

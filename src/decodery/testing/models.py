@@ -52,22 +52,32 @@ class TableModel:
             rows += self._segment(segment)
         logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
         _, bounds = batch.logit_rows
-        read = [torch.as_tensor(segment.tokens, dtype=torch.float64) for segment in batch.segments]
+        read = [torch.from_numpy(_tokens(segment)).double() for segment in batch.segments]
         hidden = {tap: torch.cat(read)[:, None] for tap in taps}
         return Scores(logits, bounds, hidden, batch.offsets)
 
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[n] ids -> [n, 1]: an embedding is its token."""
+        return tokens.double()[:, None]
+
     def _segment(self, segment: Segment) -> list[torch.Tensor]:
-        assert segment.tokens is not None
-        n = len(segment)
-        seen, past, tentative = segment.seen(), [], np.asarray(segment.tokens)
+        n, tokens = len(segment), _tokens(segment)
+        seen, past, tentative = segment.seen(), [], tokens
         if segment.cache is not None:
             segment.cache.reserve(segment.positions, segment.stays)
-            ids = torch.as_tensor(segment.tokens, dtype=torch.float64).view(n, 1, 1)
+            ids = torch.from_numpy(tokens).double().view(n, 1, 1)
             segment.cache.write(0, ids, ids)
             held = segment.cache.view(0)[0].view(-1).long().numpy()
             past, tentative = held[: segment.cache.length].tolist(), held[segment.cache.length :]
         wanted = range(n) if segment.logit_rows is None else segment.logit_rows
         return [self.logits(past + tentative[seen[row]].tolist()) for row in wanted]
+
+
+def _tokens(segment: Segment) -> np.ndarray:
+    """[n] what a segment's rows read, as tokens."""
+    if segment.embeddings is not None:
+        return segment.embeddings[:, 0].round().long().numpy()
+    return np.asarray(segment.tokens, dtype=np.int64)
 
 
 def tiny_transformer(

@@ -15,7 +15,6 @@ import torch
 from ..errors import PromptError, SettingsError
 from ..model.artifact import fingerprint
 from ..model.batch import Batch, Segment
-from ..model.cache import KVCache
 from ..model.load import LoadedModel
 from ..model.prefix import KVPrefix, Prefixes
 from ..model.prefixes import WEIGHTS
@@ -25,6 +24,7 @@ from ..model.transformer import Transformer
 from ..model.weights import Dense
 from .lines import read_json_lines
 from .loop import History, Plan, batches, train
+from .traced import TracedCache
 
 CONTROLS = ("secure", "unsafe")
 """What the prefixes are called: that of programs after the fix, and before it."""
@@ -185,32 +185,6 @@ def losses_of(
     )
 
 
-class TracedCache(KVCache):
-    """The cache of one pass behind a prefix [layers, 2, kv_heads, n, head_dim] that is being learned.
-
-    Rows are held aside and joined to it where they are attended to, so that gradients reach the prefix.
-    """
-
-    @classmethod
-    def behind(cls, past: torch.Tensor, dtype: torch.dtype) -> TracedCache:
-        layers, _, kv_heads, _, head_dim = past.shape
-        cache = cls(layers, kv_heads, head_dim, dtype=dtype, device=past.device)
-        cache.prepend(past.detach())
-        cache.past = past.to(dtype)
-        cache.rows = {}
-        return cache
-
-    past: torch.Tensor
-    rows: dict[int, torch.Tensor]
-
-    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.rows[layer] = torch.stack((keys, values)).transpose(1, 2)
-
-    def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = torch.cat((self.past[layer], self.rows[layer]), dim=2)
-        return keys, values
-
-
 class School:
     """The model with what it says of every program on its own, and the prefixes that learn."""
 
@@ -236,7 +210,7 @@ class School:
         for program in programs:
             n = len(program.tokens) - 1
             for control in (program.control, 1 - program.control):
-                cache = TracedCache.behind(pasts[control], self.model.dtype)
+                cache = TracedCache(pasts[control].to(self.model.dtype), -pasts[control].shape[3])
                 segments.append(Segment(np.arange(n), program.tokens[:-1], cache=cache))
         scores = self.model.forward(Batch(segments))
         found = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DESCRIPTION, TOKENIZER, WEIGHTS = "model.json", "tokenizer.json", "int8.safetensors"
-CONTEXTS = "contexts.safetensors"
+CONTEXTS, NGRAMS, UNITS = "contexts.safetensors", "ngrams.safetensors", "units.safetensors"
 
 SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
 """By name: the folder of a shipped draft."""
@@ -23,6 +23,16 @@ def shipped_for(vocabulary: str) -> str | None:
 def shipped_contexts(vocabulary: str) -> Path | None:
     """The file of contexts that `auto` begins with for models with this vocabulary, or None."""
     return next((SHIPPED[name] / CONTEXTS for name in SHIPPED if _is_for(name, vocabulary)), None)
+
+
+def shipped_ngrams(vocabulary: str) -> Path | None:
+    """The file of texts whose n-grams suggestions are scored with, for models with this vocabulary, or None."""
+    return next((SHIPPED[name] / NGRAMS for name in SHIPPED if _is_for(name, vocabulary)), None)
+
+
+def shipped_units(vocabulary: str) -> Path | None:
+    """The file of placeholders that `lexical-unit` feeds to models with this vocabulary, or None."""
+    return next((SHIPPED[name] / UNITS for name in SHIPPED if _is_for(name, vocabulary)), None)
 
 
 def _is_for(name: str, vocabulary: str) -> bool:

@@ -1,9 +1,4 @@
-"""Superposed Decoding: several short drafts from one run of the model.
-
-Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass (2024). The model reads, at every
-position, the average of the drafts' last tokens; all drafts share its prediction, and what distinguishes them is
-how often their own last tokens went on with each candidate in other texts. Lossy by design, for 5 to 20 tokens.
-"""
+"""Superposed Decoding: several short drafts from one run of the model."""
 
 from __future__ import annotations
 
@@ -18,26 +13,37 @@ from ..core.ask import Asking, score
 from ..errors import PromptError, SettingsError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel
+from ..registry import register
 from .ngrams import NGrams
 
 _ORDER_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)
 """Of 2-grams to 6-grams; they sum to 0.5, and unseen runs add nothing."""
-_UNSEEN = 200.0
-"""What a draft loses for a token the n-grams do not know. The paper drops such tokens while the draft has others, which
-leaves fewer than k drafts where the tables are small; with this they only come last."""
+_UNSEEN = 1e-4
+"""The frequency given to what the n-grams do not know. The paper drops such tokens while the draft has others, with
+tables of 200,000 documents; small ones would drop what the model is sure of."""
 _CHUNK = 512
 
 
+@register(
+    "superposed",
+    paper="Superposed Decoding: Multiple Generations from a Single Autoregressive Inference Pass (2024)",
+    guarantee="none: drafts approximate what the model would write; one draft with alpha 0 is greedy decoding",
+    needs=("input embeddings", "n-grams"),
+)
 @dataclass(frozen=True)
 class Superposition:
-    """Settings. alpha: weight of the n-grams against the model; temperature: of the model's distribution.
+    """Writes several short drafts for the passes of one, as an editor's suggestions: `lm.drafts(prompt, k)`.
 
-    top: how many of the model's likeliest tokens are candidates.
+    The model reads, at every position, the average of the drafts' last tokens; all drafts share its prediction, and
+    what distinguishes them is how often their own last tokens went on with each candidate in other texts, and in the
+    prompt. For 5 to 20 tokens: the longer, the worse. alpha: weight of those n-grams against the model; temperature: of
+    the model's distribution; top: how many of its likeliest tokens are candidates. `Superposition.published(k)` has the
+    published values for k drafts; the defaults are those for three.
     """
 
-    alpha: float
-    temperature: float
-    top: int
+    alpha: float = 0.54
+    temperature: float = 0.06
+    top: int = 9
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1 or not 0 < self.temperature < math.inf or self.top < 1:
@@ -126,10 +132,12 @@ def candidates(logits: torch.Tensor, settings: Superposition) -> list[tuple[int,
     return list(zip(ids.tolist(), (scaled - math.log(np.exp(scaled).sum())).tolist(), strict=True))
 
 
-def ngram_score(ngrams: NGrams, history: Ordered[int], token: int) -> float:
-    """The weighted relative frequency of `token` behind the last 1 to 5 tokens of `history`."""
-    weighted = enumerate(_ORDER_WEIGHTS[: len(history)], start=1)
-    return sum(weight * ngrams.frequency(history[len(history) - n :], token) for n, weight in weighted)
+def ngram_scores(ngrams: NGrams, history: Ordered[int], tokens: Ordered[int]) -> np.ndarray:
+    """[n] the weighted relative frequency of each of `tokens` [n] behind the last 1 to 5 tokens of `history`."""
+    scores, wanted = np.zeros(len(tokens)), np.asarray(tokens)
+    for n, weight in enumerate(_ORDER_WEIGHTS[: len(history)], start=1):
+        scores += weight * ngrams.frequencies(history[len(history) - n :], wanted)
+    return scores
 
 
 def mixture(model: LanguageModel, tokens: Ordered[int], scores: Ordered[float]) -> torch.Tensor:
@@ -153,8 +161,8 @@ def _extend(
     extended = []
     for branch in running:
         history = (prompt + list(branch.tokens))[-len(_ORDER_WEIGHTS) :]
-        for token, log in likely:
-            seen = ngram_score(ngrams, history, token) if settings.alpha > 0 else 1.0
-            own = settings.alpha * math.log(seen) if seen > 0 else -_UNSEEN
-            extended.append(_Branch((*branch.tokens, token), branch.score + (1 - settings.alpha) * log + own))
+        known = np.log(ngram_scores(ngrams, history, [token for token, _ in likely]).clip(min=_UNSEEN))
+        for (token, log), own in zip(likely, known.tolist(), strict=True):
+            score = (1 - settings.alpha) * log + settings.alpha * own
+            extended.append(_Branch((*branch.tokens, token), branch.score + score))
     return sorted(extended, key=lambda branch: -branch.score)
