@@ -57,7 +57,9 @@ class NGrams:
         return counts / max(1, total)
 
 
-def save_ngrams(path: Path, texts: Iterable[Sequence[int]], vocab_size: int, facts: Mapping[str, Any]) -> None:
+def save_ngrams(
+    path: Path, texts: Iterable[Sequence[int] | np.ndarray], vocab_size: int, facts: Mapping[str, Any]
+) -> None:
     """Write texts given as token ids to a safetensors file, for `load_ngrams`; facts: how they came about."""
     from safetensors.numpy import save_file
 
