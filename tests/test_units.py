@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors import safe_open
 
 from decodery.budget.base import Budget
+from decodery.cli.main import cli
 from decodery.core.tree import UNKNOWN
 from decodery.decode.engine import Engine
 from decodery.decode.lm import LM
@@ -26,6 +28,7 @@ from decodery.model.placeholders import Placeholders
 from decodery.model.tokenizer import Tokenizer
 from decodery.model.transformer import Transformer
 from decodery.source.guidance import Guidance
+from decodery.suggest.ngrams import load_ngrams
 from decodery.testing import Garbage, TableModel, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.train import loop
@@ -231,6 +234,20 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     )
     with pytest.raises(DecoderyError, match="float32"):
         train_units(target, to_int8(model), written, tmp_path / "int8", recipe=recipe)
+
+
+def test_both_commands_share_the_texts_of_one_folder(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    (tmp_path / "prompts").write_text("\n".join(map(str, range(20))))
+    common = ["--out", str(tmp_path / "out"), "--texts", "20", "--prompts", str(tmp_path / "prompts")]
+    common += ["--max-new-tokens", "12"]
+    for command, made in ((["ngrams"], "ngrams.safetensors"), (["units", "--steps", "2", "--alpha", "0"], UNITS)):
+        done = CliRunner().invoke(cli, ["train", *command, *common], catch_exceptions=False)
+        assert done.exit_code == 0 and (tmp_path / "out" / made).is_file(), done.output
+    assert Placeholders.load(tmp_path / "out" / UNITS).data.shape == (3, 32)
+    assert load_ngrams(tmp_path / "out" / "ngrams.safetensors").shards
 
 
 def test_the_shipped_placeholders_save_passes(smollm2_int8: LM) -> None:

@@ -187,7 +187,7 @@ def distance(logq: torch.Tensor, lessons: Sequence[Lesson]) -> torch.Tensor:
 
 def train_units(
     target: LoadedModel,
-    model: Transformer,
+    model: LanguageModel,
     corpus: Corpus,
     out: Path,
     *,
