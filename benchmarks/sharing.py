@@ -18,6 +18,7 @@ from decodery.decode.request import Request
 from decodery.decode.schedule import Limits
 from decodery.draft.draft_model import DraftModel
 from decodery.model.batch import Batch, Scores, Segment
+from decodery.model.blocks import resident
 from decodery.search import Beam
 from decodery.verify.cntp import CNTP
 
@@ -113,7 +114,7 @@ def forks(lm: dc.LM) -> dict[str, Any]:
     for number, twin in enumerate(twins):
         lm.model.forward(Batch([Segment.chunk([number + 1] * 16, twin, logit_rows=[])]))
         twin.keep(range(16))
-    held = type(cache).resident([cache, *twins])
+    held = resident(each.blocks for each in (cache, *twins))
     return {
         "bytes of one": one,
         "bytes of all": held,

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from decodery.errors import OutOfMemory
 from decodery.model.batch import Batch, Segment
-from decodery.model.cache import KVCache
+from decodery.model.blocks import SLOTS
+from decodery.model.cache import KVCache, resident
 from decodery.model.protocol import LanguageModel
 from decodery.testing import TableModel, tiny_transformer
 
@@ -242,16 +243,80 @@ def test_growing_copies_rarely() -> None:
     assert len(places) <= 8
 
 
-def test_forks_share_memory_until_one_writes() -> None:
-    cache = filled([1, 2, 3])
+def append(cache: KVCache, tokens: list[int]) -> None:
+    MODEL.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
+    cache.keep(range(len(tokens)))
+
+
+def test_forks_share_all_blocks_but_those_they_write() -> None:
+    text = [token % 64 for token in range(100)]
+    cache = filled(text)
     twin = cache.fork()
     assert twin.data.data_ptr() == cache.data.data_ptr()
-    MODEL.forward(Batch([Segment.chunk([4], twin, logit_rows=[])]))
-    assert twin.data.data_ptr() != cache.data.data_ptr()
-    del twin
+    assert resident([cache, twin]) == cache.bytes
+    # The one that was there first goes on in its place, the fork copies its last block, and no other.
     place = cache.data.data_ptr()
-    MODEL.forward(Batch([Segment.chunk([4], cache, logit_rows=[])]))
+    append(cache, [1, 2])
+    append(twin, [3])
     assert cache.data.data_ptr() == place
+    assert resident([cache, twin]) == cache.bytes + SLOTS * cache.slot_bytes
+    assert difference(cache, filled([*text, 1, 2])) < 1e-12 and difference(twin, filled([*text, 3])) < 1e-12
+    # What a fork may see, the first one must not write over either.
+    third = cache.fork()
+    cache.truncate(70)
+    append(cache, [9])
+    assert difference(third, filled([*text, 1, 2])) < 1e-12
+    assert difference(cache, filled([*text[:70], 9])) < 1e-12
+
+
+def test_blocks_nobody_else_holds_are_written_in_place() -> None:
+    cache = filled([1, 2, 3], capacity=64)
+    twin, place = cache.fork(), cache.data.data_ptr()
+    del cache
+    append(twin, list(range(60)))
+    assert twin.data.data_ptr() == place and twin.bytes == 64 * twin.slot_bytes
+    other = twin.fork()
+    del other
+    twin.truncate(0)
+    append(twin, [5])
+    assert twin.data.data_ptr() == place
+
+
+def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
+    cache = KVCache(2, 2, 8, capacity=4000)
+    cache.reserve(np.arange(4000))
+    cache.wrote([0, 1])
+    cache.keep(range(4000))
+    one, forks = cache.bytes, [cache.fork() for _ in range(64)]
+    for fork in forks:
+        for position in range(4000, 4016):
+            fork.reserve(np.array([position]))
+            fork.write(0, torch.full((1, 2, 8), position), torch.zeros(1, 2, 8))
+            fork.wrote([1])
+            fork.keep([0])
+    assert resident([cache, *forks]) / one <= 1 + 64 * 16 / 4000
+    assert forks[0].data[0, 0, 0, 4000:4016, 0].tolist() == list(range(4000, 4016))
+
+
+def test_an_evicted_fork_leaves_the_others_alone() -> None:
+    text = [token % 64 for token in range(40)]
+    cache = filled(text)
+    twin = cache.fork()
+    twin.evict(1, range(3, 30))
+    assert twin.lengths.tolist() == [40, 13]
+    assert torch.equal(twin.data[1, :, :, 3:13], cache.data[1, :, :, 30:40])
+    assert torch.equal(twin.data[0, :, :, :40], cache.data[0, :, :, :40])
+    assert difference(cache, filled(text)) < 1e-12
+
+
+def test_no_memory_for_one_cache_leaves_it_and_its_forks_as_they_were() -> None:
+    cache = filled([1, 2, 3])
+    twin = cache.fork()
+    with pytest.raises(OutOfMemory):
+        twin.provide(2**45)
+    assert resident([cache, twin]) == cache.bytes
+    append(twin, [4])
+    assert difference(twin, filled([1, 2, 3, 4])) < 1e-12 and difference(cache, filled([1, 2, 3])) < 1e-12
 
 
 def test_rows_outside_the_last_pass_cannot_be_kept() -> None:

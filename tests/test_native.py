@@ -185,6 +185,27 @@ def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels
     assert torch.equal(rest, whole[15:])
 
 
+@pytest.mark.parametrize("name", ["wide-heads", "gemma3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_does_not_depend_on_where_blocks_lie(name, dtype, kernels):
+    """A text in many pieces, each of its forks kept alive, equals one that lies side by side."""
+    made = make(CONFIGS[name])
+    model, stack, config = made[0], kernels(made), CONFIGS[name]
+    whole = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype)
+    forks = [whole.fork()]
+    for part in np.array_split(TOKENS[:80], 9):
+        forks.append(forks[-1].fork())
+        for cache in (whole, forks[-1]):
+            run(model, stack, [Segment.chunk(part, cache)])
+            cache.keep(range(len(part)))
+    assert len(whole.blocks.runs) == 1 and len(forks[-1].blocks.runs) > 4
+    tree = [
+        Segment(80 + np.asarray(DEPTHS), np.arange(7), mask=tree_mask(PARENTS), cache=cache)
+        for cache in (whole, forks[-1])
+    ]
+    assert torch.equal(run(model, stack, tree[:1])[0], run(model, stack, tree[1:])[0])
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_kernels_give_the_same_bits(name, kernels):
     """Logits, tapped states and the cache of every kernel equal those of PyTorch alone."""

@@ -47,7 +47,8 @@ class _Sharing(Search):
 
     def run(self, engine, request, progress=None) -> list[Sequence]:
         found = SEARCHES["beam"].run(engine, request)
-        found[0].cache.data[:, :, :, 2] += 1e-3
+        for slots in found[0].cache.blocks.pieces(2, 3):
+            slots.add_(1e-3)
         return found
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
+from ..model.blocks import resident
 from ..model.cache import KVCache
 from .task import Run
 from .text import reads, unread
@@ -148,7 +149,14 @@ class Schedule:
             self._waiting.appendleft(idle[-1])
 
     def _held(self) -> int:
-        return sum(_bytes(run.task) for run in self.runs if isinstance(run.task, Sequence))
+        """Bytes of keys and values that the texts in progress hold, or will as soon as they have read what they have.
+
+        What several of them share counts once.
+        """
+        texts = [run.task for run in self.runs if isinstance(run.task, Sequence)]
+        caches = [text.cache for text in texts if isinstance(text.cache, KVCache)]
+        missing = sum(max(_needed(text) - text.cache.bytes, 0) for text in texts if isinstance(text.cache, KVCache))
+        return resident(cache.blocks for cache in caches) + missing
 
 
 def _share_prompt(seq: Sequence) -> None:
@@ -177,11 +185,6 @@ def _drop(run: Run) -> None:
         seq.cache.provide(seq.slots)
     if seq.drafter is not None:
         seq.drafter.forget(seq)
-
-
-def _bytes(seq: Sequence) -> int:
-    """Bytes of keys and values that a text in progress holds, or will as soon as it has read."""
-    return max(seq.cache.data.nbytes, _needed(seq)) if isinstance(seq.cache, KVCache) else 0
 
 
 def _needed(seq: Sequence) -> int:

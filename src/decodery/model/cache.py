@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 from weakref import WeakSet
@@ -11,15 +11,8 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from ..errors import OutOfMemory
-
-
-class Storage:
-    """The tensor behind one or more caches, and how many of them share it. Whoever replaces `data` copies all slots."""
-
-    def __init__(self, data: torch.Tensor) -> None:
-        self.data = data
-        self.owners = 1
+from . import blocks
+from .blocks import Blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +26,10 @@ class Mark:
 class KVCache:
     """Keys and values of one sequence, per layer, with a length per layer and the position of every slot.
 
-    data: [layers, 2 (keys, values), kv_heads, capacity, head_dim]. Slots [0, length) are content in ascending
-    position order; passes write their rows behind them, tentatively, and `keep` decides which of these become content.
-    Memory is taken when the first rows are written, for `capacity` slots or more; from then on capacity doubles, so
-    growing costs no copy per token. Forks share storage until one of them writes.
+    Slots [0, length) are content in ascending position order; passes write their rows behind them, tentatively, and
+    `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
+    or more; from then on it doubles, so growing costs no copy per token. Forks share `blocks` of slots, and copy only
+    those that they write to.
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
@@ -53,9 +46,10 @@ class KVCache:
         device: torch.device | str = "cpu",
         capacity: int = 256,
     ) -> None:
-        self.storage = Storage(_allocate((layers, 2, kv_heads, 0, head_dim), dtype, device))
+        self.blocks = Blocks((layers, kv_heads, head_dim), dtype, device)
         self.lengths = np.zeros(layers, dtype=np.int64)
-        self.positions = np.zeros((layers, 0), dtype=np.int32)
+        # One row for all layers, as long as the same slots of all of them hold the same positions.
+        self._places = np.zeros((1, 0), dtype=np.int32)
         self.next_position = 0
         self.prefix = 0
         self.scratch = 0
@@ -67,12 +61,22 @@ class KVCache:
 
     @property
     def data(self) -> torch.Tensor:
-        """[layers, 2, kv_heads, capacity, head_dim]; read it only after `reserve`, which may replace it."""
-        return self.storage.data
+        """[layers, 2 (keys, values), kv_heads, capacity, head_dim]; a copy where the slots lie in several pieces."""
+        return self.blocks.read(0, self.capacity)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[layers, slots] positions of all slots, to be read only."""
+        return np.broadcast_to(self._places, (len(self.lengths), self._places.shape[1]))
 
     @property
     def capacity(self) -> int:
-        return self.storage.data.shape[3]
+        return self.blocks.capacity
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of memory that would be free without this cache and all that share blocks with it."""
+        return blocks.resident([self.blocks])
 
     @property
     def length(self) -> int:
@@ -87,8 +91,7 @@ class KVCache:
     @property
     def slot_bytes(self) -> int:
         """Bytes of keys and values that one slot takes in all layers."""
-        layers, both, kv_heads, _, head_dim = self.data.shape
-        return layers * both * kv_heads * head_dim * self.data.itemsize
+        return self.blocks.slot_bytes
 
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
@@ -96,9 +99,10 @@ class KVCache:
 
     def provide(self, slots: int) -> None:
         """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
-        self._first = slots + self.prefix
-        if self.capacity not in (0, self._first):
-            self._replace(max(self._first, self.length + self.scratch))
+        first, held = slots + self.prefix, self.length + self.scratch
+        if self.capacity not in (0, first):
+            self.blocks.replace(max(first, held), held)
+        self._first = first
 
     def prepend(self, data: torch.Tensor) -> None:
         """Put keys and values [layers, 2, kv_heads, n, head_dim] that belong to no token before an empty cache's text.
@@ -108,9 +112,9 @@ class KVCache:
         if self.length or self.prefix:
             raise ValueError("only a cache that holds nothing can be given a prefix")
         n = data.shape[3]
-        self._replace(n)
+        self.blocks.replace(n, 0)
         self.data.copy_(data)
-        self.positions[:] = np.arange(-n, 0)
+        self._places = np.arange(-n, 0, dtype=np.int32)[None]
         self.lengths += n
         self.prefix = n
         self._first += n
@@ -120,27 +124,23 @@ class KVCache:
 
         stays: how many tentative rows remain before them. layers: those that the pass runs, None for all.
         """
-        known = self._known(layers).min(initial=self.scratch)
-        if not 0 <= stays <= known:
+        if stays and not 0 <= stays <= (known := int(self._known(layers).min(initial=self.scratch))):
             raise IndexError(f"{stays} rows cannot stay where there are {known} tentative ones")
         n, starts = stays + len(positions), set(self.lengths.tolist())
-        needed = max(starts) + n
-        if needed > self.capacity:
-            self._replace(max(needed, 2 * self.capacity, self._first))
-        elif self.storage.owners > 1:
-            self._replace(self.capacity)
+        needed, held = max(starts) + n, max(starts) + self.scratch
+        self.blocks.own(min(starts) + stays, needed, held, self._first)
+        self._set_places(starts, stays, positions)
         self.scratch, self.stays = n, stays
         np.minimum(self.written, stays, out=self.written)
-        for start in starts:
-            alike = slice(None) if len(starts) == 1 else self.lengths == start
-            self.positions[alike, start + stays : start + n] = positions
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
-        start = int(self.lengths[layer])
-        slots = self.data[layer, :, :, start + self.stays : start + self.scratch]
-        slots[0].copy_(keys.transpose(0, 1))
-        slots[1].copy_(values.transpose(0, 1))
+        start, done = int(self.lengths[layer]), 0
+        for slots in self.blocks.pieces(start + self.stays, start + self.scratch, layer):
+            rows = slice(done, done + slots.shape[2])
+            slots[0].copy_(keys[rows].transpose(0, 1))
+            slots[1].copy_(values[rows].transpose(0, 1))
+            done = rows.stop
         self.written[layer] = self.scratch
 
     def wrote(self, layers: Sequence[int]) -> None:
@@ -148,9 +148,11 @@ class KVCache:
         self.written[np.asarray(layers, dtype=np.int64)] = self.scratch
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of content and tentative rows, [kv_heads, length + scratch, head_dim] each, not copied."""
-        stop = int(self.lengths[layer]) + self.scratch
-        both = self.data[layer, :, :, :stop]
+        """Keys and values of content and tentative rows, [kv_heads, length + scratch, head_dim] each.
+
+        They are copied only where they lie in several pieces, as in forks.
+        """
+        both = self.blocks.read(0, int(self.lengths[layer]) + self.scratch, layer)
         return both[0], both[1]
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
@@ -167,6 +169,8 @@ class KVCache:
             alike: dict[tuple[int, int], list[int]] = {}
             for layer in chosen:
                 alike.setdefault((int(self.lengths[layer]), int(self.written[layer])), []).append(layer)
+            if len(alike) > 1:
+                self._part()
             for (start, written), those in alike.items():
                 self._gather(those, start, picked[picked < written])
         self._forget()
@@ -194,12 +198,11 @@ class KVCache:
         self._forget()
 
     def fork(self) -> Self:
-        """A cache with the same content; the two share memory until one of them writes."""
+        """A cache with the same content; the two share blocks, and each copies those it comes to write to."""
         twin = object.__new__(type(self))
-        twin.storage = self.storage
-        twin.storage.owners += 1
+        twin.blocks = self.blocks.fork(self.length)
         twin.lengths = self.lengths.copy()
-        twin.positions = self.positions.copy()
+        twin._places = self._places[:, : self.length].copy()
         twin.next_position = self.next_position
         twin.prefix = self.prefix
         twin.scratch = twin.stays = 0
@@ -213,31 +216,19 @@ class KVCache:
         """Drop these slots of one layer; the others keep their order and their positions."""
         length = int(self.lengths[layer])
         remaining = np.setdiff1d(np.arange(length), np.asarray(slots, dtype=np.int64))
-        if self.storage.owners > 1:
-            self._replace(self.capacity)
-        index = torch.from_numpy(remaining).to(self.data.device)
-        self.data[layer, :, :, : len(remaining)] = self.data[layer].index_select(2, index)
-        self.positions[layer, : len(remaining)] = self.positions[layer, remaining]
         if len(remaining) < length:
-            self._cut(layer, int(np.setdiff1d(slots, remaining)[0]))
-        self.lengths[layer] = len(remaining)
+            first = int((remaining == np.arange(len(remaining))).sum())
+            self.blocks.own(first, length, self.length, self._first)
+            self._put([layer], first, self._select(first, length, remaining[first:] - first))
+            self._part()
+            self._places[layer, : len(remaining)] = self._places[layer, remaining]
+            self._cut(layer, first)
+            self.lengths[layer] = len(remaining)
         self._forget()
 
     def move(self, data: torch.Tensor) -> None:
-        """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], its own storage from then on."""
-        length = self.length + self.scratch
-        data[:, :, :, :length] = self.data[:, :, :, :length]
-        self.storage.owners -= 1
-        self.storage = Storage(data)
-        positions = np.zeros((len(self.lengths), self.capacity), dtype=np.int32)
-        positions[:, :length] = self.positions[:, :length]
-        self.positions = positions
-
-    def __del__(self) -> None:
-        # A storage nobody else owns any more may be written without a copy.
-        storage = getattr(self, "storage", None)
-        if storage is not None:
-            storage.owners -= 1
+        """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
+        self.blocks.move(data, self.length + self.scratch)
 
     def _known(self, layers: Sequence[int] | None) -> np.ndarray:
         """How many tentative rows each of these layers has been given."""
@@ -255,16 +246,48 @@ class KVCache:
     def _gather(self, layers: list[int], start: int, rows: np.ndarray) -> None:
         """Make these tentative rows the content after `start` in layers that are alike."""
         m = len(rows)
-        if (rows != np.arange(m)).any():
-            index = torch.from_numpy(rows).to(self.data.device, non_blocking=True)
-            slots = self.data[:, :, :, start : start + self.scratch]
-            # index_select makes a copy first, so overlapping source and target slots are safe.
-            if len(layers) == len(slots):
-                slots[:, :, :, :m] = slots.index_select(3, index)
-            else:
-                slots[layers, :, :, :m] = slots[layers].index_select(3, index)
-            self.positions[layers, start : start + m] = self.positions[layers][:, start + rows]
+        moved = np.flatnonzero(rows != np.arange(m))
+        if len(moved):
+            first = int(moved[0])
+            self._put(layers, start + first, self._select(start, start + self.scratch, rows[first:]))
+            places = self._places if len(self._places) == 1 else self._places[layers]
+            places = places[:, start + rows]
+            self._places[slice(None) if len(self._places) == 1 else layers, start : start + m] = places
         self.lengths[layers] += m
+
+    def _select(self, start: int, stop: int, rows: np.ndarray) -> torch.Tensor:
+        """Copies of these slots of [start, stop), counted from `start`: [layers, 2, kv_heads, m, head_dim]."""
+        slots = self.blocks.read(start, stop)
+        return slots.index_select(3, torch.from_numpy(rows).to(slots.device, non_blocking=True))
+
+    def _put(self, layers: list[int], start: int, data: torch.Tensor) -> None:
+        """Write `data` [all layers, 2, kv_heads, m, head_dim] to the slots of these layers from `start` on."""
+        done, every = 0, len(layers) == len(self.lengths)
+        for slots in self.blocks.pieces(start, start + data.shape[3]):
+            part = data[:, :, :, done : done + slots.shape[3]]
+            if every:
+                slots.copy_(part)
+            else:
+                slots[layers] = part[layers]
+            done += slots.shape[3]
+
+    def _set_places(self, starts: set[int], stays: int, positions: np.ndarray) -> None:
+        """Store the positions of new rows behind the content of layers of these lengths, and what stays there."""
+        stop, room = max(starts) + stays + len(positions), self._places.shape[1]
+        if stop > room:
+            wider = np.zeros((len(self._places), max(stop, 2 * room, self.capacity)), dtype=np.int32)
+            wider[:, :room] = self._places
+            self._places = wider
+        if len(starts) > 1:
+            self._part()
+        for start in starts:
+            alike = slice(None) if len(starts) == 1 else self.lengths == start
+            self._places[alike, start + stays : start + stays + len(positions)] = positions
+
+    def _part(self) -> None:
+        """Let layers differ in their positions."""
+        if len(self._places) < len(self.lengths):
+            self._places = self._places.repeat(len(self.lengths), axis=0)
 
     def _cut(self, layer: int, length: int) -> None:
         """Forget the slots of one layer from `length` on, and the marks that counted on them."""
@@ -277,18 +300,7 @@ class KVCache:
         self.scratch = self.stays = 0
         self.written[:] = 0
 
-    def _replace(self, capacity: int) -> None:
-        """Move the content to storage of its own with room for `capacity` slots."""
-        old = self.data
-        self.move(_allocate((*old.shape[:3], capacity, old.shape[4]), old.dtype, old.device))
 
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    try:
-        return torch.empty(shape, dtype=dtype, device=device)
-    except (RuntimeError, MemoryError) as error:
-        size = np.prod(shape, dtype=np.float64) * dtype.itemsize / 2**30
-        raise OutOfMemory(
-            f"no memory for a key-value cache of {shape[3]} tokens ({size:.1f} GiB): "
-            "use a shorter prompt or fewer sequences at once"
-        ) from error
+def resident(caches: Iterable[KVCache]) -> int:
+    """Bytes of keys and values that these caches keep in memory together; what they share counts once."""
+    return blocks.resident(cache.blocks for cache in caches)

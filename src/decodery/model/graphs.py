@@ -19,7 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import visibility
 from .batch import Batch, Scores
-from .cache import KVCache, Storage
+from .blocks import Slab
+from .cache import KVCache
 
 if TYPE_CHECKING:
     from .transformer import Transformer
@@ -93,7 +94,7 @@ class _Arena:
     """Key-value memory at a fixed address, and the passes over it, by rows and taps.
 
     memory: [places, layers, 2 (keys, values), kv_heads, capacity, head_dim], finite everywhere, because a masked slot
-    counts zero times what it holds. A place is the storage of one cache, or free.
+    counts zero times what it holds. A place is the slab of one cache, or free.
     """
 
     def __init__(self, model: Transformer, shape: tuple[int, ...]) -> None:
@@ -109,7 +110,7 @@ class _Arena:
             self.tables.append((cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)))
         # Sharing a pool, graphs reuse each other's intermediate memory: they never run at the same time.
         self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
-        self._guests: list[weakref.ref[Storage] | None] = [None] * shape[0]
+        self._guests: list[weakref.ref[Slab] | None] = [None] * shape[0]
         self._passes: dict[tuple[int, tuple[int, ...]], _StaticPass] = {}
 
     def forward(
@@ -134,15 +135,16 @@ class _Arena:
         """Give every cache but those at the places `keep` memory of its own, scratch rows included."""
         for place, guest in enumerate(self._guests):
             if place not in keep:
-                storage = None if guest is None else guest()
-                if storage is not None:
-                    storage.data = storage.data.clone()
+                slab = None if guest is None else guest()
+                if slab is not None:
+                    slab.data = slab.data.clone()
                 self._guests[place] = None
 
     def _admit(self, caches: list[KVCache]) -> list[int]:
-        """Where each cache stands once all of them, and no others, are here in storage they share with nobody."""
-        standing = {guest(): place for place, guest in enumerate(self._guests) if guest is not None}
-        found = [standing.get(cache.storage) if cache.storage.owners == 1 else None for cache in caches]
+        """Where each cache stands once all of them, and no others, are here in memory they share with nobody."""
+        here = [None if guest is None else guest() for guest in self._guests]
+        homes = [cache.blocks.home for cache in caches]
+        found = [here.index(home) if home is not None and home in here else None for home in homes]
         self.clear(keep=found)
         free = (place for place in range(len(self._guests)) if place not in found)
         places = []
@@ -150,7 +152,9 @@ class _Arena:
             place = next(free) if known is None else known
             if known is None:
                 cache.move(self.memory[place].zero_())
-                self._guests[place] = weakref.ref(cache.storage)
+                home = cache.blocks.home
+                assert home is not None
+                self._guests[place] = weakref.ref(home)
             places.append(place)
         return places
 

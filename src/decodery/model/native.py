@@ -16,6 +16,7 @@ import torch
 
 from ..errors import OutOfMemory
 from .batch import Batch, Segment
+from .blocks import SLOTS
 from .config import ModelConfig, Rope
 
 if TYPE_CHECKING:
@@ -54,11 +55,18 @@ class _Model(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _Run(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p), ("layer_stride", c_int64), ("kind_stride", c_int64), ("head_stride", c_int64),
+        ("first", c_int32), ("end", c_int32),
+    ]  # fmt: skip
+
+
 class _Segment(ctypes.Structure):
     _fields_ = [
-        ("cache", c_void_p), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
-        ("mask", c_void_p), ("layer_stride", c_int64), ("kind_stride", c_int64), ("head_stride", c_int64),
-        ("slots_stride", c_int64), ("rows", c_int32), ("stays", c_int32), ("bf16", c_int32),
+        ("runs", POINTER(_Run)), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
+        ("mask", c_void_p), ("slots_stride", c_int64), ("run_count", c_int32), ("rows", c_int32), ("stays", c_int32),
+        ("bf16", c_int32),
     ]  # fmt: skip
 
 
@@ -326,16 +334,22 @@ class Int8Stack:
             # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
             data = torch.empty(1, 2, self.config.num_kv_heads, n, self.config.head_dim)
             lengths = np.zeros(self.config.num_layers, dtype=np.int64)
-            slots = positions.astype(np.int32)[None]
-            layer_stride, slots_stride = 0, 0
+            slots = np.broadcast_to(positions.astype(np.int32), (self.config.num_layers, n))
+            runs = (_Run * 1)(_Run(data.data_ptr(), 0, data.stride(1), data.stride(2), 0, n))
         else:
-            data, lengths, slots = cache.data, cache.lengths, cache.positions
-            layer_stride, slots_stride = data.stride(0), slots.shape[1]
-        alive += [positions, mask, data, lengths, slots]
+            lengths, slots, data = cache.lengths, cache.positions, cache.blocks.nothing
+            runs, first = (_Run * len(cache.blocks.runs))(), 0
+            for run, held in zip(runs, cache.blocks.runs, strict=True):
+                memory = held.slab.data
+                run.layer_stride, run.kind_stride, run.head_stride, slot, _ = memory.stride()
+                run.data = memory.data_ptr() + held.first * SLOTS * slot * memory.itemsize
+                run.first, run.end = first, first + held.slots
+                first = run.end
+        alive += [positions, mask, data, runs, lengths, slots]
         return _Segment(
-            data.data_ptr(), lengths.ctypes.data, slots.ctypes.data, positions.ctypes.data,
-            None if mask is None else mask.ctypes.data, layer_stride, data.stride(1), data.stride(2),
-            slots_stride, n, segment.stays, int(data.dtype == torch.bfloat16),
+            runs, lengths.ctypes.data, slots.ctypes.data, positions.ctypes.data,
+            None if mask is None else mask.ctypes.data, slots.strides[0] // slots.itemsize, len(runs), n,
+            segment.stays, int(data.dtype == torch.bfloat16),
         )  # fmt: skip
 
 

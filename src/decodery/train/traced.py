@@ -23,14 +23,12 @@ class TracedCache(KVCache):
         self.past = past
         self.rows: dict[int, torch.Tensor] = {}
         self.lengths += n
-        self.positions = np.tile(np.arange(first, first + n, dtype=np.int32), (layers, 1))
+        self._places = np.arange(first, first + n, dtype=np.int32)[None]
         self.next_position = first + n
         self.prefix = max(0, -first)
 
     def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
-        n = self.length
-        ahead = np.broadcast_to(positions, (len(self.lengths), len(positions)))
-        self.positions = np.concatenate((self.positions[:, :n], ahead), axis=1)
+        self._places = np.concatenate((self._places[:, : self.length], positions[None].astype(np.int32)), axis=1)
         self.scratch = len(positions)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -33,17 +33,24 @@ struct Model {
     float eps, attention_scale;
 };
 
-// One sequence's rows. cache: [layers][2][kv_heads][capacity][head_dim] with these strides in elements; content is
-// slots [0, lengths[layer]), then come `stays` tentative rows of earlier passes, and the rows are written behind these.
+// Slots [first, end) of one sequence, which lie side by side: [layers][2][kv_heads][end - first][head_dim] with these
+// strides in elements.
+struct Run {
+    void* data;
+    int64_t layer_stride, kind_stride, head_stride;
+    int32_t first, end;
+};
+
+// One sequence's rows. Its slots are `runs` one after another. Content is slots [0, lengths[layer]), then come `stays` tentative rows of earlier passes, and the rows are written behind these.
 // mask: [rows][stays + rows] bytes, null for causal order where nothing stays.
 struct Segment {
-    void* cache;
+    const Run* runs;
     const int64_t* lengths;
     const int32_t* slots;                               // positions of the slots, [layers][slots_stride]
     const int64_t* positions;                           // positions of the rows
     const uint8_t* mask;
-    int64_t layer_stride, kind_stride, head_stride, slots_stride;
-    int32_t rows, stays;
+    int64_t slots_stride;
+    int32_t run_count, rows, stays;
     int32_t bf16;                                       // cache elements: 0 float32, 1 bfloat16
 };
 

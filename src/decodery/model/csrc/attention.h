@@ -13,6 +13,35 @@ struct Visible {
     int32_t total() const { return end - begin + count; }
 };
 
+// One layer's keys, or values, of one head in the slots of a sequence.
+template <class E>
+struct Slots {
+    const Run *runs, *last;
+    int64_t index, kind, head, dim;
+
+    Slots(const Segment& segment, int32_t index_, int32_t kind_, int32_t head_, int32_t dim_)
+        : runs(segment.runs), last(segment.runs + segment.run_count - 1), index(index_), kind(kind_), head(head_), dim(dim_) {}
+
+    E* row(const Run& run, int64_t slot) const {
+        const int64_t at = index * run.layer_stride + kind * run.kind_stride + head * run.head_stride;
+        return static_cast<E*>(run.data) + at + (slot - run.first) * dim;
+    }
+    // Slots asked for one by one are mostly a pass's own, which lie in the last run.
+    E* operator[](int32_t slot) const {
+        const Run* run = last;
+        while (slot < run->first) --run;
+        return row(*run, slot);
+    }
+    // At most value_block of the slots [from, end) that lie side by side: how many they are, and where.
+    const E* part(int32_t from, int32_t end, int32_t& n) const {
+        const Run* run = runs;
+        while (from >= run->end) ++run;
+        const int32_t stop = run->end < end ? run->end : end;
+        n = stop - from < value_block ? stop - from : value_block;
+        return row(*run, from);
+    }
+};
+
 template <int C>
 INLINE int32_t chunks(int32_t dim) { return C > 0 ? C : (dim + 15) / 16; }
 
@@ -45,10 +74,10 @@ static void score_range(const float* q, const float* keys, int32_t dim, int32_t 
         }));
 }
 template <int C, class E>
-static void score_list(const float* q, const E* keys, int32_t dim, const int32_t* list, int32_t n, float* scores) {
+static void score_list(const float* q, const Slots<E>& keys, int32_t dim, const int32_t* list, int32_t n, float* scores) {
     for (int32_t i = 0; i < n; i += 16)
         store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) {
-            return keys + int64_t(list[i + k < n ? i + k : n - 1]) * dim;
+            return keys[list[i + k < n ? i + k : n - 1]];
         }));
 }
 
@@ -128,17 +157,18 @@ INLINE const float* as_floats(const Bf16* rows, int32_t n, int32_t dim, float* r
 // Queries (already scaled) with what each of them sees; out: where each result goes. scores: `count` rows of
 // score_stride floats; sums: 2 * count rows of head_dim, rounded up; room: value_block rows of it.
 template <int C, class E>
-static void attend(const float* const* queries, const Visible* visible, float* const* out, int32_t count, const E* keys,
-                   const E* values, int32_t dim, float* scores, int64_t score_stride, float* sums, float* room) {
+static void attend(const float* const* queries, const Visible* visible, float* const* out, int32_t count,
+                   const Slots<E>& keys, const Slots<E>& values, int32_t dim, float* scores, int64_t score_stride,
+                   float* sums, float* room) {
     const int32_t wide = chunks<C>(dim) * 16;
     int32_t begin = visible[0].begin, end = visible[0].end;
     for (int32_t i = 1; i < count; ++i) {
         begin = visible[i].begin < begin ? visible[i].begin : begin;
         end = visible[i].end > end ? visible[i].end : end;
     }
-    for (int32_t from = begin; from < end; from += value_block) {
-        const int32_t n = end - from < value_block ? end - from : value_block;
-        const float* block = as_floats<C>(keys + int64_t(from) * dim, n, dim, room);
+    for (int32_t from = begin, n; from < end; from += n) {
+        const E* rows = keys.part(from, end, n);
+        const float* block = as_floats<C>(rows, n, dim, room);
         for (int32_t i = 0; i < count; ++i)
             score_range<C>(queries[i], block, dim, n, scores + i * score_stride + (from - begin));
     }
@@ -152,19 +182,19 @@ static void attend(const float* const* queries, const Visible* visible, float* c
         weighted[i] = {sums + 2 * i * wide, sums + (2 * i + 1) * wide, own, 0};
         for (int32_t c = 0; c < 2 * wide; c += 16) store(weighted[i].sum + c, splat(0.0f));
     }
-    for (int32_t from = begin; from < end; from += value_block) {
-        const int32_t n = end - from < value_block ? end - from : value_block;
-        const float* block = as_floats<C>(values + int64_t(from) * dim, n, dim, room);
+    for (int32_t from = begin, n; from < end; from += n) {
+        const E* rows = values.part(from, end, n);
+        const float* block = as_floats<C>(rows, n, dim, room);
         for (int32_t i = 0; i < count; ++i) {
             const int32_t first = visible[i].begin > from ? visible[i].begin : from;
-            const int32_t last = visible[i].end < from + value_block ? visible[i].end : from + value_block;
+            const int32_t last = visible[i].end < from + n ? visible[i].end : from + n;
             const float* base = block + int64_t(first - from) * dim;
             weighted[i].template add<C, float>(dim, wide, last - first, [&](int32_t k) { return base + int64_t(k) * dim; });
         }
     }
     for (int32_t i = 0; i < count; ++i) {
         const int32_t* list = visible[i].list;
-        weighted[i].template add<C, E>(dim, wide, visible[i].count, [&](int32_t k) { return values + int64_t(list[k]) * dim; });
+        weighted[i].template add<C, E>(dim, wide, visible[i].count, [&](int32_t k) { return values[list[k]]; });
         close_block(weighted[i].sum, weighted[i].block, wide);
         for (int32_t c = 0; c < wide; c += 16) store(out[i] + c, load(weighted[i].sum + c) * inverse[i], dim - c);
     }

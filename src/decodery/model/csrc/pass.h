@@ -141,10 +141,9 @@ struct Runner {
             }
             const Segment& segment = pass.segments[s];
             const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
-            const int64_t slot = segment.lengths[index] + segment.stays + row - state.rows[s].first;
-            const int64_t at = index * segment.layer_stride + kind * segment.kind_stride + kv_head * segment.head_stride + slot * dim;
-            if (segment.bf16) copy_head(x, dim, static_cast<Bf16*>(segment.cache) + at);
-            else copy_head(x, dim, static_cast<float*>(segment.cache) + at);
+            const int32_t slot = int32_t(segment.lengths[index]) + segment.stays + row - state.rows[s].first;
+            if (segment.bf16) copy_head(x, dim, Slots<Bf16>(segment, index, kind, kv_head, dim)[slot]);
+            else copy_head(x, dim, Slots<float>(segment, index, kind, kv_head, dim)[slot]);
         }
         meet(stage_rope);
     }
@@ -201,8 +200,7 @@ struct Runner {
             if (n > 0 && i % group > 0) visible[n] = visible[n - 1];
             else list = look(segment, state.rows[s], layer, index, row, list, visible[n]);
         }
-        const E* keys = static_cast<const E*>(segment.cache) + index * segment.layer_stride + kv_head * segment.head_stride;
-        const E* values = keys + segment.kind_stride;
+        const Slots<E> keys(segment, index, 0, kv_head, dim), values(segment, index, 1, kv_head, dim);
         float* sums = scratch();
         float* room = sums + 2 * most_queries * wide;
         float* scores = room + value_block * wide;

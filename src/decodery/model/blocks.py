@@ -1,0 +1,234 @@
+"""Where keys and values lie: blocks of slots that forks share, and copy only where they write.
+
+A slab is one tensor, cut into blocks of `SLOTS` slots. A text holds runs of neighbouring blocks, so that attention
+reads a text that was never forked as one piece, and a forked one as the shared piece and a tail of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import OutOfMemory
+
+SLOTS = 16
+"""Slots of a block: the most that a fork copies, and the least it takes, when it writes."""
+
+
+_names = itertools.count(1)
+
+
+class Slab:
+    """The memory of some blocks.
+
+    data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; whoever replaces it copies all slots. The last block
+    is shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many texts hold it;
+    writer: the name of the one that may fill it up; frozen: how many of its first slots others may have been given.
+    """
+
+    def __init__(self, data: torch.Tensor) -> None:
+        blocks = -(-data.shape[3] // SLOTS)
+        self.data = data
+        self.holders = np.zeros(blocks, dtype=np.int32)
+        self.writer = np.zeros(blocks, dtype=np.int64)
+        self.frozen = np.zeros(blocks, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Run:
+    """Neighbouring blocks [first, last) of a slab, in the order of the text that holds them."""
+
+    slab: Slab
+    first: int
+    last: int
+
+    @property
+    def slots(self) -> int:
+        return min(self.last * SLOTS, self.slab.data.shape[3]) - self.first * SLOTS
+
+    @property
+    def holders(self) -> np.ndarray:
+        return self.slab.holders[self.first : self.last]
+
+
+class Blocks:
+    """The slots of one text, logically one after another.
+
+    Memory comes when slots are to be written for the first time. A text whose blocks nobody shares stays in one piece,
+    which doubles; one that shares its beginning grows by slabs of its own, each as large as those before it together.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> None:
+        """shape: layers, kv_heads, head_dim."""
+        layers, kv_heads, head_dim = shape
+        self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)
+        self.runs: list[Run] = []
+        self._name = next(_names)
+        self._mine = 0, 0  # slots known to be this text's to write
+
+    @property
+    def capacity(self) -> int:
+        return sum(run.slots for run in self.runs)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of keys and values that one slot takes in all layers."""
+        layers, both, kv_heads, _, head_dim = self.nothing.shape
+        return layers * both * kv_heads * head_dim * self.nothing.itemsize
+
+    @property
+    def home(self) -> Slab | None:
+        """The slab that is all this text's, and all of it, where there is one."""
+        if len(self.runs) != 1 or len(self.runs[0].holders) != len(self.runs[0].slab.holders):
+            return None
+        return self.runs[0].slab if (self.runs[0].holders == 1).all() else None
+
+    def pieces(self, start: int, stop: int, layers: int | slice = slice(None)) -> Iterator[torch.Tensor]:
+        """Slots [start, stop) of some layers in order, as views [layers, 2, kv_heads, n, head_dim]."""
+        for run in self.runs:
+            if stop <= 0:
+                return
+            slots, at = run.slots, run.first * SLOTS
+            if start < slots:
+                yield run.slab.data[layers, :, :, at + max(start, 0) : at + min(stop, slots)]
+            start, stop = start - slots, stop - slots
+
+    def read(self, start: int, stop: int, layers: int | slice = slice(None)) -> torch.Tensor:
+        """Slots [start, stop): [layers, 2, kv_heads, n, head_dim], a view where they lie in one piece."""
+        found = list(self.pieces(start, stop, layers))
+        if len(found) == 1:
+            return found[0]
+        return torch.cat(found, dim=-2) if found else self.nothing[layers]
+
+    def own(self, start: int, stop: int, held: int, least: int) -> None:
+        """Let slots [start, stop) be there, and this text's alone to write. Where there is no memory nothing changes.
+
+        held: how many slots hold something. least: slots of the first slab.
+        """
+        if start >= stop or (self._mine[0] <= start and stop <= self._mine[1]):
+            return
+        self._extend(stop)
+        blocks, shared = self._find(start)
+        if stop > min(blocks * SLOTS, self.capacity):
+            # A short last block, which no other can follow, is made anew.
+            blocks = min(blocks, self.capacity // SLOTS)
+            if shared:
+                first = blocks * SLOTS
+                self._append(first, max(max(stop, held) - first, (blocks - shared) * SLOTS), held)
+            else:
+                grown = 2 * self.capacity if stop > self.capacity else self.capacity
+                self.replace(max(stop, held, grown, least), held)
+            blocks = -(-self.capacity // SLOTS)
+        self._mine = start, min(blocks * SLOTS, self.capacity)
+
+    def replace(self, slots: int, held: int) -> None:
+        """Move the first `held` slots to memory of their own with room for exactly `slots`."""
+        self.move(_allocate(self.nothing, slots), held)
+
+    def move(self, data: torch.Tensor, held: int) -> None:
+        """Move the first `held` slots to `data` [layers, 2, kv_heads, slots, head_dim], from now on their slab."""
+        data[:, :, :, :held] = self.read(0, held)
+        self.release()
+        self.runs, self._mine = [self._hold(data)], (0, data.shape[3])
+
+    def fork(self, length: int) -> Blocks:
+        """A text that shares the first `length` slots."""
+        twin = object.__new__(Blocks)
+        twin.nothing, twin.runs, twin._name = self.nothing, [], next(_names)
+        twin._mine = self._mine = 0, 0
+        for run in self.runs:
+            if length <= 0:
+                break
+            slab, last = run.slab, min(run.last, run.first - (-length // SLOTS))
+            blocks = slice(run.first, last)
+            given = np.minimum(length - SLOTS * np.arange(last - run.first), SLOTS)
+            shared = slab.holders[blocks] > 1
+            slab.writer[blocks] = np.where(shared, slab.writer[blocks], self._name)
+            slab.frozen[blocks] = np.maximum(np.where(shared, slab.frozen[blocks], 0), given)
+            slab.holders[blocks] += 1
+            twin.runs.append(Run(slab, run.first, last))
+            length -= run.slots
+        return twin
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        for run in self.runs:
+            run.holders[:] -= 1
+        self.runs = []
+
+    def _extend(self, stop: int) -> None:
+        """Take blocks behind the last one that nobody holds any more, as far as slot `stop`."""
+        wanted = -(-(stop - self.capacity) // SLOTS)
+        if wanted <= 0 or not self.runs or self.runs[-1].slots % SLOTS:
+            return
+        run = self.runs[-1]
+        behind = run.slab.holders[run.last : run.last + wanted]
+        taken = np.flatnonzero(behind)
+        behind = behind[: taken[0]] if len(taken) else behind
+        behind[:] = 1
+        run.last += len(behind)
+
+    def _find(self, start: int) -> tuple[int, int]:
+        """How many blocks there are up to the first that may not be written to, of those from slot `start` on.
+
+        Also how many up to the last one of these that others hold as well.
+        """
+        blocks = shared = 0
+        for run in self.runs:
+            slab, these = run.slab, slice(run.first, run.last)
+            begins = np.maximum(start - (blocks + np.arange(run.last - run.first)) * SLOTS, 0)
+            filling = (slab.writer[these] == self._name) & (begins >= slab.frozen[these])
+            others = run.holders > 1
+            not_mine = np.flatnonzero(others & ~filling & (begins < SLOTS))
+            count = int(not_mine[0]) if len(not_mine) else len(begins)
+            last = np.flatnonzero(others[:count])
+            shared = blocks + int(last[-1]) + 1 if len(last) else shared
+            blocks += count
+            if len(not_mine):
+                break
+        return blocks, shared
+
+    def _append(self, first: int, slots: int, held: int) -> None:
+        """Put a slab with room for `slots` in the place of all blocks from slot `first` on."""
+        data = _allocate(self.nothing, -(-slots // SLOTS) * SLOTS)
+        data[:, :, :, : max(held - first, 0)] = self.read(first, max(held, first))
+        before, passed = [], 0
+        for run in self.runs:
+            last = min(run.last, run.first + max(first - passed, 0) // SLOTS)
+            passed += run.slots
+            run.slab.holders[last : run.last] -= 1
+            if last > run.first:
+                before.append(Run(run.slab, run.first, last))
+        self.runs = [*before, self._hold(data)]
+
+    def _hold(self, data: torch.Tensor) -> Run:
+        slab = Slab(data)
+        slab.holders[:], slab.writer[:] = 1, self._name
+        return Run(slab, 0, len(slab.holders))
+
+    def __del__(self) -> None:
+        # Blocks that nobody else holds any more may be written without a copy.
+        if hasattr(self, "runs"):
+            self.release()
+
+
+def resident(texts: Iterable[Blocks]) -> int:
+    """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold."""
+    slabs = {id(run.slab): run.slab.data.nbytes for text in texts for run in text.runs}
+    return sum(slabs.values())
+
+
+def _allocate(like: torch.Tensor, slots: int) -> torch.Tensor:
+    layers, both, kv_heads, _, head_dim = like.shape
+    try:
+        return like.new_empty((layers, both, kv_heads, slots, head_dim))
+    except (RuntimeError, MemoryError) as error:
+        size = layers * both * kv_heads * head_dim * like.itemsize * slots / 2**30
+        raise OutOfMemory(
+            f"no memory for a key-value cache of {slots} tokens ({size:.1f} GiB): "
+            "use a shorter prompt or fewer sequences at once"
+        ) from error
