@@ -52,8 +52,7 @@ class Request:
             raise SettingsError(f"logprobs must lie between 0 and 100, not {self.logprobs}")
         if not isinstance(self.rule, Rule):
             raise SettingsError(
-                f"{type(self.rule).__name__} verifies continuous values (decodery.decode.continuous), not tokens: use "
-                "the coupled rule, or recursive-rejection"
+                f"rule must be a verification rule of tokens, such as decodery.verify's Coupled(), not {self.rule!r}"
             )
         if self.rule.greedy_only and not self.sampler.greedy:
             raise SettingsError(
