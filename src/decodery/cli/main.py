@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import os
 import sys
 import warnings
@@ -68,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone.
     """
+    # The interpreter would look through all that PyTorch brings for cycles once more before it goes.
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark, not a stack trace.
         if hasattr(stream, "reconfigure"):
