@@ -21,6 +21,7 @@ from ..model.vocabulary import Vocabulary
 from ..registry import method_of, resolve
 from ..sample.constraint import Constrained, Constraint
 from ..sample.sampler import Sampler
+from ..settings import checked
 from ..source.base import Source
 from ..verify.awrs import AWRS
 from ..verify.base import Rule
@@ -106,6 +107,7 @@ class LM:
             raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
         return self.tokenizer.encode(self.chat.render(prompt), special=False)
 
+    @checked()
     def generate(
         self, prompt: Prompt | list[str], *, n: int = 1, raw: bool = False, **settings: Any
     ) -> Output | list[Output]:
@@ -122,6 +124,7 @@ class LM:
         outputs = [self.output(seq) for seq in sequences]
         return outputs if several or n > 1 else outputs[0]
 
+    @checked()
     def stream(self, prompt: Prompt, *, raw: bool = False, **settings: Any) -> Iterator[Piece]:
         """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`."""
         engine = self.engine()
@@ -136,6 +139,7 @@ class LM:
             seq.cancel()
         yield Piece("", self.output(seq))
 
+    @checked()
     def search(
         self, prompt: Prompt, search: Any, *, raw: bool = False, progress: Progress = silent, **settings: Any
     ) -> list[Output]:
@@ -220,6 +224,7 @@ class LM:
         """A fresh engine whose sequences decode their text with this model's tokenizer."""
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory)
 
+    @checked(Sampler.from_settings, but=("eos_ids",))
     def request(
         self,
         tokens: Ordered[int],

@@ -44,8 +44,8 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
-        if not isinstance(self.seed, int):
-            raise SettingsError(f"seed must be a whole number, not {self.seed!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
             raise SettingsError("stop must be non-empty strings")
         if self.logprobs is not None and not 0 <= self.logprobs <= 100:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
+from ..settings import checked
 from . import drafts, embedded, fused, hub
 from .chat import ChatTemplate
 from .config import ModelConfig, Rope
@@ -49,6 +50,7 @@ class LoadedModel:
     dtype: str
 
 
+@checked()
 def load(
     name: str | Path = "smollm2", *, dtype: str = "auto", device: str = "auto", revision: str | None = None
 ) -> LoadedModel:
