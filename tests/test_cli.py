@@ -92,6 +92,12 @@ for arguments in {calls!r}:
     assert all(text.startswith("Usage: decodery") for text in helps) and rest == ""
 
 
+def test_nothing_is_searched_for_cycles_on_the_way_out() -> None:
+    program = "import atexit, gc; from decodery.cli.main import main\n"
+    program += "atexit.register(lambda: print(gc.get_freeze_count() > 1000)); main(['--version'])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.endswith("True\n")
+
+
 def test_version() -> None:
     assert printed("--version") == f"decodery {decodery.__version__}\n"
 
@@ -207,16 +213,17 @@ def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
         assert process.wait(60) == 141
 
 
-def test_interrupted_generate_keeps_its_text(model: Path) -> None:
+@pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_interrupted_generate_keeps_its_text(model: Path, kind: signal.Signals, status: int) -> None:
     command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         text = process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(kind)
         text += process.stdout.read()
-        assert (process.wait(60), process.stderr.read()) == (0, "")
+        assert (process.wait(60), process.stderr.read()) == (status, "")
     assert text.endswith("\n") and 1 < len(text) < 4000
 
 

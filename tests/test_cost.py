@@ -187,7 +187,9 @@ def test_a_person_is_told_that_passes_are_measured(home: Path, monkeypatch: pyte
 
     monkeypatch.setattr(cost.store, "terminal_progress", watching)
     cost_curve(TableModel())
-    assert said and {(what, total) for what, _, total in said} == {(said[0][0], len(said))} and "measuring" in said[0][0]
+    assert (
+        said and {(what, total) for what, _, total in said} == {(said[0][0], len(said))} and "measuring" in said[0][0]
+    )
     said.clear()
     cost_curve(TableModel())
     assert not said, "a kept curve is read in silence"

@@ -253,8 +253,8 @@ def _expected(timings: Mapping[int, Sequence[float]], rows: int) -> float:
 def _prepare(model: LanguageModel, context: int, rows: int) -> KVCache:
     """A cache that holds `context` tokens, fewer where the model's own context is too short for that and the rows.
 
-    Its keys and values are zeros: what they are does not matter to the clock, and reading 1,024 tokens takes longer than
-    all that is timed.
+    Its keys and values are zeros: what they are does not matter to the clock, and reading 1,024 tokens takes longer
+    than all that is timed.
     """
     cache = model.new_cache()
     length = max(1, min(context, model.config.max_positions - rows))

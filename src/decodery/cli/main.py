@@ -68,7 +68,8 @@ def _show(message: Warning | str, category: type[Warning], *where: Any, **more: 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and leave the interpreter.
 
-    Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone.
+    Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone,
+    143 SIGTERM.
     """
     # The interpreter would look through all that PyTorch brings for cycles once more before it goes.
     atexit.register(gc.freeze)

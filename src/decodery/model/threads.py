@@ -48,8 +48,8 @@ _HARD = 2
 def _release_threads() -> None:
     """Before a fork: have GNU's OpenMP end the threads of its pool; both processes start new ones when they need some.
 
-    A child has the parent's pool without its threads, and would wait for them for ever at its first parallel loop. Other
-    implementations of OpenMP see to that themselves.
+    A child has the parent's pool without its threads, and would wait for them for ever at its first parallel loop.
+    Other implementations of OpenMP see to that themselves.
     """
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
