@@ -1,10 +1,19 @@
 # Everything runs in .venv, made on first use. PYTHON: the interpreter to make it with (3.11 or newer).
 # CONSTRAINTS: pinned versions; empty to let pip choose.
+# TORCH_INDEX: where PyTorch's CPU builds are, taken on Linux where no GPU is found (elsewhere pip's own index has such
+# builds); another index that has them, or empty to leave the choice to pip. GPU: what stands for one.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+GPU ?= $(wildcard /dev/nvidia0 /dev/kfd /dev/dxg)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+# A torch that is there already stays; an index that does not answer within seconds is done without.
+CPU_TORCH = if [ "$$(uname -s)" != Linux ] || $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))'; then :; \
+	elif ! $(BIN)/python -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1] + "/torch/", timeout=5)' $(TORCH_INDEX) 2>/dev/null; then \
+	  echo "$(TORCH_INDEX) cannot be reached: torch comes from pip's own index, maybe with CUDA (TORCH_INDEX=URL names another)"; \
+	else $(PIP) --no-deps --index-url $(TORCH_INDEX) 'torch>=2.6'; fi
 DATA ?= ../shared/data
 OUT ?= runs/bench
 CASES ?= 20000
@@ -43,6 +52,7 @@ $(BIN)/python:
 
 $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decodery/model/csrc/*) | $(BIN)/python
 	@echo "installing decodery into $(VENV) (torch is the large part) ..."
+	@$(if $(GPU),,$(if $(TORCH_INDEX),$(CPU_TORCH)))
 	@$(PIP) -e .
 	@touch $@
 

@@ -20,7 +20,7 @@ from scipy.stats import ks_2samp
 
 from decodery.decode.continuous import ContinuousModel, generate_values
 from decodery.testing.continuous import DiffusionChain, MixtureChain
-from decodery.verify.density_ratio import Density, DensityRatio
+from decodery.verify.continuous.density_ratio import Density, DensityRatio
 
 RUNS, LENGTH, GAMMA = 4000, 400, 4
 

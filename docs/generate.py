@@ -30,6 +30,7 @@ FAMILIES = {
     "draft": ("drafters", "what may come next"),
     "draft.growth": ("growth policies", "how a drafter's guesses become a tree"),
     "verify": ("rules", "which drafts are accepted"),
+    "verify.continuous": ("rule of continuous values", "which drafted vectors are accepted"),
     "sample": ("warps", "which distribution is drawn from"),
     "source": ("logit sources", "which models and contexts the logits come from"),
     "budget": ("budget policies", "how much to draft"),

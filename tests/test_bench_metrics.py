@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodery.bench.metrics import (
+    FEWEST,
     Timed,
     acceptance,
     histogram,
@@ -120,3 +121,10 @@ def test_speed_up_needs_the_same_questions() -> None:
     assert speed_up([], []) is None
     with pytest.raises(ValueError, match="same questions"):
         speed_up(questions(1, 0.01, 0.1, 3), questions(1, 0.01, 0.1, 4))
+
+
+def test_a_handful_of_questions_has_no_interval() -> None:
+    few = speed_up(questions(1, 0.01, 0.3, FEWEST - 1), questions(2, 0.006, 0.3, FEWEST - 1))
+    enough = speed_up(questions(1, 0.01, 0.3, FEWEST), questions(2, 0.006, 0.3, FEWEST))
+    assert few is not None and few.low == few.value == few.high
+    assert enough is not None and enough.low < enough.value < enough.high

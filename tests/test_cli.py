@@ -21,7 +21,7 @@ import pytest
 import decodery
 from decodery.cli.chat import Conversation
 from decodery.cli.decoding import decode
-from decodery.cli.main import main
+from decodery.cli.main import COMMANDS, main
 from decodery.decode.lm import LM, Output
 from decodery.errors import PromptError
 from decodery.model.embedded import pull
@@ -70,13 +70,32 @@ def model() -> Path:
     return pull("smollm2")
 
 
-def test_help_lists_every_command_without_importing_torch() -> None:
-    code = "try: main(['--help'])\nfinally: assert 'torch' not in sys.modules"
-    program = f"import sys; from decodery.cli.main import main\n{code}"
+def test_help_and_methods_do_not_import_torch() -> None:
+    calls = [["--help"], ["methods"], ["methods", "--json"], *([command, "--help"] for command in COMMANDS)]
+    program = f"""
+import sys
+from decodery.cli.main import main
+for arguments in {calls!r}:
+    try:
+        main(arguments)
+    except SystemExit as left:
+        assert left.code == 0 and "torch" not in sys.modules, arguments
+    print("---")
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
-    for name in ("demo", "pull", "generate", "chat", "bench", "methods", "info"):
-        assert re.search(rf"^  {name} +\w", done.stdout, re.MULTILINE)
+    shown, listed, described, *helps, rest = done.stdout.split("---\n")
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", shown, re.MULTILINE)
+    assert re.search(r"^  prompt-lookup +2\d{3} +lossless", listed, re.MULTILINE)
+    assert {"prompt-lookup", "coupled"} < {method["name"] for method in json.loads(described)}
+    assert all(text.startswith("Usage: decodery") for text in helps) and rest == ""
+
+
+def test_nothing_is_searched_for_cycles_on_the_way_out() -> None:
+    program = "import atexit, gc; from decodery.cli.main import main\n"
+    program += "atexit.register(lambda: print(gc.get_freeze_count() > 1000)); main(['--version'])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.endswith("True\n")
 
 
 def test_version() -> None:
@@ -146,6 +165,7 @@ def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.Monk
     assert "sampler" in failure("generate", PROMPT, "--sampler", "top-k:k=5", "--temperature", "1")
     assert "top_p" in failure("generate", PROMPT, "--temperature", "1", "--top-p", "1.5").replace("-", "_")
     assert "coupled" in failure("chat", "--rule", "couple")
+    assert "density-ratio is a verify.continuous method" in failure("generate", PROMPT, "--rule", "density-ratio")
     assert "--rule cntp:most=3 would have no effect" in failure("generate", PROMPT, "--rule", "cntp:most=3")
     assert "which no text can give" in failure("generate", PROMPT, "--source", "transfer-q")
 
@@ -193,16 +213,17 @@ def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
         assert process.wait(60) == 141
 
 
-def test_interrupted_generate_keeps_its_text(model: Path) -> None:
+@pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_interrupted_generate_keeps_its_text(model: Path, kind: signal.Signals, status: int) -> None:
     command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         text = process.stdout.read(1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(kind)
         text += process.stdout.read()
-        assert (process.wait(60), process.stderr.read()) == (0, "")
+        assert (process.wait(60), process.stderr.read()) == (status, "")
     assert text.endswith("\n") and 1 < len(text) < 4000
 
 

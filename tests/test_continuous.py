@@ -11,9 +11,9 @@ from scipy.stats import ks_1samp, ks_2samp, norm
 from decodery.core import noise
 from decodery.decode.continuous import generate_values
 from decodery.decode.request import Request
-from decodery.errors import SettingsError
+from decodery.errors import SettingsError, UnknownMethod
 from decodery.testing.continuous import Diffusion, DiffusionChain, Mixture, MixtureChain
-from decodery.verify.density_ratio import (
+from decodery.verify.continuous.density_ratio import (
     Density,
     DensityRatio,
     Emitted,
@@ -197,9 +197,9 @@ def test_bad_settings_are_refused() -> None:
     target = MixtureChain.random(1, 1, seed=0)
     with pytest.raises(SettingsError, match="tries >= 1"):
         DensityRatio(tries=0)
-    with pytest.raises(SettingsError, match="Rejection verifies tokens"):
+    with pytest.raises(UnknownMethod, match="rejection is a verify method"):
         generate_values(target, 3, 1, rule="rejection")
     with pytest.raises(SettingsError, match="gamma >= 1"):
         generate_values(target, 3, 1, gamma=0)
-    with pytest.raises(SettingsError, match="DensityRatio verifies continuous values"):
+    with pytest.raises(SettingsError, match="must be a verification rule of tokens"):
         Request([1], rule=DensityRatio())  # type: ignore[arg-type]

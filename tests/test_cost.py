@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from pathlib import Path
@@ -23,7 +24,8 @@ from decodery.testing.models import TableModel, tiny_transformer
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path))
-    monkeypatch.setattr(cost, "_SECONDS", 0.0)
+    # However busy the machine is, everything is timed.
+    monkeypatch.setattr(cost, "_SECONDS", 1e9)
     return tmp_path
 
 
@@ -64,7 +66,7 @@ def test_measured_once_and_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     curve = cost_curve(model)
     assert curve.rows == cost.ROWS
     assert all(after >= before > 0 for before, after in itertools.pairwise(curve.times))
-    monkeypatch.setattr(cost, "ROWS", None)
+    monkeypatch.setattr(cost, "_ORDER", None)
     monkeypatch.setattr(cost, "_DISTURBED", 0.0)
     assert cost_curve(tiny_transformer(seed=9)) == curve, "weights do not change the cost"
     (path,) = (home / "cost").iterdir()
@@ -124,7 +126,6 @@ def test_a_damaged_file_is_replaced(home: Path, text: str) -> None:
 def test_a_folder_that_cannot_be_written_costs_only_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "file" / "inside"))
-    monkeypatch.setattr(cost, "_SECONDS", 0.0)
     assert cost_curve(TableModel()).seconds(1) > 0
 
 
@@ -141,8 +142,57 @@ def test_passes_are_timed_behind_the_same_cache() -> None:
     model.seen = []
     timings = time_passes({"": model}, [8, 1], context=20, enough=lambda done: done >= 3)
     assert {rows: len(times) for rows, times in timings[""].items()} == {1: 3, 8: 3}
-    assert model.seen[0] == (0, 20)
-    assert sorted(model.seen[1:]) == [(20, 1)] * 4 + [(20, 8)] * 4
+    assert sorted(model.seen) == [(20, 1)] * 4 + [(20, 8)] * 4
+
+
+class Clock:
+    """A model whose passes take `seconds` per row, and 20 more rows' time each, by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        self.now = 0.0
+        self.model = TableModel()
+        forward = self.model.forward
+        monkeypatch.setattr(cost, "perf_counter", lambda: self.now)
+
+        def timed(batch, **options):
+            self.now += seconds * (20 + batch.rows)
+            return forward(batch, **options)
+
+        self.model.forward = timed  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seconds", [1e-5, 1e-3, 3e-3, 0.01, 0.1])
+def test_measuring_is_bounded_whatever_a_pass_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path))
+    clock = Clock(monkeypatch, seconds)
+    curve = cost_curve(clock.model)
+    # A second, or the two passes that make a line.
+    assert clock.now <= max(cost._SECONDS, seconds * (21 + 28)) + 1e-9
+    assert {1, 8} <= set(curve.rows) <= set(cost.ROWS) == set(cost._ORDER)
+    assert [curve.seconds(n) for n in (1, 8, 64)] == pytest.approx([seconds * (20 + n) for n in (1, 8, 64)])
+    cost._known.clear()
+    before = clock.now
+    assert cost_curve(clock.model) == curve, "what was measured is kept, complete or not"
+    assert clock.now - before <= max(cost._PROBE_SECONDS, seconds * 21) + 1e-9
+
+
+def test_a_person_is_told_that_passes_are_measured(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, int, int]] = []
+
+    @contextlib.contextmanager
+    def watching(**options):
+        yield lambda *report: said.append(report)
+
+    monkeypatch.setattr(cost.store, "terminal_progress", watching)
+    cost_curve(TableModel())
+    assert (
+        said and {(what, total) for what, _, total in said} == {(said[0][0], len(said))} and "measuring" in said[0][0]
+    )
+    said.clear()
+    cost_curve(TableModel())
+    assert not said, "a kept curve is read in silence"
 
 
 def test_rows_beyond_the_context_are_left_out() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
+from decodery.cli.main import cli
 from decodery.model.embedded import pull
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +49,35 @@ def test_shown_code_runs(language: str, code: str, environment: dict[str, str], 
 
 def test_the_front_page_shows_code_that_runs() -> None:
     assert {block.id for block in BLOCKS} >= {"README-0-python", "README-1-sh"}
+
+
+SHOWN = [
+    pytest.param(shlex.split(command.replace("\\\n", " "), comments=True), id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, command in enumerate(
+        found[1]
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+        for found in re.finditer(r"(?m)^(?:[^#\n]*\| *)?decodery ((?:[^\\\n|>]|\\\n)*)", block)
+    )
+]
+"""The arguments of every command the pages show."""
+
+
+@pytest.mark.parametrize("arguments", SHOWN)
+def test_shown_commands_are_usage(arguments: list[str]) -> None:
+    command: click.Command = cli
+    context = click.Context(cli)
+    while isinstance(command, click.Group):
+        _, found, arguments = command.resolve_command(context, arguments)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context)
+    try:
+        command.make_context(command.name, arguments, parent=context.parent)
+    except click.exceptions.Exit:
+        pass  # --help
+    except click.BadParameter as error:
+        # The files it names are the reader's.
+        assert "does not exist" in str(error), error
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,12 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodery import registry
+from decodery.budget.base import Policy
+from decodery.draft.base import Drafter
 from decodery.draft.combine import First, Fuse
 from decodery.draft.copyspec import CopySpec
+from decodery.draft.growth.base import Growth
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.errors import SettingsError, UnknownMethod
 from decodery.registry import family_of, method_of, methods, register, resolve
 from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
+from decodery.search.base import Search
+from decodery.source.base import Source
+from decodery.verify.base import Rule
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +70,30 @@ def test_every_method_is_described() -> None:
         assert f"decodery.{method.family}." in method.cls.__module__ + "."
         keys = ["name", "family", "paper", "year", "guarantee", "lossless", "needs", "summary"]
         assert list(method.as_dict()) == keys
+
+
+def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> None:
+    code = "from decodery import registry; import sys; print(len(registry.descriptions()), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(registry.descriptions())), "False"]
+    assert [said.as_dict() for said in registry.descriptions()] == [method.as_dict() for method in methods()]
+    assert [registry.method(said) for said in registry.descriptions()] == methods()
+
+
+@pytest.mark.parametrize(
+    ("family", "base"),
+    [
+        *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
+        *(("source", Source), ("search", Search), ("budget", Policy)),
+    ],
+)
+def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:
+    assert all(issubclass(method.cls, base) for method in methods(family))
+
+
+def test_a_name_of_another_family_says_whose_it_is() -> None:
+    with pytest.raises(UnknownMethod, match=r"no verify method is called 'density-ratio': .* verify.continuous method"):
+        resolve("verify", "density-ratio")
 
 
 def test_methods_of_one_family_are_sorted_and_unique() -> None:
@@ -152,6 +184,8 @@ def test_a_method_of_another_family_is_refused() -> None:
         resolve("verify", TopK())
     with pytest.raises(SettingsError, match="not an instance of a sample method"):
         resolve("sample", TopK)
+    with pytest.raises(SettingsError, match="5 is not an instance of a draft method"):
+        resolve("draft", 5)
 
 
 def test_a_users_class_joins_the_family_of_its_base() -> None:

@@ -19,12 +19,14 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from .catalogue import Description, catalogue, facts
 from .errors import SettingsError, UnknownMethod
 
 FAMILIES = (
     "draft",
     "draft.growth",
     "verify",
+    "verify.continuous",
     "sample",
     "source",
     "budget",
@@ -48,24 +50,10 @@ C = TypeVar("C", bound=type)
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
-    """One registered method. paper and year are None where there is no source; `cls` is the dataclass."""
+class Method(Description):
+    """One registered method: what it says of itself, and its dataclass."""
 
-    name: str
-    family: str
-    paper: str | None
-    year: int | None
-    guarantee: str
-    lossless: bool
-    needs: tuple[str, ...]
-    summary: str
     cls: type
-
-    def as_dict(self) -> dict[str, Any]:
-        """What `decodery methods --json` prints of it."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        del values["cls"]
-        return values | {"needs": list(self.needs)}
 
 
 def register(
@@ -91,18 +79,8 @@ def register(
         known = _registered.setdefault(family, {})
         if name in known and _origin(known[name].cls) != _origin(cls):
             raise ValueError(f"the {family} method {name!r} is already registered by {known[name].cls.__name__}")
-        year = re.search(r"\((\d{4})\)\s*$", paper)
-        known[name] = Method(
-            name=name,
-            family=family,
-            paper=paper or None,
-            year=int(year[1]) if year else None,
-            guarantee=guarantee or ("the law of the output is unchanged" if lossless else "changes the output"),
-            lossless=lossless,
-            needs=tuple(needs),
-            summary=(cls.__doc__ or "").strip().partition("\n")[0],
-            cls=cls,
-        )
+        said = facts(name, paper=paper, guarantee=guarantee, lossless=lossless, needs=needs, doc=cls.__doc__)
+        known[name] = Method(family=family, **said, cls=cls)
         return cls
 
     return add
@@ -115,6 +93,18 @@ def methods(family: str | None = None) -> list[Method]:
         _discover(each)
         found += sorted(_registered.get(each, {}).values(), key=lambda method: method.name)
     return found
+
+
+def descriptions() -> list[Description]:
+    """What all methods of this package say of themselves, as `methods` orders them, without importing any of them."""
+    return [said for family in FAMILIES for said, _ in catalogue(family).values()]
+
+
+def method(described: Description) -> Method:
+    """The method of a description, whose module alone is imported."""
+    _, module = catalogue(described.family)[described.name]
+    importlib.import_module(module)
+    return _registered[described.family][described.name]
 
 
 def method_of(value: object) -> Method | None:
@@ -146,7 +136,7 @@ def resolve(family: str, spec: Any) -> Any:
     """
     if not isinstance(spec, str):
         actual = family_of(type(spec))
-        if isinstance(spec, type) or (actual is not None and actual != family):
+        if isinstance(spec, type) or actual != family:
             raise SettingsError(f"{spec!r} is not an instance of a {family} method; pass an instance or a name")
         return spec
     name, settings = _parts(spec)
@@ -154,7 +144,9 @@ def resolve(family: str, spec: Any) -> Any:
     known = _registered.get(family, {})
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
-        raise UnknownMethod(f"no {family} method is called {name!r}; try {_listing(near)}")
+        homes = [other for other in FAMILIES if name in catalogue(other)]
+        elsewhere = f": {name} is a {homes[0]} method" if homes else ""
+        raise UnknownMethod(f"no {family} method is called {name!r}{elsewhere}; try {_listing(near)}")
     return _build(known[name], settings)
 
 

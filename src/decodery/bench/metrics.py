@@ -72,17 +72,24 @@ def tokens_per_second(questions: Sequence[Timed]) -> float:
     return sum(each.tokens for each in questions) / seconds if seconds else 0.0
 
 
+FEWEST = 5
+"""Questions that an interval needs."""
+
+
 def speed_up(plain: Sequence[Timed], method: Sequence[Timed], *, seed: int = 0, draws: int = 1000) -> SpeedUp | None:
     """Tokens per second of `method` by those of `plain`, question by question the same; None without questions.
 
     The interval is the bootstrap's 2.5th and 97.5th percentile: questions are drawn with replacement, and for every
-    question drawn its rounds, the same ones for both methods, because they ran next to each other.
+    question drawn its rounds, the same ones for both methods, because they ran next to each other. Fewer than
+    `FEWEST` questions say nothing about how others would fare, and the interval is the value alone.
     """
     if [len(each.seconds_per_token) for each in plain] != [len(each.seconds_per_token) for each in method]:
         raise ValueError("plain decoding and the method were not measured on the same questions and rounds")
     if not plain:
         return None
     value = tokens_per_second(method) / tokens_per_second(plain)
+    if len(plain) < FEWEST:
+        return SpeedUp(value, value, value)
     generator = np.random.default_rng(seed)
     chosen = generator.integers(len(plain), size=(draws, len(plain)))
     rounds = np.array([len(each.seconds_per_token) for each in plain])

@@ -14,6 +14,7 @@ from ..budget.machine import describe
 from ..decode.lm import LM
 from ..errors import CorruptFile, DecoderyError
 from .lossless import EPSILON
+from .metrics import FEWEST
 from .record import Record
 from .rows import make_rows
 from .settings import Settings
@@ -162,7 +163,9 @@ def compare(first: Result, second: Result) -> dict[str, Any]:
 def _against(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any]:
     if first is None or second is None or not first.get("speedup") or not second.get("speedup"):
         return {"ratio": None, "apart": None}
-    apart = second["speedup_low"] > first["speedup_high"] or first["speedup_low"] > second["speedup_high"]
+    apart: bool | None = second["speedup_low"] > first["speedup_high"] or first["speedup_low"] > second["speedup_high"]
+    if min(first["prompts"], second["prompts"]) < FEWEST:
+        apart = None
     return {"ratio": round(second["speedup"] / first["speedup"], 4), "apart": apart}
 
 

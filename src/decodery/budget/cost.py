@@ -27,8 +27,13 @@ CONTEXT = 128
 """Tokens in the cache while a pass is timed."""
 FAR_ROWS, FAR_CONTEXT = (1, 16), 1024
 """Rows that are timed behind a long text too, to tell what its tokens cost."""
-_SECONDS = 2.0
-_PROBED = (1, 8)
+_SECONDS = 1.0
+"""What measuring a model may take, beyond the passes that a curve cannot be without."""
+_ORDER = (1, 8, 16, 64, 4, 32, 2, 24, 12, 48, 3, 6)
+"""`ROWS` in the order they are timed in: who runs out of time has the outline."""
+_NEEDED = 2
+"""How many of them, from the first on, are timed whatever they take: through one point goes any line."""
+_PROBED, _PROBE_SECONDS = (1, 8), 0.2
 _DISTURBED = 0.7
 _REPEATS = 3
 _KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels", "decodery")
@@ -88,20 +93,22 @@ class CostCurve:
 
 
 def cost_curve(model: LanguageModel) -> CostCurve:
-    """The curve of this model on this machine; the first call measures for about two seconds and keeps the result.
+    """The curve of this model on this machine; the first call measures for at most about a second and keeps the result.
 
-    A kept curve is compared with a few passes first: where these are much faster, it was measured on a busy machine.
+    It says so where a person is watching. A kept curve is compared with a few passes first: where these are much
+    faster, it was measured on a busy machine.
     """
     if model in _known:
         return _known[model]
     path = _path(model)
     with suppress(OSError, ValueError, TypeError, KeyError):
         kept = _read(json.loads(path.read_text(encoding="utf-8")))
-        if not _too_dear(kept, time_passes({"": model}, _PROBED, enough=lambda done: done >= _REPEATS)[""]):
+        if not _too_dear(kept, _timings(model, _PROBED, (), _PROBE_SECONDS, needed=1)[CONTEXT]):
             _known[model] = kept
             return kept
-    near = time_passes({"": model}, ROWS, enough=_enough())
-    curve = CostCurve.of(near[""], time_far({"": model}, _REPEATS)[""])
+    with store.terminal_progress(counts=True) as progress:
+        timings = _timings(model, _ORDER, FAR_ROWS, _SECONDS, needed=_NEEDED, progress=progress)
+    curve = CostCurve.of(timings[CONTEXT], timings[FAR_CONTEXT])
     # Where nothing can be written the curve is measured again next time.
     with suppress(DecoderyError):
         remember(model, curve)
@@ -207,16 +214,55 @@ def time_far(models: Mapping[str, LanguageModel], repeats: int) -> dict[str, dic
     return {name: timings.get(name, {}) for name in models}
 
 
-def _enough() -> Callable[[int], bool]:
-    begin = perf_counter()
-    return lambda done: done >= _REPEATS and perf_counter() - begin > _SECONDS
+@torch.no_grad()
+def _timings(
+    model: LanguageModel,
+    near: Sequence[int],
+    far: Sequence[int],
+    seconds: float,
+    *,
+    needed: int,
+    progress: store.Progress = store.silent,
+) -> dict[int, dict[int, list[float]]]:
+    """Seconds of single passes by context and number of rows: up to `_REPEATS` of each, in the order given.
+
+    A pass that would go beyond `seconds`, by what those before it took, is left out, the first `needed` of the first
+    round excepted; so are numbers of rows beyond the model's context.
+    """
+    begin, most = perf_counter(), model.config.max_positions
+    caches = {CONTEXT: _prepare(model, CONTEXT, max(near))}
+    if far and most >= FAR_CONTEXT + max(far):
+        caches[FAR_CONTEXT] = _prepare(model, FAR_CONTEXT, max(far))
+    cases = [(context, n) for context, cache in caches.items() for n in (near if context == CONTEXT else far)]
+    cases = [(context, n) for context, n in cases if n + caches[context].next_position <= most]
+    timings: dict[int, dict[int, list[float]]] = {CONTEXT: {}, FAR_CONTEXT: {}}
+    for number, (context, n) in enumerate(cases * _REPEATS):
+        progress("measuring what passes take on this machine, once", number, _REPEATS * len(cases))
+        if number < needed or perf_counter() - begin + _expected(timings[CONTEXT], n) <= seconds:
+            timings[context].setdefault(n, []).append(_time(model, caches[context], n))
+    return timings
+
+
+def _expected(timings: Mapping[int, Sequence[float]], rows: int) -> float:
+    """At most about what a pass over `rows` rows will take, after those that were timed."""
+    shortest = {n: min(times) for n, times in timings.items()}
+    enough = [seconds for n, seconds in shortest.items() if n >= rows]
+    return min(enough) if enough else shortest[max(shortest)] * rows / max(shortest)
 
 
 def _prepare(model: LanguageModel, context: int, rows: int) -> KVCache:
-    """A cache that holds `context` tokens, fewer where the model's own context is too short for that and the rows."""
+    """A cache that holds `context` tokens, fewer where the model's own context is too short for that and the rows.
+
+    Its keys and values are zeros: what they are does not matter to the clock, and reading 1,024 tokens takes longer
+    than all that is timed.
+    """
     cache = model.new_cache()
     length = max(1, min(context, model.config.max_positions - rows))
-    model.forward(Batch([Segment.chunk(_tokens(model, length), cache, logit_rows=[])]))
+    cache.reserve(np.arange(length))
+    layers, _, kv_heads, _, head_dim = cache.data.shape
+    zeros = torch.zeros(length, kv_heads, head_dim, dtype=cache.data.dtype, device=cache.data.device)
+    for layer in range(layers):
+        cache.write(layer, zeros, zeros)
     cache.keep(range(length))
     return cache
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import SettingsError
-from .decoding import note, stop_on_interrupt
+from .decoding import leave_if_terminated, note, stop_on_interrupt
 from .options import Command, Option
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def _methods(given: dict[str, Any], out: Path | None, as_json: bool, source: Pat
         note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
     if not result["complete"]:
         note("interrupted" + ("" if out is None else f"; go on with: decodery bench --resume --out {out}"))
+        leave_if_terminated()
         raise click.exceptions.Exit(_INTERRUPTED)
 
 

@@ -27,7 +27,7 @@ def chat(model: str, dtype: str, **settings: Any) -> None:
     """
     settings = given(settings)
     from .. import load
-    from .decoding import note
+    from .decoding import leave_if_terminated, note
 
     lm = load(model, dtype=dtype)
     conversation = Conversation(lm, settings)
@@ -44,6 +44,7 @@ def chat(model: str, dtype: str, **settings: Any) -> None:
             note(f"there is no {line}; there are /reset and /exit.")
         elif line:
             _answer(conversation, line)
+            leave_if_terminated()
 
 
 class Conversation:

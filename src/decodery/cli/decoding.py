@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ..decode.lm import LM, Output
     from ..decode.request import Request
 
+TERMINATED = 143
+_noted: set[int] = set()
+"""The signals that came while something was being written."""
 _CONTROLS = {code: None for code in [*range(32), *range(127, 160)] if code not in (9, 10)}
 
 
@@ -23,20 +26,25 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
     A pass is never cut in two, so that the cache stays fit for use.
     """
-    pressed = False
+    _noted.clear()
 
     def note(signal_number: int, frame: Any) -> None:
-        nonlocal pressed
-        if pressed:
+        if _noted:
             raise KeyboardInterrupt
-        pressed = True
+        _noted.add(signal_number)
 
     previous = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: pressed
+        yield lambda: bool(_noted)
     finally:
         for kind, handler in previous.items():
             signal.signal(kind, handler)
+
+
+def leave_if_terminated() -> None:
+    """Leave with the status of a program that SIGTERM ended, where one came: what was written until then is out."""
+    if signal.SIGTERM in _noted:
+        raise click.exceptions.Exit(TERMINATED)
 
 
 def decode(

@@ -30,7 +30,7 @@ def demo() -> None:
     Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt.
     """
     from .. import load
-    from .decoding import Screen, decode, note
+    from .decoding import Screen, decode, leave_if_terminated, note
 
     lm = load("smollm2")
     click.secho(PROMPT + "\n", dim=True)
@@ -38,6 +38,7 @@ def demo() -> None:
     request = lm.request(lm.encode(PROMPT), max_new_tokens=NEW_TOKENS)
     (shown,) = decode(lm, [request], screen.write)
     screen.end()
+    leave_if_terminated()
     if shown.finish_reason == "cancelled":
         return
     if sys.stderr.isatty():

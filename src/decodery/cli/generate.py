@@ -54,7 +54,7 @@ def generate(
 ) -> None:
     """Answer PROMPT, or standard input where it is "-" or missing.
 
-    Ctrl-C stops the generation and keeps the text written so far.
+    Ctrl-C stops the generation and keeps the text written so far; so does SIGTERM, with exit status 143.
     """
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json")
@@ -62,7 +62,7 @@ def generate(
     from .. import load
     from ..errors import Unsolved
     from ..registry import resolve
-    from .decoding import Screen, decode, figures, note
+    from .decoding import Screen, decode, figures, leave_if_terminated, note
 
     method = None if search is None else resolve("search", search)
     lm = load(model, dtype=dtype)
@@ -96,6 +96,7 @@ def generate(
             note("the text was cut before it was complete: give a larger --max-new-tokens")
     else:
         _print_all(decode(lm, requests))
+    leave_if_terminated()
 
 
 def _needs_end(request: Request) -> bool:

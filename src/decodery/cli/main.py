@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import gc
 import os
 import sys
 import warnings
@@ -66,8 +68,11 @@ def _show(message: Warning | str, category: type[Warning], *where: Any, **more: 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and leave the interpreter.
 
-    Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone.
+    Exit status: 0 done, 1 an error in one sentence, 2 wrong usage, 130 Ctrl-C outside a generation, 141 reader gone,
+    143 SIGTERM.
     """
+    # The interpreter would look through all that PyTorch brings for cycles once more before it goes.
+    atexit.register(gc.freeze)
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a question mark, not a stack trace.
         if hasattr(stream, "reconfigure"):

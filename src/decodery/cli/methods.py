@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UnknownMethod
-from ..registry import beyond_text
 
 if TYPE_CHECKING:
+    from ..catalogue import Description
     from ..registry import Method
-
 
 _OPTIONS = {
     "draft": "--drafter",
@@ -39,21 +38,28 @@ def methods(name: str | None, as_json: bool) -> None:
     """List every method, or tell all about the one called NAME."""
     from .. import registry
 
-    found = registry.methods()
-    if name is not None:
-        known = [method.name for method in found]
-        found = [method for method in found if method.name == name]
-        if not found:
-            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-            advice = f"try {', '.join(near)}" if near else "`decodery methods` lists them all"
-            raise UnknownMethod(f"no method is called {name!r}; {advice}")
+    described = registry.descriptions()
+    if name is None:
+        if as_json:
+            _print_json([method.as_dict() for method in described])
+        else:
+            _print_list(described)
+        return
+    # What follows shows defaults, which only the module itself can tell, PyTorch and all.
+    found = [registry.method(method) for method in described if method.name == name]
+    if not found:
+        known = [method.name for method in described]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        advice = f"try {', '.join(near)}" if near else "`decodery methods` lists them all"
+        raise UnknownMethod(f"no method is called {name!r}; {advice}")
     if as_json:
-        described = [method.as_dict() | ({"settings": _settings(method)} if name else {}) for method in found]
-        click.echo(json.dumps(described, indent=2, ensure_ascii=False, default=str))
-    elif name is None:
-        _print_list(found)
+        _print_json([method.as_dict() | {"settings": _settings(method)} for method in found])
     else:
         click.echo("\n\n".join(_page(method) for method in found))
+
+
+def _print_json(objects: list[dict[str, Any]]) -> None:
+    click.echo(json.dumps(objects, indent=2, ensure_ascii=False, default=str))
 
 
 def _settings(method: Method) -> list[dict[str, Any]]:
@@ -70,7 +76,7 @@ def _settings(method: Method) -> list[dict[str, Any]]:
     return described
 
 
-def _print_list(found: list[Method]) -> None:
+def _print_list(found: list[Description]) -> None:
     """One line per method; on a terminal long summaries are wrapped to its width."""
     terminal = sys.stdout.isatty()
     columns = shutil.get_terminal_size().columns
@@ -97,6 +103,8 @@ def _page(method: Method) -> str:
         "",
         inspect.getdoc(method.cls) or "",
     ]
+    from ..registry import beyond_text
+
     settings = _settings(method)
     if settings:
         facts += ["", "settings:"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import SettingsError
 from ..registry import resolve
-from ..verify.density_ratio import Density, DensityRatio, draw
+from ..verify.continuous.density_ratio import Density, DensityRatio, draw
 
 
 class ContinuousModel(Protocol):
@@ -55,9 +55,7 @@ def generate_values(
     alone: the share of the values that the target writes by itself before drafts begin. The seed decides the values,
     as it does for tokens: without a drafter the same ones for any rule.
     """
-    chosen = resolve("verify", rule)
-    if not isinstance(chosen, DensityRatio):
-        raise SettingsError(f"{type(chosen).__name__} verifies tokens: for continuous values use density-ratio")
+    chosen: DensityRatio = resolve("verify.continuous", rule)
     if length < 1 or size < 1 or gamma < 1 or not 0 <= alone <= 1:
         raise SettingsError("continuous decoding needs length, size and gamma >= 1, and alone between 0 and 1")
     values = np.zeros((length, size))

@@ -20,6 +20,7 @@ from ..model.vocabulary import Vocabulary
 from ..registry import method_of, resolve
 from ..sample.constraint import Constrained, Constraint
 from ..sample.sampler import Sampler
+from ..settings import checked
 from ..source.base import Source
 from ..suggest.ngrams import NGrams, ngrams_for
 from ..suggest.superposed import Draft, Superposition, superpose
@@ -112,6 +113,7 @@ class LM:
             raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
         return self.tokenizer.encode(self.chat.render(prompt), special=False)
 
+    @checked()
     def generate(
         self,
         prompt: Prompt | list[str],
@@ -135,6 +137,7 @@ class LM:
         outputs = [self.output(seq, keep_cache=keep_cache) for seq in sequences]
         return outputs if several or n > 1 else outputs[0]
 
+    @checked()
     def stream(
         self, prompt: Prompt, *, raw: bool = False, keep_cache: bool = False, **settings: Any
     ) -> Iterator[Piece]:
@@ -151,6 +154,7 @@ class LM:
             seq.cancel()
         yield Piece("", self.output(seq, keep_cache=keep_cache))
 
+    @checked()
     def search(
         self, prompt: Prompt, search: Any, *, raw: bool = False, progress: Progress = silent, **settings: Any
     ) -> list[Output]:
@@ -239,6 +243,7 @@ class LM:
         limits = Limits(texts=MOST_TEXTS)
         return Engine(self.model, detokenizer=self.tokenizer.stream, memory=self.memory, limits=limits)
 
+    @checked(Sampler.from_settings, but=("eos_ids",))
     def request(
         self,
         tokens: Ordered[int],

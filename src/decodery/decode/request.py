@@ -55,16 +55,15 @@ class Request:
             raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
         if not isinstance(self.max_nodes, int) or not 1 <= self.max_nodes <= LARGEST:
             raise SettingsError(f"max_nodes must be a whole number between 1 and {LARGEST}, not {self.max_nodes!r}")
-        if not isinstance(self.seed, int):
-            raise SettingsError(f"seed must be a whole number, not {self.seed!r}")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64:
+            raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
             raise SettingsError("stop must be non-empty strings")
         if self.logprobs is not None and not 0 <= self.logprobs <= 100:
             raise SettingsError(f"logprobs must lie between 0 and 100, not {self.logprobs}")
         if not isinstance(self.rule, Rule):
             raise SettingsError(
-                f"{type(self.rule).__name__} verifies continuous values (decodery.decode.continuous), not tokens: use "
-                "the coupled rule, or recursive-rejection"
+                f"rule must be a verification rule of tokens, such as decodery.verify's Coupled(), not {self.rule!r}"
             )
         self._constrain()
         if self.rule.greedy_only and not self.sampler.greedy:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
+from ..settings import checked
 from . import drafts, embedded, fused, hub
 from .chat import ChatTemplate
 from .config import ModelConfig, check_config
@@ -50,6 +51,7 @@ class LoadedModel:
     dtype: str
 
 
+@checked()
 def load(
     name: str | Path = "smollm2", *, dtype: str = "auto", device: str = "auto", revision: str | None = None
 ) -> LoadedModel:

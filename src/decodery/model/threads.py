@@ -1,9 +1,13 @@
-"""Small PyTorch operations stay on one thread."""
+"""PyTorch's threads: small operations stay on one, and a fork leaves none behind that the child would wait for."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from threading import Lock
 
 import torch
@@ -35,3 +39,32 @@ def one_thread() -> Iterator[None]:
             _inside -= 1
             # OpenMP keeps the number per calling thread, so each one that leaves restores its own.
             torch.set_num_threads(_threads)
+
+
+_HARD = 2
+"""`omp_pause_hard` of OpenMP 5."""
+
+
+def _release_threads() -> None:
+    """Before a fork: have GNU's OpenMP end the threads of its pool; both processes start new ones when they need some.
+
+    A child has the parent's pool without its threads, and would wait for them for ever at its first parallel loop.
+    Other implementations of OpenMP see to that themselves.
+    """
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        for library in {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}:
+            with suppress(AttributeError):
+                ctypes.CDLL(library).omp_pause_resource_all(_HARD)
+
+
+def _forget_callers() -> None:
+    """After a fork: whichever threads were inside `one_thread` are not here."""
+    global _lock, _inside
+    if _lock.locked() or _inside:
+        torch.set_num_threads(_threads)
+    _lock, _inside = Lock(), 0
+
+
+if sys.platform == "linux":
+    os.register_at_fork(before=_release_threads, after_in_child=_forget_callers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..verify.density_ratio import Density
+from ..verify.continuous.density_ratio import Density
 
 
 @dataclass(frozen=True)

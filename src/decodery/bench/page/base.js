@@ -7,7 +7,7 @@ function element(space, tag, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  node.append(...(children || []).flat(Infinity).filter((child) => child !== null && child !== undefined));
+  node.append(...(children || []).flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
 const el = (tag, attributes, ...children) => element(null, tag, attributes, children);

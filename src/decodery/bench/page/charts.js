@@ -1,6 +1,6 @@
 // The plots of a benchmark. Rows come in with `index`, the place of their method, and `label`, its name.
-// One question in one round has no spread, and plain decoding over itself neither.
-const spread = (row) => row.speedup !== null && row.speedup_low < row.speedup_high;
+// A handful of questions has no interval, and plain decoding over itself neither.
+const spread = (row) => row.speedup !== null && row.prompts >= 5 && row.speedup_low < row.speedup_high;
 const interval = (row) => number(row.speedup, 2) + (spread(row) ? ` (${number(row.speedup_low, 2)} to ${number(row.speedup_high, 2)})` : "");
 
 // Overall speed-ups as bars with their intervals.
@@ -16,7 +16,7 @@ function overallPlot(rows) {
         sv("text", { x: narrow() ? 0 : left - 10, y: narrow() ? y - 5 : middle + 4, "text-anchor": narrow() ? "start" : "end" }, row.label),
         sv("rect", { x: left, y, width: Math.max(0, x(row.speedup) - left), height: 18, rx: 3, fill: colour(row.index),
           "data-tip": `${row.label}\n${interval(row)} times plain\n${number(row.tokens_per_second, 1)} tokens/s, ${number(row.tokens_per_pass, 2)} tokens per pass` }),
-        sv("line", { x1: x(row.speedup_low), x2: x(row.speedup_high), y1: middle, y2: middle, stroke: "var(--ink)", "stroke-width": 1.5 }),
+        spread(row) && sv("line", { x1: x(row.speedup_low), x2: x(row.speedup_high), y1: middle, y2: middle, stroke: "var(--ink)", "stroke-width": 1.5 }),
         (spread(row) ? [row.speedup_low, row.speedup_high] : []).map((end) =>
           sv("line", { x1: x(end), x2: x(end), y1: middle - 4, y2: middle + 4, stroke: "var(--ink)", "stroke-width": 1.5 })),
         sv("text", { x: width, y: middle + 4, "text-anchor": "end" },
@@ -48,7 +48,7 @@ function categoryPlot(rows) {
         rows.filter((row) => row.category === category && row.speedup !== null).map((row) => {
           const y = top + 7 * order.indexOf(row.index) + 7;
           return [
-            sv("line", { x1: x(row.speedup_low), x2: x(row.speedup_high), y1: y, y2: y, stroke: colour(row.index), "stroke-width": 2, opacity: 0.55 }),
+            spread(row) && sv("line", { x1: x(row.speedup_low), x2: x(row.speedup_high), y1: y, y2: y, stroke: colour(row.index), "stroke-width": 2, opacity: 0.55 }),
             mark(row.index, x(row.speedup), y, `${words(category)}: ${row.label}\n${interval(row)} times plain\n` +
               `${number(row.tokens_per_pass, 2)} tokens per pass, ${row.prompts} prompts`),
           ];

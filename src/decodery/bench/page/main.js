@@ -7,16 +7,16 @@ function details(title, values) {
 }
 
 function table(rows) {
-  const head = ["category", "method", "speed-up", "95 % interval", "tokens/s", "tokens per pass", "rows per token", "propose", "score",
-    "choose", "commit", "prompts", "tokens", "identical", "excused", "precision", "note"];
-  const left = new Set(["method", "precision", "note"]);
-  const line = (row) => [words(row.category), row.label, number(row.speedup, 2),
-    spread(row) ? `${number(row.speedup_low, 2)} to ${number(row.speedup_high, 2)}` : "–", number(row.tokens_per_second, 1),
-    number(row.tokens_per_pass, 2), number(row.rows_per_token, 2), ...["propose", "score", "choose", "commit"].map((part) => percent(row.share[part])),
-    row.prompts, row.new_tokens ?? "–", row.lossless.checked ? `${row.lossless.identical} of ${row.lossless.checked}` : "–", row.lossless.excused,
-    row.dtype || "–", row.note];
+  // As few columns as fit a laptop's screen: what belongs together shares one.
+  const head = ["category", "method", "speed-up (95 %)", "tokens/s", "tokens per pass", "rows per token", "propose / score / choose / commit, %",
+    "prompts", "tokens", "identical (excused)", "precision", "note"];
+  const left = new Set(["category", "method", "precision"]);
+  const shares = (row) => (row.share.score === null ? "–" : ["propose", "score", "choose", "commit"].map((part) => number(100 * row.share[part], 0)).join(" / "));
+  const same = ({ checked, identical, excused }) => (checked ? `${identical} of ${checked}${excused ? ` (+ ${excused})` : ""}` : "–");
+  const line = (row) => [words(row.category), row.label, interval(row), number(row.tokens_per_second, 1), number(row.tokens_per_pass, 2),
+    number(row.rows_per_token, 2), shares(row), row.prompts, row.new_tokens ?? "–", same(row.lossless), row.dtype || "–", row.note];
   return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "All figures" }, el("table", {},
-    el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col", class: left.has(name) ? "left" : null }, name)))),
+    el("thead", {}, el("tr", {}, head.map((name) => el("th", { scope: "col", class: left.has(name) || name === "note" ? "left" : null }, name)))),
     el("tbody", {}, rows.map((row) => el("tr", { class: row.category === "all" ? "all" : null },
       line(row).map((value, place) => el("td", { class: head[place] === "note" ? "wide" : left.has(head[place]) ? "left" : null }, String(value))))))));
 }
@@ -58,7 +58,7 @@ function workloadView(rows) {
   return [
     verdict(all),
     el("section", {}, el("h2", {}, "Speed-up over plain decoding"),
-      el("p", { class: "note" }, "Decoding alone, the prompt's pass left out, on the same prompts in the same run; lines are 95 % intervals."),
+      el("p", { class: "note" }, "Decoding alone, the prompt's pass left out, on the same prompts in the same run; lines are 95 % intervals, drawn from five prompts on."),
       overallPlot(measured)),
     categories.length > 1 ? el("section", {}, el("h2", {}, "Speed-up by category"), key(others),
       categoryPlot(categories.filter((row) => row.method !== "none"))) : null,
@@ -66,7 +66,8 @@ function workloadView(rows) {
       drafting.length ? el("section", {}, el("h2", {}, "Acceptance by depth, %"),
         el("p", { class: "note" }, "Of the passes that got as far, the share that kept one more token."), key(drafting), acceptancePlot(drafting)) : null,
       el("section", {}, el("h2", {}, "What a pass costs, ms"),
-        el("p", { class: "note" }, "The line is this machine's curve; marks are the methods, at their mean rows and time."), key(own),
+        el("p", { class: "note" }, `The line is the shortest time of single passes behind ${result.cost_curve.context || 128} tokens. Marks are the methods, at their mean ` +
+          "rows and time: they lie above it by longer texts, and by whatever else the machine had to do."), key(own),
         costPlot([{ label: "pass", index: null, points: curve }], dots))),
     own.length ? el("section", {}, el("h2", {}, "Where the time goes"), partLegend(), sharePlot(own)) : null,
   ];

@@ -60,7 +60,8 @@ function timelineSection(generations) {
   const key = { kept: "drafted and accepted", bonus: "the model's own token", lost: "drafted and rejected" };
   draw();
   return el("section", {}, el("h2", {}, "One generation, pass by pass"),
-    el("p", { class: "note" }, "Every column is one pass of the model; what it keeps becomes text. Point at a token to read it."),
+    el("p", { class: "note" }, "Every column is one pass of the model; what it keeps becomes text. Point at a token to read it. " +
+      "Recorded apart from what was timed, by methods that begin anew with the text: one that remembers earlier texts is shown cold."),
     el("div", { class: "controls" }, el("label", {}, "Method ", method), el("label", {}, "Prompt ", prompt)),
     el("ul", { class: "legend" }, Object.entries(key).map(([kind, name]) =>
       el("li", {}, sv("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, sv("rect", { class: `sw ${kind}`, width: 12, height: 12, rx: 2 })), name))),

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ..core import noise
-from ..errors import SettingsError
-from ..registry import register
+from ...core import noise
+from ...errors import SettingsError
+from ...registry import register
 
 _BLOCK = 64
 """Draws from the residual tried at a time."""

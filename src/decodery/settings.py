@@ -1,0 +1,102 @@
+"""Settings given by name in Python: one sentence for a name that does not exist or a value of the wrong type."""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import functools
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeVar
+
+from .errors import SettingsError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WORDS: dict[Any, tuple[str, str]] = {
+    bool: ("True or False", "truth values"),
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("a text", "texts"),
+    type(None): ("None", "None"),
+}
+"""One and several values of a type."""
+
+
+def checked(*further: Callable[..., Any], but: Collection[str] = ()) -> Callable[[F], F]:
+    """Decorates a function whose keyword-only arguments are settings: they are checked by their annotations.
+
+    further: functions that get what else is given, all but the arguments in `but`; without them a function with
+    `**settings` leaves names it does not know to whomever it hands them to. Raises SettingsError.
+    """
+
+    def decorate(function: F) -> F:
+        parameters = inspect.signature(function).parameters.values()
+        open_ended = not further and any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+        @functools.cache
+        def kinds() -> dict[str, Any]:
+            # Not before the first call: annotations may name what is defined below the function.
+            own = _kinds(function)
+            return {name: kind for each in further for name, kind in _kinds(each).items() if name not in but} | own
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **settings: Any) -> Any:
+            for name, value in settings.items():
+                if name in kinds():
+                    if not _fits(value, kinds()[name]):
+                        raise SettingsError(f"{name} must be {_words(kinds()[name])}, not {value!r:.80}")
+                elif not open_ended:
+                    near = difflib.get_close_matches(name, kinds(), n=3, cutoff=0.5) or sorted(kinds())
+                    raise SettingsError(f"there is no setting {name!r}; try {', '.join(near)}")
+            return function(*arguments, **settings)
+
+        return typing.cast(F, call)
+
+    return decorate
+
+
+def _kinds(function: Callable[..., Any]) -> dict[str, Any]:
+    """Types of the arguments that are given by name."""
+    hints = typing.get_type_hints(function)
+    parameters = inspect.signature(function).parameters.items()
+    return {name: hints[name] for name, each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, member) for member in arguments)
+    if kind in (int, float):
+        number = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    if origin is None or isinstance(value, str):
+        return isinstance(value, origin or kind) and not (origin and isinstance(value, str))
+    if not isinstance(value, origin):
+        return False
+    # What can be looked at again is; an iterator could not be read twice.
+    return origin is not collections.abc.Sequence or all(_fits(item, arguments[0]) for item in value)
+
+
+def _words(kind: Any) -> str:
+    return " or ".join(_each(kind))
+
+
+def _each(kind: Any) -> Iterator[str]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        for member in arguments:
+            yield from _each(member)
+    elif kind in _WORDS:
+        yield _WORDS[kind][0]
+    elif origin is not None and issubclass(origin, Mapping):
+        yield "a mapping of " + " to ".join(_WORDS[argument][1] for argument in arguments)
+    elif origin is not None:
+        yield "a list" + (f" of {_WORDS[arguments[0]][1]}" if arguments[0] in _WORDS else "")
+    else:
+        yield f"a {kind.__name__}"

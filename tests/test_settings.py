@@ -1,0 +1,88 @@
+"""Settings by name in Python: whatever does not exist or is of the wrong type is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import decodery
+from decodery.decode.lm import LM
+from decodery.decode.request import Request
+from decodery.errors import SettingsError
+from decodery.settings import checked
+
+UNLOADED = object.__new__(LM)
+"""Settings are looked at before the model is."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_tokens": 5}, "there is no setting 'max_tokens'; try max_new_tokens"),
+        ({"temprature": 1.0}, "there is no setting 'temprature'; try temperature"),
+        ({"topk": 3}, "there is no setting 'topk'; try top_k"),
+        ({"eos_ids": (1,)}, "there is no setting 'eos_ids'"),
+        ({"zzz": 1}, "try budget, constraint"),
+        ({"stop": 5}, "stop must be a text or a list of texts, not 5"),
+        ({"stop": ["a", 5]}, "stop must be a text or a list of texts, not ['a', 5]"),
+        ({"drafter": 5}, "drafter must be a Drafter or a text or None, not 5"),
+        ({"rule": None}, "rule must be a Rule or a text, not None"),
+        ({"budget": 3}, "budget must be a Policy or a text or None, not 3"),
+        ({"source": 1.5}, "source must be"),
+        ({"sampler": 0.7}, "sampler must be a Sampler or a list or None, not 0.7"),
+        ({"temperature": "hot"}, "temperature must be a number or None, not 'hot'"),
+        ({"top_k": 2.5}, "top_k must be a whole number or None, not 2.5"),
+        ({"top_p": True}, "top_p must be a number or None, not True"),
+        ({"seed": "7"}, "seed must be a whole number, not '7'"),
+        ({"ignore_eos": "yes"}, "ignore_eos must be True or False, not 'yes'"),
+        ({"logit_bias": 5}, "logit_bias must be a mapping of whole numbers to numbers or None, not 5"),
+        ({"max_new_tokens": "x" * 999}, "max_new_tokens must be a whole number, not 'xxx"),
+    ],
+)
+def test_a_request_names_what_is_wrong(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        UNLOADED.request([1], **settings)
+    assert said in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_so_do_the_other_calls() -> None:
+    for call in (UNLOADED.generate, UNLOADED.stream, lambda *given, **named: UNLOADED.search(*given, "beam", **named)):
+        with pytest.raises(SettingsError, match="raw must be True or False, not 1"):
+            call("hi", raw=1)
+    with pytest.raises(SettingsError, match=r"n must be a whole number, not 1\.5"):
+        UNLOADED.generate("hi", n=1.5)
+    with pytest.raises(SettingsError, match="there is no setting 'dtyp'; try dtype"):
+        decodery.load("smollm2", dtyp="int8")
+    with pytest.raises(SettingsError, match="dtype must be a text, not 8"):
+        decodery.load("smollm2", dtype=8)
+
+
+def test_what_fits_is_handed_on() -> None:
+    def inner(*, count: int | None = None, hidden: int = 0) -> None: ...
+
+    @checked(inner, but=("hidden",))
+    def outer(first: Any, *, share: float = 0.0, names: Sequence[str] = (), **more: Any) -> Any:
+        return first, share, names, more
+
+    assert outer(object, share=1)[1] == 1 and outer(1, share=np.float32(0.5))[1] == 0.5
+    assert outer(1, names=("a", "b"), count=np.int64(3)) == (1, 0.0, ("a", "b"), {"count": 3})
+    with pytest.raises(SettingsError, match="there is no setting 'hidden'"):
+        outer(1, hidden=3)
+    with pytest.raises(SettingsError, match="names must be a list of texts, not 'ab'"):
+        outer(1, names="ab")
+
+    @checked()
+    def opened(*, table: Mapping[int, float] | None = None, **more: Any) -> Any:
+        return table, more
+
+    assert opened(table={1: 2.0}, other=3) == ({1: 2.0}, {"other": 3})
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 64, 1.5])
+def test_a_seed_that_would_be_another_one_is_refused(seed: Any) -> None:
+    with pytest.raises(SettingsError, match=r"seed must be a whole number of 64 bits, from 0 to 2\^64 - 1"):
+        Request([1], seed=seed)
+    assert Request([1], seed=(1 << 64) - 1).seed == (1 << 64) - 1
