@@ -52,7 +52,28 @@ from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
-from decodery.sample import DRY, XTC, Mirostat, Momentum, Sampler, Temperature, TopH
+from decodery.sample import (
+    DRY,
+    XTC,
+    Epsilon,
+    Eta,
+    FrequencyPenalty,
+    LogitBias,
+    MinNewTokens,
+    MinP,
+    Mirostat,
+    Momentum,
+    NoRepeatNGram,
+    PresencePenalty,
+    RepetitionPenalty,
+    Sampler,
+    Temperature,
+    TopH,
+    TopK,
+    TopP,
+    Typical,
+    Warp,
+)
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.contrastive_search import ContrastiveSearch
@@ -84,7 +105,7 @@ from decodery.verify.rapid import Rapid as RapidRule
 from decodery.verify.recursive_rejection import RecursiveRejection
 from decodery.verify.rejection import Rejection
 from decodery.verify.tolerance import Tolerance
-from decodery.verify.typical import Typical
+from decodery.verify.typical import Typical as TypicalRule
 
 
 @cache
@@ -171,7 +192,7 @@ LOSSY_RULES: dict[str, Rule] = {
     "lexical-unit": LexicalUnitRule(),
     "rapid": RapidRule(),
     "tolerance": Tolerance(),
-    "typical": Typical(),
+    "typical": TypicalRule(),
 }
 """Rules that change the output on purpose: what each promises instead is tested beside its drafter."""
 
@@ -194,6 +215,28 @@ BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
     "memory": lambda other: MemoryBound(mib=0.06),
 }
 """By name: a budget policy, given the model that drafts."""
+
+WARPS: dict[str, Warp] = {
+    "temperature": Temperature(0.7),
+    "top-k": TopK(20),
+    "top-p": TopP(0.9),
+    "min-p": MinP(0.05),
+    "typical": Typical(0.9),
+    "epsilon": Epsilon(3e-4),
+    "eta": Eta(3e-4),
+    "repetition-penalty": RepetitionPenalty(1.2),
+    "presence-penalty": PresencePenalty(0.5),
+    "frequency-penalty": FrequencyPenalty(0.5),
+    "no-repeat-ngram": NoRepeatNGram(2),
+    "logit-bias": LogitBias(((3, 1.5),)),
+    "min-new-tokens": MinNewTokens(20, (3,)),
+    "top-h": TopH(0.6),
+    "xtc": XTC(0.9, 0.01),
+    "mirostat": Mirostat(1.0),
+    "dry": DRY(allowed=1),
+    "momentum": Momentum(),
+}
+"""Every registered warp, set so that it does something."""
 
 SAMPLERS: dict[str, Sampler] = {
     "greedy": Sampler.from_settings(),

@@ -48,6 +48,7 @@ from decodery.sample import (
 from decodery.sample import top_p as top_p_file
 from decodery.sample import typical as typical_file
 from decodery.sample.prefix import smallest_prefix
+from methods import WARPS
 
 V = 50
 INF = math.inf
@@ -360,26 +361,6 @@ def test_tokens_beyond_the_vocabulary_are_ignored_in_histories() -> None:
 
 # What holds for every warp.
 
-ACTIVE: dict[str, Warp] = {
-    "temperature": Temperature(0.7),
-    "top-k": TopK(20),
-    "top-p": TopP(0.9),
-    "min-p": MinP(0.05),
-    "typical": Typical(0.9),
-    "epsilon": Epsilon(3e-4),
-    "eta": Eta(3e-4),
-    "repetition-penalty": RepetitionPenalty(1.2),
-    "presence-penalty": PresencePenalty(0.5),
-    "frequency-penalty": FrequencyPenalty(0.5),
-    "no-repeat-ngram": NoRepeatNGram(2),
-    "logit-bias": LogitBias(((3, 1.5),)),
-    "min-new-tokens": MinNewTokens(20, (3,)),
-    "top-h": TopH(0.6),
-    "xtc": XTC(0.9, 0.01),
-    "mirostat": Mirostat(1.0),
-    "dry": DRY(allowed=1),
-    "momentum": Momentum(),
-}
 NEUTRAL: list[Warp] = [
     Temperature(1.0),
     TopK(0),
@@ -406,7 +387,6 @@ NEUTRAL: list[Warp] = [
 
 
 def test_all_registered_warps_are_tested_here() -> None:
-    assert set(ACTIVE) == {method.name for method in methods("sample")}
     # Mirostat has no setting that leaves everything as it is.
     assert {type(warp) for warp in NEUTRAL} == {method.cls for method in methods("sample")} - {Mirostat}
 
@@ -414,18 +394,6 @@ def test_all_registered_warps_are_tested_here() -> None:
 @pytest.mark.parametrize("warp", NEUTRAL, ids=repr)
 def test_neutral_settings_return_the_same_tensor(warp: Warp) -> None:
     assert warp.neutral and warp.warp(ROWS, seen(warp, contexts_for(len(ROWS)))) is ROWS
-
-
-@pytest.mark.parametrize("name", ACTIVE)
-def test_a_row_does_not_depend_on_the_others(name: str) -> None:
-    # Large enough that torch splits rows among threads, which must not change how a row is rounded.
-    warp, rows = ACTIVE[name], distinct_rows(5, 50_000, seed=8) * 2
-    contexts = seen(warp, contexts_for(5, seed=2))
-    together = warp.warp(rows, contexts)
-    assert not warp.neutral and not torch.equal(together, rows)
-    for index in range(5):
-        alone = warp.warp(rows[index : index + 1].clone(), contexts[index : index + 1])
-        assert torch.equal(alone[0], together[index])
 
 
 def test_the_entropy_of_a_row_does_not_depend_on_the_others() -> None:
@@ -437,9 +405,9 @@ def test_the_entropy_of_a_row_does_not_depend_on_the_others() -> None:
     assert typical_file.entropy(torch.tensor([[0.0, -INF, -INF]])).item() == 0.0
 
 
-@pytest.mark.parametrize("name", ACTIVE)
+@pytest.mark.parametrize("name", WARPS)
 def test_every_row_keeps_a_token_and_no_excluded_one_returns(name: str) -> None:
-    result = ACTIVE[name].warp(ROWS, seen(ACTIVE[name], contexts_for(len(ROWS))))
+    result = WARPS[name].warp(ROWS, seen(WARPS[name], contexts_for(len(ROWS))))
     assert all(found for found in kept(result))
     assert all(found <= before for found, before in zip(kept(result), kept(ROWS), strict=True))
 
@@ -525,7 +493,7 @@ def test_settings_build_only_what_is_not_neutral_in_the_order_of_the_preset() ->
         # Mirostat takes the place of the other truncations, and momentum is no setting of other stacks.
         made = [type(warp) for warp in Sampler.from_settings(**settings, order=order).warps]
         assert made == [kind for kind in kinds if kind is not Mirostat]
-        assert set(kinds) == {type(warp) for warp in ACTIVE.values()} - {Momentum} and len(set(kinds)) == len(kinds)
+        assert set(kinds) == {type(warp) for warp in WARPS.values()} - {Momentum} and len(set(kinds)) == len(kinds)
     stages = [kind.stage for kind in ORDERS["default"]]
     assert stages == sorted(stages)
     assert Sampler.from_settings(temperature=1.0, top_k=0, top_p=1, repetition_penalty=1.0).warps == ()

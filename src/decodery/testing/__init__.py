@@ -1,20 +1,16 @@
 """The laws of exact decoding, as checks any method can be run through."""
 
 from .constraints import check_constraint
+from .distributions import check_distribution, enumerate_law
 from .drafters import Garbage, Oracle
-from .laws import (
-    LawBroken,
-    check_batch,
-    check_distribution,
-    check_identical,
-    check_state,
-    decode,
-    enumerate_law,
-)
+from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
 from .regex import ReferenceRegex
+from .running import LawBroken, decode
 from .searches import check_search
+from .states import check_state
 from .statistics import chi_square
+from .warps import check_warp
 
 __all__ = [
     "Garbage",
@@ -28,6 +24,7 @@ __all__ = [
     "check_identical",
     "check_search",
     "check_state",
+    "check_warp",
     "chi_square",
     "decode",
     "enumerate_law",

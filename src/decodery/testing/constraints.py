@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 import numpy as np
 
 from ..sample.constraint import Constraint
-from .laws import LawBroken
+from .running import LawBroken
 
 
 def check_constraint(

@@ -10,7 +10,8 @@ from ..decode.engine import Engine
 from ..decode.request import Request
 from ..model.protocol import LanguageModel
 from ..search.base import Search
-from .laws import LawBroken, distance_to_fresh
+from .running import LawBroken
+from .states import distance_to_fresh
 
 
 def check_search(

@@ -1,0 +1,83 @@
+"""The law of distributions: what is drawn over many seeds is what can be worked out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+import torch
+
+from ..budget.base import Policy
+from ..draft.base import Drafter
+from ..sample.base import Context
+from ..sample.sampler import Sampler
+from ..verify.base import Rule
+from .models import TableModel
+from .running import LawBroken, decode
+from .statistics import chi_square
+
+
+def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
+    """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest."""
+    size = model.vocab_size
+    law = np.zeros(size**length)
+
+    def visit(context: Context, mass: float, code: int, left: int) -> None:
+        if left == 0:
+            law[code] = mass
+            return
+        logits = model.logits(context.tokens)
+        row = sampler.probabilities(sampler.law(logits[None], [context]))[0]
+        for token in torch.nonzero(row).flatten().tolist():
+            after = sampler.extend(context, token, logits)
+            visit(after, mass * float(row[token]), code * size + token, left - 1)
+
+    start = sampler.context(list(prompt), len(prompt), sampler.init(list(prompt)), 0)
+    visit(start, 1.0, 0, length)
+    return law
+
+
+def check_distribution(
+    model: TableModel,
+    prompt: Ordered[int],
+    *,
+    drafter: Drafter | None,
+    budget: Policy | None = None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    length: int = 5,
+    draws: int = 20_000,
+    first_seed: int = 0,
+    least: float = 1e-4,
+) -> float:
+    """Distribution-identical: the joint law of the first tokens over many seeds is the enumerated one.
+
+    Returns the p-value of a chi-square test; raises where it is below `least`, or where no draft was accepted below
+    its first token, so that the test would say nothing about drafts.
+    """
+    sampler = sampler or Sampler.from_settings(temperature=1.0)
+    law = enumerate_law(model, prompt, sampler, length)
+    counts, deep = np.zeros_like(law), 0
+    for start in range(0, draws, 500):
+        seeds = range(first_seed + start, first_seed + min(start + 500, draws))
+        for seq in decode(
+            model,
+            [prompt],
+            drafter=drafter,
+            budget=budget,
+            rule=rule,
+            sampler=sampler,
+            seeds=seeds,
+            max_new_tokens=length,
+        ):
+            code = 0
+            for token in seq.generated:
+                code = code * model.vocab_size + token
+            counts[code] += 1
+            deep += sum(step.accepted > 1 for step in seq.trace.steps)
+    if drafter is not None and deep == 0:
+        raise LawBroken(f"none of {draws} runs accepted a draft of two tokens: nothing was put to the test")
+    p = chi_square(counts, law)
+    if p < least:
+        raise LawBroken(f"the first {length} tokens of {draws} runs do not follow the enumerated law (p = {p:.1e})")
+    return p

@@ -1,0 +1,109 @@
+"""How the laws decode: with an engine that any machine runs alike, and a rule that asks for rows both ways."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..budget.base import Policy
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..decode.engine import Engine
+from ..decode.request import Request
+from ..decode.schedule import Limits
+from ..draft.base import Drafter
+from ..model.protocol import LanguageModel
+from ..sample.constraint import constrained
+from ..sample.sampler import Sampler
+from ..source.base import Source
+from ..verify.base import Accepted, Laws, Rule
+from ..verify.coupled import Coupled
+
+
+class LawBroken(AssertionError):
+    """A law of exact decoding does not hold, or nothing was put to the test."""
+
+
+@dataclass(frozen=True)
+class BothWays(Coupled):
+    """The coupled rule, which also compares the two ways a rule may ask for laws: node by node, and the tree at once.
+
+    A CPU is asked the first way and an accelerator the second, so that a warp that looks at other rows of its call, or
+    whose states are not their nodes' own, would show on one of them only.
+    """
+
+    def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
+        accepted = super().choose(tree, laws, seq)
+        # Behind a token that a constraint forbids there is no law; what was accepted has one. Accelerators may round
+        # a call of several rows differently.
+        forbids = constrained(seq.sampler.warps) is not None
+        visited = [0, *accepted.path]
+        asked = visited if forbids else list(range(len(tree)))
+        if len(asked) > 1 and laws.logits.device.type == "cpu":
+            together = laws.rows(asked)
+            for node in visited:
+                if not torch.equal(laws.rows([node])[0], together[asked.index(node)]):
+                    raise LawBroken(
+                        f"{seq.sampler} gives another law after {len(seq.tokens)} tokens where all {len(asked)} nodes "
+                        "are asked about together: see check_warp"
+                    )
+        return accepted
+
+
+def law_engine(model: LanguageModel, prefill_chunk: int) -> Engine:
+    """An engine in which every pass costs the same and drafts of hundreds of texts are not trimmed."""
+    return Engine(model, prefill_chunk=prefill_chunk, pass_seconds=_even_passes, limits=Limits(rows=1 << 20))
+
+
+def _even_passes(context: int) -> np.ndarray:
+    """Drafters that weigh costs then draft all they can, on any machine."""
+    return np.ones(1024)
+
+
+def submit(engine: Engine, request: Request, like: Sequence | None = None) -> Sequence:
+    """The request's text in an engine; where the coupled rule verifies it, both ways."""
+    seq = engine.submit(request, like=like)
+    if seq.rule == Coupled():
+        seq.rule = BothWays()
+    return seq
+
+
+def decode(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    *,
+    drafter: Drafter | None = None,
+    budget: Policy | None = None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    source: Source | None = None,
+    seeds: Ordered[int] = (0,),
+    max_new_tokens: int = 24,
+    eos_ids: Ordered[int] = (),
+    prefill_chunk: int = 512,
+    together: bool = True,
+) -> list[Sequence]:
+    """Finished sequences for every prompt and seed; all in one batch, or one after another."""
+    engine = law_engine(model, prefill_chunk)
+    finished: list[Sequence] = []
+    for prompt, seed in itertools.product(prompts, seeds):
+        request = Request(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            sampler=sampler or Sampler.from_settings(),
+            drafter=drafter,
+            budget=budget,
+            rule=rule or Coupled(),
+            seed=seed,
+            eos_ids=eos_ids,
+            source=source,
+        )
+        finished.append(submit(engine, request))
+        if not together:
+            engine.run(finished[-1:])
+    engine.run(finished)
+    return finished

@@ -1,0 +1,86 @@
+"""The law of states: what a text's caches hold is what a fresh reading of its tokens would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+
+from ..budget.base import Policy
+from ..core.ask import drive, score
+from ..core.sequence import Sequence
+from ..decode.request import Request
+from ..draft.base import Drafter
+from ..model.batch import Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel, Reader
+from ..sample.sampler import Sampler
+from ..source.base import Source
+from ..source.contexts import Contexts
+from ..verify.base import Rule
+from ..verify.coupled import Coupled
+from .running import LawBroken, law_engine, submit
+
+
+def check_state(
+    model: LanguageModel,
+    prompts: Ordered[Ordered[int]],
+    *,
+    drafter: Drafter | None,
+    budget: Policy | None = None,
+    rule: Rule | None = None,
+    sampler: Sampler | None = None,
+    source: Source | None = None,
+    max_new_tokens: int = 24,
+    tolerance: float = 1e-9,
+) -> float:
+    """State-identical: after every step every cache equals a fresh prefill of the same tokens, positions included.
+
+    The prompts run in one batch, each twice: the second one shares the first one's prefill by a fork and has a seed of
+    its own. Returns the largest absolute difference seen.
+    """
+    engine = law_engine(model, 7)
+    sampler, rule = sampler or Sampler.from_settings(), rule or Coupled()
+    running: list[Sequence] = []
+    for prompt in prompts:
+        settings = {"sampler": sampler, "source": source, "drafter": drafter, "budget": budget, "rule": rule}
+        settings["max_new_tokens"] = max_new_tokens  # type: ignore[assignment]
+        first = submit(engine, Request(prompt, seed=0, **settings))  # type: ignore[arg-type]
+        running += [first, submit(engine, Request(prompt, seed=1, **settings), like=first)]  # type: ignore[arg-type]
+    worst = 0.0
+    while any(not seq.finished for seq in running):
+        for seq in engine.step():
+            assert isinstance(seq, Sequence)
+            worst = max(worst, distance_to_fresh(model, seq))
+            if worst > tolerance:
+                raise LawBroken(f"after {len(seq.tokens)} tokens the cache is {worst:.2e} away from a fresh prefill")
+    return worst
+
+
+def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
+    """Largest difference between a sequence's caches and ones that read their tokens in one chunk.
+
+    model: what it was decoded with; what a source made of it stands in the sequence.
+    """
+    n = seq.cache.next_position
+    if seq.generated and n != len(seq.tokens) - 1:
+        raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the pending one belong there")
+    if not isinstance(seq.cache, Contexts):
+        return _distance(model if seq.source is None else seq.model, seq.cache, seq.tokens[:n])
+    if seq.cache.tokens != seq.tokens[:n]:
+        raise LawBroken(f"after {n} tokens the contexts hold {seq.cache.tokens} instead of {seq.tokens[:n]}")
+    return max(_distance(model, cache, tokens) for model, cache, tokens in seq.cache.readings())
+
+
+def _distance(model: Reader, cache: KVCache, tokens: Ordered[int]) -> float:
+    """Largest difference between `cache` and a fresh one that read `tokens`."""
+    n, stop = len(tokens), cache.prefix + len(tokens)
+    places = np.arange(-cache.prefix, n)
+    if (cache.lengths != stop).any() or (cache.positions[:, :stop] != places).any() or cache.next_position != n:
+        raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
+    if n == 0:
+        return 0.0
+    fresh = model.new_cache()
+    drive(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
+    fresh.keep(range(n))
+    return float((cache.data[:, :, :, :stop] - fresh.data[:, :, :, :stop]).abs().max())

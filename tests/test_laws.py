@@ -1,0 +1,208 @@
+"""The laws can fail: warps, drafters and batches that are wrong, or that put nothing to the test, are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.budget.base import Budget
+from decodery.budget.fixed import Fixed
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.draft.base import Drafter
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.registry import methods
+from decodery.sample import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
+from decodery.testing import Garbage, LawBroken, Oracle, check_batch, check_identical, check_warp, decode
+from decodery.testing.models import tiny_transformer
+from methods import WARPS
+
+TARGET = tiny_transformer(0)
+PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+
+
+@pytest.mark.parametrize("size", [64, 50_000])
+@pytest.mark.parametrize("name", WARPS)
+def test_every_registered_warp_keeps_its_laws(name: str, size: int) -> None:
+    assert not WARPS[name].neutral
+    # Rows of the larger vocabulary torch splits among threads, which must not change how a row is rounded.
+    few = [([1, 2, 1, 2, 1], [2, 1]), ([4, 5, 6, 7], [3])]
+    check_warp(WARPS[name], vocab_size=size, texts=few if size > 64 else None)
+
+
+def test_every_registered_warp_is_in_the_list() -> None:
+    assert {name: type(warp) for name, warp in WARPS.items()} == {each.name: each.cls for each in methods("sample")}
+
+
+@dataclass(frozen=True)
+class _Broken(Warp):
+    """Doubles the logits, as what is derived from it does in a wrong way."""
+
+    stage = Stage.EDIT
+
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return logits * 2
+
+
+class InPlace(_Broken):
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return logits.mul_(2)
+
+
+class OtherRows(_Broken):
+    """Subtracts the largest logit of the whole call from the negative ones."""
+
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return torch.where(logits < 0, logits - logits.max(), logits)
+
+
+@dataclass(frozen=True)
+class Remembers(_Broken):
+    """Gives every output position the temperature that the first text to get there asked for."""
+
+    seen: dict[int, float] = field(default_factory=dict)
+
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        heat = [self.seen.setdefault(each.position, 1.0 + len(each.tokens)) for each in contexts]
+        return logits / torch.tensor(heat)[:, None]
+
+
+class Undeclared(_Broken):
+    def init(self, prompt: Ordered[int]) -> Any:
+        return len(prompt)
+
+
+class Drawn(_Broken):
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return logits + torch.from_numpy(np.random.default_rng().random(logits.shape)).float()
+
+
+class Impure(_Broken):
+    """Counts tokens in a list that all branches share."""
+
+    stateful = True
+    hears_logprobs = False
+
+    def init(self, prompt: Ordered[int]) -> Any:
+        return []
+
+    def advance(self, state: Any, token: int, logprob: float) -> Any:
+        state.append(token)
+        return state
+
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return logits / torch.tensor([1.0 + len(each.state) for each in contexts])[:, None]
+
+
+class Revives(_Broken):
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return logits.clamp(min=-1e9)
+
+
+class Empties(_Broken):
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return torch.full_like(logits, -torch.inf)
+
+
+class View(_Broken):
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return logits.view_as(logits)
+
+
+@dataclass(frozen=True)
+class Reuses(_Broken):
+    """Writes all its answers of a size into the same tensor."""
+
+    buffers: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def warp(self, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        return torch.mul(logits, 2, out=self.buffers.setdefault(len(logits), torch.empty_like(logits)))
+
+
+class SaysNeutral(_Broken):
+    neutral = True
+
+
+@pytest.mark.parametrize(
+    ("warp", "said"),
+    [
+        (InPlace(), "changes in place"),
+        (OtherRows(), "beside other rows"),
+        (Remembers(), "depends on what it was asked before"),
+        (Undeclared(), "set stateful = True"),
+        (Drawn(), "asked again"),
+        (Impure(), "advance of .* changes the state"),
+        (Revives(), "revives an excluded token"),
+        (Empties(), "no law"),
+        (View(), "returns a view"),
+        (Reuses(), "the same memory twice"),
+        (SaysNeutral(), "says it is neutral"),
+        (MinNewTokens(0, (3,)), None),
+        (MinNewTokens(5, (900,)), "nothing was put to the test"),
+        (_Broken(), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Warp) else "",
+)
+def test_broken_warps_are_caught(warp: Warp, said: str | None) -> None:
+    if said is None:
+        check_warp(warp)
+        return
+    with pytest.raises(LawBroken, match=said):
+        check_warp(warp)
+
+
+@pytest.mark.parametrize("warp", [OtherRows(), Impure()], ids=lambda warp: type(warp).__name__)
+def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(warp: Warp) -> None:
+    (plain,) = decode(TARGET, PROMPTS[:1])
+    sampler = Sampler([warp, Temperature(1.0)])
+    with pytest.raises(LawBroken):
+        check_identical(TARGET, PROMPTS[:1], drafter=Oracle(tuple(plain.tokens)), sampler=sampler)
+
+
+class Silent(Drafter):
+    """Never drafts."""
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        return TokenTree.root(seq.pending)
+
+
+class Wrong(Drafter):
+    """Always drafts token 0, which no text holds where a bias bans it."""
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        return TokenTree.chain(seq.pending, [0] * min(1, budget.nodes, budget.depth))
+
+
+@pytest.mark.parametrize("check", [check_identical, check_batch])
+def test_a_drafter_that_never_drafts_proves_nothing(check: Any) -> None:
+    with pytest.raises(LawBroken, match="drafted nothing in"):
+        check(TARGET, PROMPTS, drafter=Silent())
+    with pytest.raises(LawBroken, match="drafted nothing"):
+        check(TARGET, PROMPTS, drafter=PromptLookup(), budget=Fixed(0))
+    check(TARGET, PROMPTS, drafter=PromptLookup(), budget=Fixed(0), tested="nothing")
+
+
+@pytest.mark.parametrize("check", [check_identical, check_batch])
+def test_drafts_of_which_none_is_accepted_prove_nothing_but_where_they_are_wrong_on_purpose(check: Any) -> None:
+    never = Sampler.from_settings(logit_bias={0: -100.0})
+    with pytest.raises(LawBroken, match="accepted: nothing was put to the test"):
+        check(TARGET, PROMPTS, drafter=Wrong(), sampler=never)
+    check(TARGET, PROMPTS, drafter=Wrong(), sampler=never, tested="drafted")
+
+
+@pytest.mark.parametrize("check", [check_identical, check_batch])
+def test_texts_of_one_token_prove_nothing(check: Any) -> None:
+    with pytest.raises(LawBroken, match="longer than its first token"):
+        check(TARGET, PROMPTS, drafter=Garbage(), max_new_tokens=1)
+
+
+def test_a_comparison_with_itself_proves_nothing() -> None:
+    with pytest.raises(LawBroken, match="compared with itself"):
+        check_identical(TARGET, PROMPTS, drafter=None)
+    with pytest.raises(LawBroken, match="a batch of one"):
+        check_batch(TARGET, PROMPTS[:1], seeds=(0,))
