@@ -20,13 +20,16 @@ CASES ?= 20000
 SEED ?= 0
 SCHEMAS ?= 20000
 
-.PHONY: demo test fuzz lint bench docs clean
+.PHONY: demo test test-all fuzz lint bench docs clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
 
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest
+
+test-all: $(VENV)/installed-test
+	DECODERY_MATRIX=full $(BIN)/python -m pytest
 
 # CASES mutated files of every kind and SCHEMAS schemas, decided by SEED: what reading the ones comes to, and whether the
 # others allow what the jsonschema package accepts.

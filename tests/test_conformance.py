@@ -1,11 +1,17 @@
-"""Every drafter x rule x sampler through the laws, on tiny models in float64."""
+"""Every drafter, rule and sampler through the laws, on tiny models in float64.
+
+`make test` runs every method with every law and every pair of methods once; `make test-all` the whole matrix.
+"""
 
 from __future__ import annotations
+
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
+from covering import covering
 from decodery.budget.base import Budget
 from decodery.budget.fixed import Fixed
 from decodery.core.sequence import Sequence
@@ -57,7 +63,18 @@ PAIRS = [
     # Rules about several draws treat drafts that were not drawn, and single ones, as the rejection rule does.
     and (rule in ("coupled", "rejection") or (make(OTHER).origin != "deterministic" and drafter not in CHAINS))
 ]
-FULL = [("draft-model", "rejection"), ("prompt-lookup", "rejection")]
+MOST_DRAWS = [("draft-model", "rejection"), ("prompt-lookup", "rejection")]
+
+
+def _applies(law: str, drafter: str, rule: str, sampler: str) -> bool:
+    """Whether a law is one for these: other rules than the coupled one keep the seed's own text when greedy only."""
+    if (drafter, rule) not in PAIRS:
+        return False
+    own = rule == "coupled" or SAMPLERS[sampler].greedy
+    return own or law == "state" or (law == "batch" and drafter not in ADAPTIVE)
+
+
+MATRIX = [row for row in product(("identical", "batch", "state"), DRAFTERS, RULES, SAMPLERS) if _applies(*row)]
 SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.greedy}
 
 
@@ -73,10 +90,15 @@ def test_the_lists_name_every_registered_method() -> None:
     assert warps == {method.cls for method in methods("sample")}
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_coupled_gives_the_tokens_of_plain_decoding(drafter: str, sampler: str) -> None:
-    check_identical(TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), sampler=SAMPLERS[sampler], eos_ids=(0,))
+@pytest.mark.parametrize(("law", "drafter", "rule", "sampler"), covering(MATRIX))
+def test_every_combination_keeps_the_laws(law: str, drafter: str, rule: str, sampler: str) -> None:
+    settings = {"drafter": DRAFTERS[drafter](OTHER), "rule": RULES[rule], "sampler": SAMPLERS[sampler]}
+    if law == "identical":
+        check_identical(TARGET, PROMPTS, eos_ids=(0,), **settings)
+    elif law == "batch":
+        check_batch(TARGET, PROMPTS, **settings)
+    else:
+        check_state(TARGET, PROMPTS[:3], **settings)
 
 
 @pytest.mark.parametrize("sampler", CHOOSING)
@@ -87,25 +109,6 @@ def test_warps_that_choose_are_the_same_under_speculation(sampler: str) -> None:
     check_state(TARGET, PROMPTS[:2], drafter=made, sampler=CHOOSING[sampler], max_new_tokens=12)
     with pytest.raises(SettingsError, match="compares log-probabilities"):
         Request([1], sampler=CHOOSING[sampler], rule=LOSSY_RULES["adadec"])
-
-
-@pytest.mark.parametrize("sampler", [name for name, sampler in SAMPLERS.items() if sampler.greedy])
-@pytest.mark.parametrize(("drafter", "rule"), [pair for pair in PAIRS if pair[1] != "coupled"])
-def test_rules_that_keep_the_law_are_greedy_identical(drafter: str, rule: str, sampler: str) -> None:
-    check_identical(TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=SAMPLERS[sampler])
-
-
-@pytest.mark.parametrize(("drafter", "rule"), PAIRS)
-def test_a_batch_gives_what_its_members_give_alone(drafter: str, rule: str) -> None:
-    seeded = rule == "coupled" or drafter not in ADAPTIVE
-    for sampler in (SAMPLERS["greedy"], SAMPLERS["everything"])[: 1 + seeded]:
-        check_batch(TARGET, PROMPTS, drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=sampler)
-
-
-@pytest.mark.parametrize(("drafter", "rule"), PAIRS)
-def test_the_cache_equals_a_fresh_prefill_after_every_step(drafter: str, rule: str) -> None:
-    for sampler in (SAMPLERS["greedy"], SAMPLERS["nucleus"]):
-        check_state(TARGET, PROMPTS[:3], drafter=DRAFTERS[drafter](OTHER), rule=RULES[rule], sampler=sampler)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -134,8 +137,8 @@ def test_budgets_that_stop_between_draws_keep_the_law(budget: str) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter_keeps_to_small_budgets(drafter: str) -> None:
     # No more than one node is checked by the engine at every step; with none, drafters must still learn.
-    for nodes in (0, 1):
-        make, settings = DRAFTERS[drafter], {"seeds": (0,), "max_new_tokens": 12}
+    for nodes, tested in ((0, "nothing"), (1, "drafted")):
+        make, settings = DRAFTERS[drafter], {"seeds": (0,), "max_new_tokens": 12, "tested": tested}
         (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=make(OTHER), budget=Fixed(nodes), **settings)
         assert max(step.nodes for step in run.trace.decoding) <= nodes
 
@@ -195,10 +198,10 @@ def test_a_model_that_drafts_for_itself_is_always_right(sampler: str, rule: str)
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_keep_every_law(source: str) -> None:
     made = SOURCES[source](OTHER)
-    for name in ("prompt-lookup", "draft-model", "suffix-tree"):
-        drafter = DRAFTERS[name](OTHER)
-        for sampler in (SAMPLERS["greedy-penalties"], SAMPLERS["nucleus"]):
-            check_identical(TARGET, PROMPTS, drafter=drafter, sampler=sampler, source=made, eos_ids=(0,), seeds=(0,))
+    rows = list(product(("greedy-penalties", "nucleus"), ("prompt-lookup", "draft-model", "suffix-tree")))
+    for sampler, name in covering(rows, 1):
+        drafter, settings = DRAFTERS[name](OTHER), {"sampler": SAMPLERS[sampler], "source": made, "seeds": (0,)}
+        check_identical(TARGET, PROMPTS, drafter=drafter, eos_ids=(0,), **settings)
     check_batch(TARGET, PROMPTS, drafter=drafter, sampler=SAMPLERS["everything"], source=made, seeds=(0,))
     check_state(TARGET, PROMPTS[:2], drafter=drafter, source=made)
 
@@ -215,11 +218,16 @@ def test_sources_score_trees_as_they_score_texts(source: str) -> None:
         check_state(TARGET, PROMPTS[:1], drafter=oracle, **settings)
 
 
+DRAWN = [pair for pair in PAIRS if pair[1] != "coupled"]
+
+
 def _tilted(seed: int) -> TableModel:
     return TableModel(3, seed=seed, order=2)
 
 
-@pytest.mark.parametrize(("drafter", "rule"), [pair for pair in PAIRS if pair[1] != "coupled"])
+@pytest.mark.parametrize(
+    ("drafter", "rule"), [*covering([pair for pair in DRAWN if pair not in MOST_DRAWS], 1), *MOST_DRAWS]
+)
 def test_rules_keep_the_law(drafter: str, rule: str) -> None:
     # The nucleus makes both laws sparse: rejections, zero probabilities and residuals all occur.
     # One drafter of each origin is given the full number of draws; the others go the same way through the rules.
@@ -228,7 +236,7 @@ def test_rules_keep_the_law(drafter: str, rule: str) -> None:
         drafter=DRAFTERS[drafter](_tilted(7)),
         rule=RULES[rule],
         sampler=SAMPLERS["nucleus"],
-        draws=20_000 if (drafter, rule) in FULL else 3000 if rule == "rejection" else 1500,
+        draws=20_000 if (drafter, rule) in MOST_DRAWS else 3000 if rule == "rejection" else 1500,
     )
 
 

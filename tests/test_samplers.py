@@ -22,7 +22,7 @@ from decodery.sample import DRY, XTC, Context, Mirostat, Momentum, NoRepeatNGram
 from decodery.sample.history import Counts, Repeats, token_counts
 from decodery.sample.mirostat import rank_bound, zipf_exponents
 from decodery.sample.momentum import depths
-from decodery.testing import check_identical, tiny_transformer
+from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.verify.base import Accepted, Laws, Rule
 
 INF = math.inf
@@ -193,14 +193,12 @@ def test_momentum_takes_the_best_score_and_leaves_nothing_to_chance() -> None:
 def test_an_infinite_resistance_forbids_runs() -> None:
     model = tiny_transformer(0)
     warp = Momentum(k=64, resistance=(0.0, 0.0, 0.0, INF))
-    (run,) = check_identical(model, [[5, 6, 7]], drafter=None, sampler=Sampler([warp]), seeds=(0,), max_new_tokens=80)
+    (run,) = decode(model, [[5, 6, 7]], sampler=Sampler([warp]), max_new_tokens=80)
     runs = [tuple(run.tokens[start : start + 3]) for start in range(len(run.tokens) - 2)]
     assert len(set(runs)) == len(runs)
-    (greedy,) = check_identical(model, [[5, 6, 7]], drafter=None, seeds=(0,), max_new_tokens=80)
+    (greedy,) = decode(model, [[5, 6, 7]], max_new_tokens=80)
     assert len({tuple(greedy.tokens[start : start + 3]) for start in range(81)}) < 81
-    (same,) = check_identical(
-        model, [[5, 6, 7]], drafter=None, sampler=Sampler([Momentum(alpha=0.0)]), seeds=(0,), max_new_tokens=80
-    )
+    (same,) = decode(model, [[5, 6, 7]], sampler=Sampler([Momentum(alpha=0.0)]), max_new_tokens=80)
     assert same.tokens == greedy.tokens
 
 

@@ -24,11 +24,12 @@ from ..model.protocol import LanguageModel, Reader
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..verify.base import Rule
+from .drafters import Garbage
 from .running import LawBroken, decode
 
 Tested = Literal["accepted", "drafted", "nothing"]
 """What must have happened for a law to say anything of drafts: a draft became text; one was checked, for drafts that
-are wrong on purpose; nothing, where a budget leaves no room for one."""
+are wrong on purpose; nothing, where a budget leaves no room for one. None: the second for Garbage, else the first."""
 
 _UNTESTED = "nothing was put to the test"
 _COUNTED = ("nodes", "accepted")
@@ -48,7 +49,7 @@ def check_identical(
     eos_ids: Ordered[int] = (),
     near_tie: float = 0.0,
     excuses: int = 0,
-    tested: Tested = "accepted",
+    tested: Tested | None = None,
 ) -> list[Sequence]:
     """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
 
@@ -81,7 +82,7 @@ def check_identical(
     return drafted
 
 
-def _require_tested(runs: Ordered[Sequence], drafter: Drafter | None, tested: Tested) -> None:
+def _require_tested(runs: Ordered[Sequence], drafter: Drafter | None, tested: Tested | None) -> None:
     """Raise LawBroken where these runs say nothing of drafts, or nothing at all."""
     passes = sum(run.trace.passes for run in runs)
     if not passes:
@@ -91,7 +92,7 @@ def _require_tested(runs: Ordered[Sequence], drafter: Drafter | None, tested: Te
     nodes, accepted = (sum(getattr(step, what) for run in runs for step in run.trace.steps) for what in _COUNTED)
     if not nodes:
         raise LawBroken(f"{drafter} drafted nothing in {passes} passes: {_UNTESTED}")
-    if not accepted and tested == "accepted":
+    if not accepted and (tested or ("drafted" if isinstance(drafter, Garbage) else "accepted")) == "accepted":
         raise LawBroken(
             f"none of {nodes} drafted tokens of {drafter} was accepted: {_UNTESTED} (longer texts, or tested='drafted' "
             "where drafts are wrong on purpose)"
@@ -136,7 +137,7 @@ def check_batch(
     source: Source | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,
-    tested: Tested = "accepted",
+    tested: Tested | None = None,
 ) -> None:
     """A sequence in a batch with ragged prompts and ragged trees is what it is alone, chunked prefill or not.
 
