@@ -347,7 +347,7 @@ def test_a_drafter_that_reads_everything_is_always_right(rule) -> None:
 def test_the_step_towards_the_drafter_changes_greedy_texts_and_raises_acceptance() -> None:
     # A drafter that knows half the context; the tiny models disagree often enough.
     drafter = Rapid(OTHER, gamma=3, confidence=0.0, head=1, query=3, chunk=4, length=4)
-    check_identical(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=0))
+    check_identical(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=0), max_new_tokens=60)
     accepted = []
     for eta in (0.0, 50.0):
         (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=eta), max_new_tokens=60)

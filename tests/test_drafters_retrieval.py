@@ -88,7 +88,9 @@ def test_every_budget_is_kept(name: str) -> None:
     for nodes, depth in ((0, 0), (1, 1), (3, 1), (2, 5), (9, 3)):
         drafter = Narrow(DRAFTERS[name](OTHER), nodes, depth)
         for sampler in (Sampler.from_settings(), HOT):
-            check_identical(TARGET, PROMPTS[1:2], drafter=drafter, sampler=sampler, seeds=(0,), max_new_tokens=12)
+            settings = {"sampler": sampler, "seeds": (0,), "max_new_tokens": 12, "tested": "nothing"}
+            (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=drafter, **settings)
+            assert all(step.nodes <= nodes for step in run.trace.decoding)
 
 
 @pytest.mark.parametrize("name", ["token-recycling", "aded", "stand", "suffix-tree", "graft"])

@@ -270,11 +270,13 @@ def test_draws_verified_as_what_they_are_not_are_caught() -> None:
 
 @pytest.mark.parametrize(("origin", "rule"), [*LOSSLESS, ("sampled", Typical())])
 def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin, rule: Rule) -> None:
-    drafter = Branching(origin, (3, 2, 1), DraftModel(tiny_transformer(0, num_layers=1)))
-    prompts = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
-    settings = {"drafter": drafter, "rule": rule, "sampler": NUCLEUS}
-    check_batch(tiny_transformer(0), prompts, seeds=(0,), max_new_tokens=12, **settings)
-    check_state(tiny_transformer(0), prompts, max_new_tokens=12, **settings)
+    target, prompts = tiny_transformer(0), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+    # Drafts that are mostly rejected, and the target's own.
+    for model, tested in ((tiny_transformer(0, num_layers=1), "drafted"), (target, "accepted")):
+        drafter = Branching(origin, (3, 2, 1), DraftModel(model))
+        settings = {"drafter": drafter, "rule": rule, "sampler": NUCLEUS, "max_new_tokens": 12}
+        check_batch(target, prompts, seeds=(0,), tested=tested, **settings)
+        check_state(target, prompts, **settings)
 
 
 def test_the_typical_threshold_falls_with_the_entropy() -> None:
