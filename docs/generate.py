@@ -1,5 +1,7 @@
 """Writes the generated parts of the documentation: whatever stands between `<!-- begin X -->` and `<!-- end X -->`.
 
+Writes as well what type checkers read of the packages of methods, whose names are otherwise found when they are used.
+
 `python docs/generate.py` writes them, `--check` only tells whether they are up to date.
 """
 
@@ -14,6 +16,7 @@ from pathlib import Path
 import click
 
 from decodery import registry
+from decodery.catalogue import shown
 from decodery.cli.main import COMMANDS, cli
 from decodery.registry import Method
 
@@ -123,21 +126,41 @@ def fill(text: str) -> str:
     return re.sub(r"<!-- begin ([\w-]+) -->.*?<!-- end \1 -->", section, text, flags=re.DOTALL)
 
 
-def stale() -> list[Path]:
-    """The pages whose generated parts are out of date."""
-    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
-    return [page for page, text in texts.items() if fill(text) != text]
+def stubs() -> dict[Path, str]:
+    """The stub of every package of methods: its names and where they come from."""
+    packages = [family for family in registry.FAMILIES if shown(family)]
+    return {
+        ROOT / "src" / "decodery" / family.replace(".", "/") / "__init__.pyi": _stub(family, packages)
+        for family in packages
+    }
+
+
+def _stub(family: str, packages: list[str]) -> str:
+    inner = [name for parent, _, name in (package.rpartition(".") for package in packages) if parent == family]
+    lines = ["# Written by docs/generate.py.", *(f"from . import {name} as {name}" for name in inner)]
+    lines += [f"from .{home.rpartition('.')[2]} import {name} as {name}" for name, home in shown(family).items()]
+    return "\n".join(lines) + "\n"
+
+
+def stale() -> dict[Path, str]:
+    """What is out of date: the pages by their generated parts, and the stubs; each as it should be."""
+    pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
+    return {
+        path: text
+        for path, text in (pages | stubs()).items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
 
 
 def main() -> int:
-    pages = stale()
-    for page in pages:
+    found = stale()
+    for path, text in found.items():
         if "--check" in sys.argv:
-            print(f"{page.relative_to(ROOT)} is out of date: run `make docs`")
+            print(f"{path.relative_to(ROOT)} is out of date: run `make docs`")
         else:
-            page.write_text(fill(page.read_text(encoding="utf-8")), encoding="utf-8")
-            print(f"wrote {page.relative_to(ROOT)}")
-    return 1 if pages and "--check" in sys.argv else 0
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+    return 1 if found and "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

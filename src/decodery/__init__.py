@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import budget as budget
+    from . import constrain as constrain
+    from . import draft as draft
+    from . import sample as sample
+    from . import search as search
+    from . import source as source
+    from . import testing as testing
+    from . import train as train
+    from . import verify as verify
     from .decode.engine import Engine
     from .decode.lm import LM, Output, Piece
     from .registry import methods
@@ -20,7 +29,6 @@ _HOMES = {
     "Engine": ".decode.engine",
     "methods": ".registry",
 }
-_PACKAGES = ("constrain", "draft", "sample", "search", "source", "suggest", "testing", "verify")
 
 
 def load(name: str = "smollm2", **options: Any) -> LM:
@@ -49,10 +57,16 @@ def __getattr__(name: str) -> Any:
     # Heavy modules are imported when their names are first used, so that `decodery --help` is instant.
     from importlib import import_module
 
-    if name in _PACKAGES:
-        return import_module(f".{name}", __name__)
+    from .faces import submodule
+
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return submodule(__name__, name)
     value = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    from pkgutil import iter_modules
+
+    return sorted({*globals(), *__all__, *(module.name for module in iter_modules(__path__))})

@@ -1,4 +1,4 @@
-"""What is in the box, read from the source files: naming the methods must not cost the import of PyTorch."""
+"""What is in the box, read from the source files: naming it must not cost the import of PyTorch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _ROOT = Path(__file__).parent
-_MARK = "\n@register("
-"""What stands in a file that may define methods; the others are not parsed."""
+_MARKS = ("\n@register(", "\n__all__ = ")
+"""What stands in a file that has something to show; the others are not parsed."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +51,56 @@ def facts(
     }
 
 
+class Entry(NamedTuple):
+    """Where a method is: the module that defines it, and the name of its class there."""
+
+    described: Description
+    module: str
+    cls: str
+
+
 @cache
-def catalogue(family: str) -> dict[str, tuple[Description, str]]:
-    """By name, sorted: the methods a family's package defines, each with the module that does; no module is imported.
+def catalogue(family: str) -> dict[str, Entry]:
+    """By name, sorted: the methods a family's package defines; no module is imported.
 
     Raises ValueError where the arguments of a `@register(...)` are no literals.
     """
-    folder = _ROOT.joinpath(*family.split("."))
-    found = {
-        described.name: (described, f"{__package__}.{family}.{path.stem}")
-        for path in folder.glob("*.py")
-        for described in _of(path, family)
-    }
+    found = [
+        Entry(described, module, cls)
+        for module, body in _parsed(family)
+        for described, cls in _registered(body, family)
+    ]
+    return {entry.described.name: entry for entry in sorted(found, key=lambda entry: entry.described.name)}
+
+
+@cache
+def shown(family: str) -> dict[str, str]:
+    """What a family's package shows by name, and the module that has it: its methods' classes, and what `__all__` of
+    its modules names beside them; sorted, no module is imported."""
+    found = {entry.cls: entry.module for entry in catalogue(family).values()}
+    for module, body in _parsed(family):
+        for node in body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                found |= dict.fromkeys(ast.literal_eval(node.value), module)
     return dict(sorted(found.items()))
 
 
-def _of(path: Path, family: str) -> Iterator[Description]:
-    source = path.read_text(encoding="utf-8")
-    if _MARK not in source:
-        return
-    for node in ast.parse(source, str(path)).body:
+@cache
+def _parsed(family: str) -> list[tuple[str, list[ast.stmt]]]:
+    """Name and statements of the modules that have something to show."""
+    found = []
+    for path in sorted(_ROOT.joinpath(*family.split(".")).glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if path.stem != "__init__" and any(mark in source for mark in _MARKS):
+            found.append((f"{__package__}.{family}.{path.stem}", ast.parse(source, str(path)).body))
+    return found
+
+
+def _registered(body: list[ast.stmt], family: str) -> Iterator[tuple[Description, str]]:
+    for node in body:
         for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
             if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "register":
                 assert isinstance(node, ast.ClassDef)
                 (name,) = (ast.literal_eval(value) for value in mark.args)
                 given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in mark.keywords}
-                yield Description(family=family, **facts(name, doc=ast.get_docstring(node), **given))
+                yield Description(family=family, **facts(name, doc=ast.get_docstring(node), **given)), node.name

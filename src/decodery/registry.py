@@ -1,9 +1,6 @@
-"""Every method by name: which paper it is from, what it promises, what it needs, and how a text names it.
+"""Every method by name: which paper it is from, what it promises, and what it needs.
 
-A method is a frozen dataclass whose fields are its hyper-parameters. The same text,
-`name:key=value,key=value`, works in Python, on the command line, in requests to the server and in the
-benchmark. Where a setting is itself a method, its own settings stand in parentheses:
-`draft-model:growth=eagle-2(nodes=32,depth=6)`.
+A method is a frozen dataclass whose fields are its hyper-parameters.
 """
 
 from __future__ import annotations
@@ -11,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import importlib.util
-import pkgutil
-import re
-import types
-import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from .catalogue import Description, catalogue, facts
+from .contract import require_complete
 from .errors import SettingsError, UnknownMethod
+from .plugins import import_entry_points
+from .spec import build, listing, parts
 
 FAMILIES = (
     "draft",
@@ -66,7 +61,8 @@ def register(
     the package the class lives in or, for a class outside this project, the package of the base class it
     derives from.
 
-    Raises TypeError for a class that is no frozen dataclass, ValueError for a name taken by another class.
+    Raises TypeError for a class that is no frozen dataclass, has no family or lacks a method of its base, ValueError
+    for a name taken by another class.
     """
 
     def add(cls: C) -> C:
@@ -74,11 +70,15 @@ def register(
         if params is None or not params.frozen or "__dataclass_params__" not in vars(cls):
             raise TypeError(f"{cls.__name__} must be a frozen dataclass; put @register above @dataclass(frozen=True)")
         family = family_of(cls)
-        if family is None:
+        if family not in FAMILIES:
             raise TypeError(f"{cls.__name__} derives from no base type of this package, so it has no family")
+        require_complete(cls)
         known = _registered.setdefault(family, {})
-        if name in known and _origin(known[name].cls) != _origin(cls):
-            raise ValueError(f"the {family} method {name!r} is already registered by {known[name].cls.__name__}")
+        # Those of this package count whether they are imported yet or not.
+        entry = catalogue(family).get(name)
+        taken = _origin(known[name].cls) if name in known else entry and (entry.module, entry.cls)
+        if taken and taken != _origin(cls):
+            raise ValueError(f"the {family} method {name!r} is already registered by {taken[1]}: choose another name")
         said = facts(name, paper=paper, guarantee=guarantee, lossless=lossless, needs=needs, doc=cls.__doc__)
         known[name] = Method(family=family, **said, cls=cls)
         return cls
@@ -96,14 +96,22 @@ def methods(family: str | None = None) -> list[Method]:
 
 
 def descriptions() -> list[Description]:
-    """What all methods of this package say of themselves, as `methods` orders them, without importing any of them."""
-    return [said for family in FAMILIES for said, _ in catalogue(family).values()]
+    """What all methods say of themselves, as `methods` orders them; of those of this package none is imported."""
+    import_entry_points()
+    found: list[Description] = []
+    for family in FAMILIES:
+        # What is registered says the same of this package's methods, and tells of those of other projects.
+        known: dict[str, Description] = {name: entry.described for name, entry in catalogue(family).items()}
+        known |= _registered.get(family, {})
+        found += [known[name] for name in sorted(known)]
+    return found
 
 
 def method(described: Description) -> Method:
     """The method of a description, whose module alone is imported."""
-    _, module = catalogue(described.family)[described.name]
-    importlib.import_module(module)
+    entry = catalogue(described.family).get(described.name)
+    if entry is not None:
+        importlib.import_module(entry.module)
     return _registered[described.family][described.name]
 
 
@@ -139,150 +147,15 @@ def resolve(family: str, spec: Any) -> Any:
         if isinstance(spec, type) or actual != family:
             raise SettingsError(f"{spec!r} is not an instance of a {family} method; pass an instance or a name")
         return spec
-    name, settings = _parts(spec)
+    name, settings = parts(spec)
     _discover(family)
     known = _registered.get(family, {})
     if name not in known:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
         homes = [other for other in FAMILIES if name in catalogue(other)]
         elsewhere = f": {name} is a {homes[0]} method" if homes else ""
-        raise UnknownMethod(f"no {family} method is called {name!r}{elsewhere}; try {_listing(near)}")
-    return _build(known[name], settings)
-
-
-def split(text: str, separator: str) -> list[str]:
-    """The pieces of `text` between the separators that stand outside all parentheses and double quotes.
-
-    Raises SettingsError where parentheses do not match.
-    """
-    pieces, depth = [""], 0
-    for sign in _SIGN.findall(text):
-        depth += (sign == "(") - (sign == ")")
-        if depth < 0:
-            break
-        if sign == separator and depth == 0:
-            pieces.append("")
-        else:
-            pieces[-1] += sign
-    if depth != 0:
-        raise SettingsError(_UNMATCHED.format(text))
-    return pieces
-
-
-def _parts(spec: str) -> tuple[str, str]:
-    """Name and settings of "name:settings" or "name(settings)"."""
-    found = re.fullmatch(r"([^:(]*)(?:\((.*)\)|:(.*))?", spec.strip(), re.DOTALL)
-    if found is None:
-        raise SettingsError(_UNMATCHED.format(spec))
-    return found[1].strip(), found[2] or found[3] or ""
-
-
-def _build(method: Method, settings: str) -> Any:
-    """An instance of `method` from the text "key=value,key=value"."""
-    kinds = typing.get_type_hints(method.cls)
-    names = [field.name for field in dataclasses.fields(method.cls) if field.init]
-    known = f"its settings are {_listing(names)}" if names else "it has no settings"
-    values: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in split(settings, ","))):
-        key, equals, text = (piece.strip() for piece in item.partition("="))
-        key = key.replace("-", "_")
-        if not equals:
-            raise SettingsError(f"{method.name}: {item!r} is not key=value; {known}")
-        if key not in names:
-            raise SettingsError(f"{method.name} has no setting {key!r}; {known}")
-        if key in values:
-            raise SettingsError(f"{method.name}: {key} is given twice")
-        if len(text) > 1 and text[0] == text[-1] == '"':
-            text = text[1:-1]
-        try:
-            values[key] = _parse(text, kinds[key], "/:")
-        except ValueError:
-            raise SettingsError(f"{method.name}: {key}={text} is not {_kind_name(kinds[key])}") from None
-    if objects := beyond_text(method):
-        raise SettingsError(
-            f"{method.name} needs {_listing(objects)}, which no text can give: build the method in Python"
-        )
-    if missing := [name for name in _required(method) if name not in values]:
-        raise SettingsError(f"{method.name} needs {_listing(missing)}, as in {method.name}:{missing[0]}=...")
-    return method.cls(**values)
-
-
-def beyond_text(method: Method) -> list[str]:
-    """The settings that must be given and that no text can give, as a function: such a method is built in Python."""
-    kinds = typing.get_type_hints(method.cls)
-    return [name for name in _required(method) if _kind_name(kinds[name]) == _NO_TEXT]
-
-
-def _required(method: Method) -> list[str]:
-    return [
-        field.name
-        for field in dataclasses.fields(method.cls)
-        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-
-
-def _parse(text: str, kind: Any, separators: str) -> Any:
-    """`text` as a value of type `kind`; raises ValueError. separators: one per level of nested tuples."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        for member in sorted(arguments, key=lambda each: each is str):
-            try:
-                return _parse(text, member, separators)
-            except ValueError:
-                continue
-        raise ValueError(text)
-    if origin is typing.Literal:
-        for choice in arguments:
-            if text == str(choice):
-                return choice
-        raise ValueError(text)
-    if origin is tuple and separators:
-        parts = split(text, separators[0]) if text else []
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            arguments = (arguments[0],) * len(parts)
-        if len(arguments) != len(parts):
-            raise ValueError(text)
-        return tuple(_parse(part, member, separators[1:]) for part, member in zip(parts, arguments, strict=True))
-    if kind in (None, type(None)) and text.lower() == "none":
-        return None
-    if kind is bool and text.lower() in _TRUTH:
-        return _TRUTH[text.lower()]
-    if kind is int or kind is float or kind is str:
-        return kind(text)
-    raise ValueError(text)
-
-
-_SIGN = re.compile(r'"[^"]*"|.', re.DOTALL)
-"""One sign of a method's settings; what stands between double quotes is one."""
-
-_UNMATCHED = "the parentheses in {!r} do not match: write name(key=value), or a text that holds them in double quotes"
-
-_NO_TEXT = "something a text can give; build the method in Python"
-
-_TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-
-
-def _kind_name(kind: Any) -> str:
-    names = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "none",
-    }
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join(_kind_name(member) for member in typing.get_args(kind))
-    if typing.get_origin(kind) is typing.Literal:
-        return _listing([str(choice) for choice in typing.get_args(kind)], "or")
-    if typing.get_origin(kind) is tuple:
-        return (
-            "a list like a/b/c" if typing.get_origin(typing.get_args(kind)[0]) is not tuple else "a list like a:b/c:d"
-        )
-    return names.get(kind, _NO_TEXT)
-
-
-def _listing(names: Sequence[str], last: str = "and") -> str:
-    return ", ".join(names[:-1]) + f" {last} {names[-1]}" if len(names) > 1 else "".join(names)
+        raise UnknownMethod(f"no {family} method is called {name!r}{elsewhere}; try {listing(near)}")
+    return build(known[name], settings)
 
 
 def _origin(cls: type) -> tuple[str, str]:
@@ -290,23 +163,14 @@ def _origin(cls: type) -> tuple[str, str]:
 
 
 def _discover(family: str) -> None:
-    """Import the modules of a family's package once, so that its methods are registered."""
+    """Import once the modules that register a family's methods, and those of other projects."""
     if family in _discovered:
         return
     if family not in FAMILIES:
-        raise UnknownMethod(f"there is no family {family!r} of methods; the families are {_listing(FAMILIES)}")
+        raise UnknownMethod(f"there is no family {family!r} of methods; the families are {listing(FAMILIES)}")
     # Marked first: a module that resolves a method of its own family while it is imported must not come back
     # here.
     _discovered.add(family)
-    name = f"{_PACKAGE}.{family}"
-    if not _exists(name):
-        return
-    package = importlib.import_module(name)
-    for module in pkgutil.iter_modules(package.__path__):
-        if not module.ispkg:
-            importlib.import_module(f"{name}.{module.name}")
-
-
-def _exists(name: str) -> bool:
-    parent = name.rpartition(".")[0]
-    return (parent == _PACKAGE or _exists(parent)) and importlib.util.find_spec(name) is not None
+    for entry in catalogue(family).values():
+        importlib.import_module(entry.module)
+    import_entry_points()

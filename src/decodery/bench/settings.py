@@ -8,7 +8,7 @@ from typing import Any
 
 from ..budget.base import LARGEST, MOST_NODES
 from ..errors import SettingsError
-from ..registry import split
+from ..spec import split
 from .workloads import WORKLOADS
 
 QUALITATIVE, THROUGHPUT = "qualitative", "throughput"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..draft.base import Observation
     from ..model.protocol import Reader
 
+__all__ = ["Budget", "Outlook", "Policy"]
 
 MOST_NODES = 64
 """Drafted tokens per text and step, unless a request allows another number."""

@@ -11,7 +11,7 @@ import click
 
 from ..errors import SettingsError
 from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import Command, Option
+from .options import Command, Option, import_option
 
 if TYPE_CHECKING:
     from ..bench.result import Result
@@ -81,6 +81,7 @@ _PATH = click.Path(path_type=Path)
     type=_Names(),
     help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in).",
 )
+@import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
 @_what("--prompts", type=int, metavar="N", help="Questions per workload (all built-in ones, 40 of another set).")
 @_what(

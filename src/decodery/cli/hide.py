@@ -6,7 +6,7 @@ import json
 
 import click
 
-from .options import Command, model_options, output_option, read_prompt
+from .options import Command, import_option, model_options, output_option, read_prompt
 
 
 @click.command(cls=Command, short_help="Write a text that carries a message.")
@@ -15,6 +15,7 @@ from .options import Command, model_options, output_option, read_prompt
 @click.option("--search", default="coupling", metavar="SPEC", help="Settings, such as coupling:key=secret,top_k=50.")
 @click.option("--max-new-tokens", type=int, default=1024, show_default=True, metavar="N", help="Most tokens to write.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Decides what the message does not.")
+@import_option
 @model_options
 @output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
 @output_option("--json", "as_json", is_flag=True, help="Print one object and nothing else.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UnknownMethod
+from .options import import_option
 
 if TYPE_CHECKING:
     from ..catalogue import Description
@@ -33,9 +34,14 @@ _CALLS = {"suggest": "lm.drafts(prompt, k=3) in Python"}
 
 @click.command(short_help="List the methods, or tell all about one.")
 @click.argument("name", required=False)
+@import_option
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects; with NAME their settings too.")
 def methods(name: str | None, as_json: bool) -> None:
-    """List every method, or tell all about the one called NAME."""
+    """List every method, or tell all about the one called NAME.
+
+    Methods of your own are among them where their modules are imported, or named by an installed distribution under
+    the entry points decodery.methods.
+    """
     from .. import registry
 
     described = registry.descriptions()
@@ -103,7 +109,7 @@ def _page(method: Method) -> str:
         "",
         inspect.getdoc(method.cls) or "",
     ]
-    from ..registry import beyond_text
+    from ..spec import beyond_text
 
     settings = _settings(method)
     if settings:

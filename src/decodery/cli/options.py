@@ -85,6 +85,27 @@ def _bias(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return pairs or None
 
 
+def _import(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> None:
+    if not ctx.resilient_parsing:
+        from ..plugins import import_methods
+
+        for name in names:
+            import_methods(name)
+
+
+import_option = _option(
+    "Methods",
+    "--import",
+    multiple=True,
+    # Before the other options, whose values may name what it brings.
+    is_eager=True,
+    expose_value=False,
+    callback=_import,
+    metavar="MODULE",
+    help="Know the methods that MODULE, a name or a .py file, registers; may be repeated.",
+)
+
+
 model_options = _options(
     _option(
         "Model",
@@ -104,6 +125,7 @@ model_options = _options(
 )
 
 decoding_options = _options(
+    import_option,
     _option("Length", "--max-new-tokens", type=int, metavar="N", help="Stop after N tokens (256)."),
     _option("Length", "--min-new-tokens", type=int, metavar="N", help="Do not end before N tokens."),
     _option("Length", "--stop", multiple=True, metavar="TEXT", help="End before TEXT; may be repeated."),

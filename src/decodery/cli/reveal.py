@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from .options import Command, model_options, output_option
+from .options import Command, import_option, model_options, output_option
 
 _MOST_INPUT = 1 << 24
 _SURE = 0.99
@@ -22,6 +22,7 @@ _SURE = 0.99
     help="The text; standard input where missing.",
 )  # fmt: skip
 @click.option("--search", default="coupling", metavar="SPEC", help="The settings it was written with.")
+@import_option
 @model_options
 @output_option("--raw", is_flag=True, help="The prompt was continued as plain text.")
 @output_option("--json", "as_json", is_flag=True, help="Print one object and nothing else.")

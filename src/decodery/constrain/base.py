@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..contract import Contract
 from ..errors import ConstraintError, SettingsError
 from ..model.vocabulary import Vocabulary
 from ..sample.constraint import Constraint
+
+__all__ = ["Constraint", "Language"]
 
 MODES = ("canonical", "strict")
 Mode = Literal["canonical", "strict"]
@@ -18,7 +21,7 @@ MOST_CHARACTERS = 1 << 20
 
 
 @dataclass(frozen=True)
-class Language(ABC):
+class Language(Contract):
     """A set of texts, and how forced stretches are spelled in tokens.
 
     mode: what is allowed inside a stretch of text that is forced, such as a key's name. "canonical": the tokens the

@@ -6,6 +6,7 @@ many answers, as often as it needs to. Whoever drives several of them runs one p
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from types import GeneratorType
@@ -13,6 +14,7 @@ from typing import Any, TypeVar, cast, overload
 
 import torch
 
+from ..contract import Contract
 from ..model.batch import Batch, Segment
 from ..model.protocol import LanguageModel, Reader
 
@@ -45,12 +47,12 @@ Asking = Generator[list[Ask], list[Scored], T]
 """What asks, and in the end returns a T."""
 
 
-class Composed(Reader):
+class Composed(Contract, Reader):
     """What scores a text by asking others: models in several contexts, several models, layers of one model."""
 
+    @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
         """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
-        raise NotImplementedError
 
 
 def score(model: Reader, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:

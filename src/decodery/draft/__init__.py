@@ -1,5 +1,5 @@
 """Drafters, one per file, and what combines them."""
 
-from .combine import first, fuse, switch
+from ..faces import face
 
-__all__ = ["first", "fuse", "switch"]
+__getattr__, __dir__ = face(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from ..budget.base import Outlook
+from ..contract import Contract
 from ..core.ask import Asking, settled
 from ..core.tree import UNKNOWN, Origin, TokenTree
 from ..errors import SettingsError
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from ..budget.base import Budget
     from ..core.sequence import Sequence
     from ..model.protocol import Reader
+
+__all__ = ["Drafter", "Expander", "Observation"]
 
 
 @dataclass(slots=True)
@@ -61,7 +65,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Drafter:
+class Drafter(Contract):
     """A way of guessing the next tokens. Fields are hyper-parameters; memory lives in `seq.draft_state`.
 
     One that needs passes of a model is a generator that asks for them, see `decodery.core.ask`.
@@ -88,9 +92,9 @@ class Drafter:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
         return None
 
+    @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree | Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it proposes: define propose(seq, budget)")
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
@@ -148,14 +152,12 @@ class Expander(Drafter):
     def weighs_cost(self) -> bool:  # type: ignore[override]
         return isinstance(self.growth, Growth) and self.growth.weighs_cost
 
+    @abstractmethod
     def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor | Asking[torch.Tensor]:
         """The drafter's own logits [len(nodes), vocab] of the token after each of `nodes`, in one draft pass.
 
         tree: rooted at the pending token; one that was asked about before may only have grown.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say what it expects: define logits(seq, tree, nodes)"
-        )
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
         """[hidden] of the drafter's last layer after the last token it has read; None where it has none."""
@@ -236,8 +238,9 @@ class Composite(Drafter):
     """
 
     @property
+    @abstractmethod
     def parts(self) -> tuple[Drafter, ...]:
-        raise NotImplementedError
+        """The drafters it is made of."""
 
     @property
     def taps(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -16,6 +16,8 @@ from ..errors import SettingsError
 from ..registry import register, resolve
 from .base import Composite, Drafter
 
+__all__ = ["first", "fuse", "switch"]
+
 Choice = Callable[[Sequence], int]
 """Says which drafter speaks in this step."""
 

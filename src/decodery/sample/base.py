@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..contract import Contract
 from ..errors import SettingsError
+
+__all__ = ["Context", "Stage", "Warp"]
 
 
 class Stage(IntEnum):
@@ -44,7 +47,7 @@ class Context:
         return len(self.tokens) - self.prompt_length
 
 
-class Warp(ABC):
+class Warp(Contract):
     """Turns logits into logits; a frozen dataclass whose fields are its settings.
 
     A row's result depends on that row and its context only, never on what else is in the call. Excluded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ..contract import Contract
 from ..errors import ConstraintError
 from .base import Context, Stage, Warp
 
 
-class Constraint(ABC):
+class Constraint(Contract):
     """Which tokens may follow which: a state per text, never changed from outside, so that trees can hold many.
 
     End tokens are tokens like others: allowed exactly where the text may end. Every state that allowed tokens lead to

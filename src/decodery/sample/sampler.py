@@ -34,6 +34,8 @@ from .top_p import TopP
 from .typical import Typical
 from .xtc import XTC
 
+__all__ = ["ORDERS", "Sampler"]
+
 _PENALTIES = (RepetitionPenalty, FrequencyPenalty, PresencePenalty, DRY)
 
 ORDERS: dict[str, tuple[type[Warp], ...]] = {

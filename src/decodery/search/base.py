@@ -6,12 +6,14 @@ requests to the engine.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..contract import Contract
 from ..core.ask import Asking, Scored, score_all
 from ..core.sequence import Sequence
 from ..core.trace import Step
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from ..decode.request import Request
     from ..model.tokenizer import Tokenizer
 
+__all__ = ["Branches", "Search"]
+
 
 @dataclass(frozen=True)
-class Search:
+class Search(Contract):
     """A way of answering a request by more than one continuation. Fields are settings; one instance serves many."""
 
     def bind(self, tokenizer: Tokenizer) -> Search:
@@ -44,6 +48,7 @@ class Search:
         """What the best result, of this score, lacks of what was to be found, in a sentence; None for nothing."""
         return None
 
+    @abstractmethod
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         """Finished sequences, best first, with their `score`; one trace is common to all of them.
 
@@ -51,7 +56,6 @@ class Search:
         progress: called with the search's name, tokens written so far and the most that may be written.
         Raises SettingsError for a request this search cannot serve.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how it searches: define find(engine, request)")
 
     def run(self, engine: Engine, request: Request, progress: Progress = silent) -> list[Sequence]:
         """What `find` finds, looked for to the end."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
 
+__all__ = ["Reading"]
+
 _READ_ROWS = 64
 """Rows of a pass that reads, each with the logits of the whole vocabulary."""
 

@@ -6,12 +6,14 @@ Nothing here knows a model: a `World` extends particles, and what it reports abo
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from ..contract import Contract
 from ..core.ask import Asking, settled
 from ..errors import ConstraintError
 
@@ -38,7 +40,7 @@ class Block:
 
 
 @dataclass
-class Particle:
+class Particle(Contract):
     """A weighted text. blocks: what was drawn; value: log of the potential, or of the lookahead, where it stands now.
 
     finished: its text has ended, so that its weight stays as it is.
@@ -49,8 +51,9 @@ class Particle:
     log_weight: float = 0.0
 
     @property
+    @abstractmethod
     def finished(self) -> bool:
-        raise NotImplementedError
+        """Whether its text has ended."""
 
     @property
     def alive(self) -> bool:

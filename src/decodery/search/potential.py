@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..contract import Contract
 from ..errors import SettingsError
 from ..model.tokenizer import Tokenizer
+
+__all__ = ["Potential", "TextPotential"]
 
 Score = Callable[[str], float | bool]
 
 
-class Potential(ABC):
+class Potential(Contract):
     """Natural logarithms of positive weights of texts; -inf rules a text out.
 
     A weight belongs to the text as a whole, not to its last piece: what a search multiplies in as a text grows is the

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
 
+__all__ = ["Posterior"]
+
 
 @dataclass(frozen=True)
 class Posterior:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..contract import Contract
 from ..errors import SettingsError
 from ..model.protocol import LanguageModel, Reader
+
+__all__ = ["Source"]
 
 EXCLUDED = 1e5
 """What the logits of tokens that a source leaves out are lowered by: to probability 0, and still in the model's order,
@@ -15,7 +19,7 @@ so that a constraint which forbids all others finds something to choose from."""
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Contract):
     """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes.
 
     tapped: whether hidden states of the model can be had of every row, which some drafters ask for.
@@ -27,6 +31,7 @@ class Source:
         """This source with its texts turned into token ids."""
         return self
 
+    @abstractmethod
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         """What scores a text that begins with `prompt`; `model` is the one that was loaded.
 
@@ -34,7 +39,6 @@ class Source:
         batches give the tokens of plain decoding. Two of them compare equal where they score alike and differ in
         what their caches hold only: the engine then runs them together.
         """
-        raise NotImplementedError
 
 
 def token_ids(text: str | tuple[int, ...], name: str, setting: str, vocab_size: int) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -249,9 +250,9 @@ class Composite(Composed):
         scored = yield from self.composed(part, taps)
         return Scored(scored.logits, {tap: states[stays:] for tap, states in scored.hidden.items()})
 
+    @abstractmethod
     def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
         """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows."""
-        raise NotImplementedError(f"{type(self).__name__} does not say what it makes of its members: define composed")
 
     def new_cache(self) -> KVCache:
         # Whoever looks for keys and values in it asks for `readings`; all else is the same.

@@ -29,6 +29,8 @@ from .base import Source
 if TYPE_CHECKING:
     from ..model.transformer import _Pass
 
+__all__ = ["PartialWeights"]
+
 _KIND = "partial attention"
 _SHAPES = ("bend", "mix", "query", "key", "value", "output")
 

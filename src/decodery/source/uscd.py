@@ -17,6 +17,8 @@ from ..sample.entropy import row_sums
 from .base import EXCLUDED, Source, token_ids
 from .contexts import Composite, Member, Part
 
+__all__ = ["without_examples"]
+
 
 @register(
     "uscd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from ..contract import Contract
 from ..errors import CorruptFile, SettingsError
 from ..model.artifact import Artifact, refuse_other, remembered
 from ..model.config import LAYERS
@@ -16,6 +18,8 @@ from ..model.fields import Whole
 from ..model.protocol import Reader
 
 _MADE = "make one with `decodery train value`"
+
+__all__ = ["LinearValue", "Reward", "TextReward", "Value"]
 
 
 def fitted(value: Value | str, model: Reader) -> Value:
@@ -37,7 +41,7 @@ def fitted(value: Value | str, model: Reader) -> Value:
     return found
 
 
-class Value(Protocol):
+class Value(Contract):
     """How good a text will become, judged by its beginning.
 
     taps: after how many layers it wants the hidden states of the prefix's last token; empty for one that looks at the
@@ -45,11 +49,12 @@ class Value(Protocol):
     """
 
     @property
-    def taps(self) -> tuple[int, ...]: ...
+    def taps(self) -> tuple[int, ...]:
+        return ()
 
+    @abstractmethod
     def __call__(self, prefixes: Sequence[Sequence[int]], hidden: dict[int, torch.Tensor]) -> torch.Tensor:
         """[m] values of m prefixes, prompt included; hidden: {tap: [m, hidden]}."""
-        ...
 
 
 class Reward(Protocol):
@@ -72,7 +77,7 @@ class TextReward:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearValue:
+class LinearValue(Value):
     """A linear head on a hidden state: weight [hidden] and bias [], float32. tap: after how many layers it reads.
 
     model: `fingerprint` of the model it reads, "" where that is not known.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from ..contract import Contract
 from ..core.ask import Asking, score
 from ..core.sequence import Sequence
 from ..core.trace import Step
@@ -20,6 +22,8 @@ from ..sample.base import Context
 
 if TYPE_CHECKING:
     from ..model.protocol import Reader
+
+__all__ = ["Accepted", "Laws", "Rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ class Laws:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Rule(Contract):
     """A verification rule. origins: how siblings may have arisen for the rule to keep its guarantee.
 
     taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds. greedy_only:
@@ -139,10 +143,10 @@ class Rule:
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where this is not for texts of `model`."""
 
+    @abstractmethod
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted | Asking[Accepted]:
         """Walk `tree` from its root; returns the accepted path and the token that follows it.
 
         A rule that must see more first is a generator that lets the tree grow, see `Laws.grow`, as often as it needs
         to; nothing becomes text before it decides.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say what it accepts: define choose(tree, laws, seq)")

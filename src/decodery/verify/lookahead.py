@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -61,12 +62,12 @@ class View:
 class Lookahead(Rule):
     """A rule that decides run by run, after it has read on; drafts save it passes where they guess what it reads."""
 
+    @abstractmethod
     def decide(self, view: View, node: int) -> Run:
         """The next token or tokens after `node`; whatever where it has asked `view` for more rows.
 
         All but the last of several tokens must be scored.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how it decides: define decide(view, node)")
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Asking[Accepted]:
         view = View(laws, seq)

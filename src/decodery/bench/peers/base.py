@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...contract import Contract
 from ...decode.lm import LM
 from ...errors import SettingsError
 from ..subject import Run
@@ -33,7 +34,7 @@ class Told:
 
 
 @dataclass
-class Peer(ABC):
+class Peer(Contract):
     """Another program that decodes the same model from the same token ids, one prompt at a time."""
 
     name: str
@@ -46,7 +47,7 @@ class Peer(ABC):
     @abstractmethod
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told: ...
 
-    def new_round(self) -> None:  # noqa: B027 - for all of them there is nothing to do
+    def new_round(self) -> None:
         """A peer remembers nothing between prompts."""
 
     def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:

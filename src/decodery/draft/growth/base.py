@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ...contract import Contract
 from ...core.ask import Asking
 from ...core.tree import Origin, TokenTree
 
@@ -13,9 +15,11 @@ if TYPE_CHECKING:
     from ...core.sequence import Sequence
     from ..base import Expander
 
+__all__ = ["Growth"]
+
 
 @dataclass(frozen=True)
-class Growth:
+class Growth(Contract):
     """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
 
     origin: how siblings arise, see `TokenTree`. weighs_cost: see `Drafter`.
@@ -31,8 +35,6 @@ class Growth:
         """How many nodes a tree of its has at most, by its settings; None where they set no bound."""
         return None
 
+    @abstractmethod
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget (`nodes` and `depth` at least 1)."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not say how it grows: define grow(expander, seq, budget)"
-        )

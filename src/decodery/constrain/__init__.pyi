@@ -1,0 +1,10 @@
+# Written by docs/generate.py.
+from .checker import Checker as Checker
+from .choice import Choice as Choice
+from .base import Constraint as Constraint
+from .grammar import Grammar as Grammar
+from .json_schema import JSONSchema as JSONSchema
+from .base import Language as Language
+from .monitor import Monitor as Monitor
+from .python_type import PythonType as PythonType
+from .regex import Regex as Regex

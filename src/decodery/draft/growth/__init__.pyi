@@ -1,0 +1,10 @@
+# Written by docs/generate.py.
+from .dyspec import DySpec as DySpec
+from .eagle_2 import EAGLE2 as EAGLE2
+from .fixed_tree import FixedTree as FixedTree
+from .base import Growth as Growth
+from .k_chains import KChains as KChains
+from .rsd_c import RSDC as RSDC
+from .rsd_s import RSDS as RSDS
+from .sequoia import Sequoia as Sequoia
+from .specinfer import SpecInfer as SpecInfer

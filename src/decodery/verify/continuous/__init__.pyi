@@ -1,0 +1,2 @@
+# Written by docs/generate.py.
+from .density_ratio import DensityRatio as DensityRatio
