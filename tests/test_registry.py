@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from decodery import registry
 from decodery.budget.base import Policy
-from decodery.draft.base import Drafter
+from decodery.constrain.base import Language
+from decodery.core.ask import Composed
+from decodery.draft.base import Composite, Drafter, Expander
 from decodery.draft.combine import First, Fuse
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.growth.base import Growth
@@ -23,9 +25,13 @@ from decodery.draft.suffix_tree import SuffixTree
 from decodery.errors import SettingsError, UnknownMethod
 from decodery.registry import family_of, method_of, methods, register, resolve
 from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
+from decodery.sample.constraint import Constraint
 from decodery.search.base import Search
+from decodery.search.potential import Potential
 from decodery.source.base import Source
+from decodery.source.value import Value
 from decodery.verify.base import Rule
+from decodery.verify.lookahead import Lookahead
 
 
 @pytest.fixture(autouse=True)
@@ -230,3 +236,46 @@ def test_a_taken_name_is_refused_and_a_reload_is_not() -> None:
     register("settings")(Settings)
     with pytest.raises(ValueError, match="already registered by TopP"):
         register("top-p")(Settings)
+
+
+def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._registered, "sample", {})
+    with pytest.raises(ValueError, match="'top-p' is already registered by TopP: choose another name"):
+        register("top-p")(Settings)
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        (Drafter, r'define propose\(seq, budget\), "A tree rooted at the pending token'),
+        (Expander, r'define logits\(seq, tree, nodes\), "The drafter\'s own logits'),
+        (Composite, r'define parts \(a property\), "The drafters it is made of."'),
+        (Growth, r"define grow\(expander, seq, budget\), "),
+        (Rule, r"define choose\(tree, laws, seq\), "),
+        (Lookahead, r"define decide\(view, node\), "),
+        (Warp, r"define warp\(logits, contexts\), "),
+        (Source, r"define over\(model, prompt\), "),
+        (Composed, r"define compose\(segment, taps, role\), "),
+        (
+            Constraint,
+            r"define advance\(state, token\), .* and allowed\(state\), .* and init.* and is_complete\(state\), ",
+        ),
+        (Language, r"define compile\(vocabulary\), "),
+        (Search, r"define find\(engine, request, progress\), "),
+        (Potential, r"define complete\(outputs\), .* and prefix\(outputs\), "),
+        (Value, r"define __call__\(prefixes, hidden\), "),
+    ],
+)
+def test_a_class_that_leaves_something_out_is_told_what_to_write(base: type, said: str) -> None:
+    unfinished = dataclass(frozen=True)(type("Mine", (base,), {}))
+    with pytest.raises(TypeError, match=f"Mine is not complete: {said}") as caught:
+        unfinished()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_method_that_leaves_something_out_is_not_registered() -> None:
+    with pytest.raises(TypeError, match=r"Mine is not complete: define propose\(seq, budget\)"):
+        register("mine")(dataclass(frozen=True)(type("Mine", (Drafter,), {})))
+    with pytest.raises(TypeError, match="no family"):
+        register("mine")(dataclass(frozen=True)(type("Mine", (Composed,), {"compose": None})))
+    assert "mine" not in {method.name for method in methods()}

@@ -30,6 +30,6 @@ def _said(cls: type, name: str) -> str:
     member = inspect.getattr_static(cls, name)
     function: Any = member.fget if isinstance(member, property) else member
     arguments = [str(each).partition(":")[0] for each in inspect.signature(function).parameters.values()]
-    call = "a property" if isinstance(member, property) else f"({', '.join(arguments[1:])})"
+    call = " (a property)" if isinstance(member, property) else f"({', '.join(arguments[1:])})"
     summary = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
-    return f"{name}{' ' if isinstance(member, property) else ''}{call}" + (f', "{summary}"' if summary else "")
+    return f"{name}{call}" + (f', "{summary}"' if summary else "")
