@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from . import sample as sample
     from . import search as search
     from . import source as source
+    from . import suggest as suggest
     from . import testing as testing
     from . import train as train
     from . import verify as verify

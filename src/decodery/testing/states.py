@@ -44,7 +44,7 @@ def check_state(
     running: list[Sequence] = []
     for prompt in prompts:
         settings = {"sampler": sampler, "source": source, "drafter": drafter, "budget": budget, "rule": rule}
-        settings["max_new_tokens"] = max_new_tokens  # type: ignore[assignment]
+        settings["max_new_tokens"] = max_new_tokens
         first = submit(engine, Request(prompt, seed=0, **settings))  # type: ignore[arg-type]
         running += [first, submit(engine, Request(prompt, seed=1, **settings), like=first)]  # type: ignore[arg-type]
     worst = 0.0

@@ -1,0 +1,2 @@
+# Written by docs/generate.py.
+from .superposed import Superposition as Superposition
