@@ -7,10 +7,12 @@ Writes as well what type checkers read of the packages of methods, whose names a
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -104,11 +106,23 @@ def successor() -> str:
     return f"```python\n{(ROOT / 'examples' / 'successor.py').read_text(encoding='utf-8').strip()}\n```"
 
 
+OWN = ("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Small", "ShortSighted", "SecondThought")
+
+
+def own(name: str) -> str:
+    """A class of the example of methods of one's own, which the tests run."""
+    source = (ROOT / "examples" / "own_methods.py").read_text(encoding="utf-8")
+    (found,) = (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == name)
+    first = min(node.lineno for node in (found, *found.decorator_list))
+    return "```python\n" + "\n".join(source.splitlines()[first - 1 : found.end_lineno]) + "\n```"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "methods": methods,
     "method-count": method_count,
     "commands": commands,
     "successor": successor,
+    **{f"own-{name}": partial(own, name) for name in OWN},
     **timing.SECTIONS,
     **drafting.SECTIONS,
     **steering.SECTIONS,

@@ -6,10 +6,10 @@ Run it with `python examples/successor.py`.
 from dataclasses import dataclass
 
 import decodery as dc
-from decodery.budget.base import Budget
+from decodery.budget import Budget
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
-from decodery.draft.base import Drafter, Observation
+from decodery.draft import Drafter, Observation
 from decodery.registry import register
 from decodery.testing import check_batch, check_identical, check_state, tiny_transformer
 

@@ -1,0 +1,190 @@
+"""Methods of one's own of every other kind, each in a few lines and each checked by its laws.
+
+Run it with `python examples/own_methods.py`; `decodery methods --import examples/own_methods.py` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import decodery as dc
+from decodery.core.ask import Asking, Scored, score, together
+from decodery.core.tree import TokenTree
+from decodery.model.batch import Segment
+from decodery.model.protocol import LanguageModel, Reader
+from decodery.model.vocabulary import Vocabulary
+from decodery.registry import register
+from decodery.sample.constraint import Constrained
+from decodery.source.contexts import Composite, Member, Part
+
+
+@register("calm")
+@dataclass(frozen=True)
+class Calm(dc.sample.Warp):
+    """A warp that remembers: the more the last tokens surprised, the sharper the distribution.
+
+    strength: by how much logits grow per nat of the average surprise, of which every token takes 0.9 away.
+    """
+
+    strength: float = 0.2
+
+    stage = dc.sample.Stage.TEMPERATURE
+    stateful = True
+
+    def init(self, prompt: Sequence[int]) -> float:
+        return 0.0
+
+    def advance(self, state: float, token: int, logprob: float) -> float:
+        return 0.9 * state - 0.1 * logprob
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[dc.sample.Context]) -> torch.Tensor:
+        surprise = logits.new_tensor([context.state for context in contexts])
+        return logits * (1.0 + self.strength * surprise[:, None])
+
+
+@register("two-memories")
+@dataclass(frozen=True)
+class TwoMemories(dc.source.Source):
+    """A source: the mean of what the model says after the whole prompt and after its last tokens alone.
+
+    last: how many tokens of the prompt the second context begins with.
+    """
+
+    last: int = 4
+
+    def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
+        short = tuple(prompt[-self.last :])
+        return _Mean((Member("prompt", model), Member("short", model, short)), len(prompt))
+
+
+@dataclass(frozen=True)
+class _Mean(Composite):
+    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+        # Asked together, both contexts are rows of one pass. Rows of the prompt have no counterpart in the second.
+        both = [part.read(0, part.everything(), taps), part.read(1, part.only(1, part.wanted[part.output]))]
+        whole, short = yield from together(both)
+        if not part.output.any():
+            return whole
+        rows, logits = torch.from_numpy(part.output), whole.logits.clone()
+        logits[rows] = (whole.logits[rows].log_softmax(dim=-1) + short.logits.log_softmax(dim=-1)) / 2
+        return replace(whole, logits=logits)
+
+
+@register("at-most")
+@dataclass(frozen=True)
+class AtMost(dc.constrain.Language):
+    """A constraint: any text of at most so many tokens. It is said without a model, and compiled for its tokens."""
+
+    tokens: int = 8
+
+    def compile(self, vocabulary: Vocabulary) -> dc.constrain.Constraint:
+        return Counting(self.tokens, vocabulary.size, vocabulary.eos_ids)
+
+
+@dataclass(frozen=True)
+class Counting(dc.constrain.Constraint):
+    """The state is how many tokens may still come; a state is never changed, only followed by another."""
+
+    tokens: int
+    size: int
+    ends: tuple[int, ...]
+
+    def init(self, prompt: Sequence[int]) -> int:
+        return self.tokens
+
+    def allowed(self, state: int) -> np.ndarray:
+        mask = np.full(self.size, state > 0)
+        mask[list(self.ends)] = True
+        return mask
+
+    def advance(self, state: int, token: int) -> int:
+        return 0 if token in self.ends else state - 1
+
+    def is_complete(self, state: int) -> bool:
+        return True
+
+
+class Varied(dc.search.Potential):
+    """A scorer for `smc`: a beginning and a finished text weigh the more, the more different tokens they have."""
+
+    def prefix(self, outputs: Sequence[Sequence[int]]) -> list[float]:
+        return [float(len(set(output))) for output in outputs]
+
+    complete = prefix
+
+
+class Small(dc.source.Value):
+    """A scorer for `controlled-decoding` and `controlled-blocks`: prefixes are worth more, the lower their last token.
+
+    It looks at tokens alone, so that it has no `taps`.
+    """
+
+    def __call__(self, prefixes: Sequence[Sequence[int]], hidden: dict[int, torch.Tensor]) -> torch.Tensor:
+        return torch.tensor([-float(prefix[-1]) for prefix in prefixes])
+
+
+@register("short-sighted", lossless=True)
+@dataclass(frozen=True)
+class ShortSighted(dc.draft.Drafter):
+    """A drafter that asks for a pass: it drafts what the model itself says after the last few tokens alone."""
+
+    window: int = 8
+
+    def propose(self, seq: Any, budget: dc.budget.Budget) -> Asking[TokenTree]:
+        if min(budget.nodes, budget.depth) < 1:
+            return TokenTree.root(seq.pending)
+        text = seq.tokens[-self.window :]
+        segment = Segment.chunk(text, seq.model.new_cache(), logit_rows=[len(text) - 1])
+        scored = yield from score(seq.model, segment, role="draft")
+        return TokenTree.chain(seq.pending, [int(scored.logits[0].argmax())])
+
+
+@register("second-thought", guarantee="the likeliest token, or the second where the model is surer of what follows")
+@dataclass(frozen=True)
+class SecondThought(dc.verify.Rule):
+    """A rule that asks for a pass: where two tokens are close, it reads on behind both before it takes one.
+
+    margin: how many nats apart they may be.
+    """
+
+    margin: float = 0.5
+
+    greedy_only = True
+
+    def choose(self, tree: TokenTree, laws: dc.verify.Laws, seq: Any) -> Asking[dc.verify.Accepted]:
+        best = laws.rows([0])[0].log_softmax(dim=-1).topk(2)
+        tokens = best.indices.tolist()
+        if seq.remaining == 1 or float(best.values[0] - best.values[1]) > self.margin:
+            return dc.verify.Accepted([], tokens[0])
+        yield from laws.grow([(token,) for token in tokens])
+        sure = [float(laws.probabilities(laws.tree.child(0, token)).max()) for token in tokens]
+        return dc.verify.Accepted([], tokens[sure.index(max(sure))])
+
+
+if __name__ == "__main__":
+    from decodery.decode.engine import Engine
+    from decodery.decode.request import Request
+    from decodery.testing import check_batch, check_constraint, check_identical, check_state, decode, tiny_transformer
+
+    model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+    drawn = dc.sample.Sampler([dc.sample.Temperature(0.8), Calm()])
+    check_identical(model, prompts, drafter=dc.draft.PromptLookup(), sampler=drawn)
+    check_batch(model, prompts, drafter=ShortSighted(), sampler=drawn, source=TwoMemories())
+    check_state(model, prompts, drafter=ShortSighted(), source=TwoMemories())
+    check_batch(model, prompts, rule=SecondThought())
+
+    constraint = Counting(8, model.vocab_size, ends=(0,))
+    check_constraint(constraint, eos_ids=[0])
+    (text,) = decode(model, prompts[:1], sampler=dc.sample.Sampler([Constrained(constraint)]), eos_ids=[0])
+    assert len(text.generated) <= 9
+
+    request = Request(prompts[0], max_new_tokens=8, sampler=drawn)
+    for search in (dc.search.SMC(potential=Varied(), particles=4), dc.search.ControlledBlocks(Small(), samples=3)):
+        print(search.run(Engine(model), request)[0].generated)
+    (drafted,) = decode(model, prompts[1:], drafter=ShortSighted(), source=TwoMemories())
+    print(f"{drafted.trace.tokens_per_pass:.2f} tokens per pass")
