@@ -115,10 +115,10 @@ def test_samples_and_lists_of_prompts(smollm2_int8: LM) -> None:
 def test_a_conversation_reads_only_what_is_new(smollm2_int8: LM) -> None:
     lm = smollm2_int8
     messages = [{"role": "user", "content": "Name a river in Africa."}]
-    first = lm.generate(messages, max_new_tokens=24)
+    first = lm.generate(messages, max_new_tokens=24, keep_cache=True)
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And one in Asia?"}]
     fresh = lm.generate(messages, max_new_tokens=24)
-    second = lm.generate(messages, max_new_tokens=24, reuse=first.sequence)
+    second = lm.generate(messages, max_new_tokens=24, reuse=first)
     assert second.tokens == fresh.tokens
     read = sum(step.rows for step in second.trace.steps if step.prefill)
     assert read < sum(step.rows for step in fresh.trace.steps if step.prefill) / 2

@@ -275,7 +275,7 @@ def graft(bench: Bench, options: argparse.Namespace) -> None:
     def log(prompt: str, temperature: float) -> list[Any]:
         drafter = Rounds("draft-model")
         (out,) = bench.run(drafter, [prompt], max_new_tokens=options.tokens, temperature=temperature, seed=1)
-        tokens = out.sequence.tokens
+        tokens = [*out.prompt_tokens, *out.tokens]
         # A round near the end cannot tell what would have followed.
         return [r.facts(tokens, checkpoints) for r in drafter.rounds if r.start + 8 <= len(tokens)]
 

@@ -31,9 +31,8 @@ ROWS = (1, 4, 8)
 
 def acceptance(target: LanguageModel, draft: LanguageModel, output: Output, temperature: float) -> list[np.ndarray]:
     """Where the target chose each token of a text: sum min(p, q), and whether both find the same token likeliest."""
-    seq = output.sequence
-    ids = np.asarray(seq.tokens[:-1])
-    rows = list(range(seq.prompt_length - 1, len(ids)))
+    ids = np.asarray([*output.prompt_tokens, *output.tokens[:-1]])
+    rows = list(range(len(output.prompt_tokens) - 1, len(ids)))
     p, q = (
         model.forward(Batch([Segment.chunk(ids, model.new_cache(), logit_rows=rows)])).logits.double()
         for model in (target, draft)
