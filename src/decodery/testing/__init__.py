@@ -1,5 +1,6 @@
 """The laws of exact decoding, as checks any method can be run through."""
 
+from .caches import check_cache
 from .constraints import check_constraint
 from .drafters import Garbage, Oracle
 from .laws import (
@@ -23,6 +24,7 @@ __all__ = [
     "ReferenceRegex",
     "TableModel",
     "check_batch",
+    "check_cache",
     "check_constraint",
     "check_distribution",
     "check_identical",
