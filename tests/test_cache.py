@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from decodery.errors import OutOfMemory
 from decodery.model.batch import Batch, Segment
 from decodery.model.blocks import SLOTS
-from decodery.model.cache import KVCache, resident
+from decodery.model.cache import KVCache, Mark, resident
 from decodery.model.protocol import LanguageModel
-from decodery.testing import TableModel, tiny_transformer
+from decodery.model.transformer import Transformer
+from decodery.testing import LawBroken, TableModel, check_cache, tiny_transformer
 
 MODEL = tiny_transformer(3)
 
@@ -344,3 +346,38 @@ def test_room_is_provided_to_the_slot() -> None:
     assert (twin.capacity, cache.capacity) == (5, 40) and bool((twin.data[..., :3, :] == 7.0).all())
     twin.provide(2)
     assert twin.capacity == 3
+
+
+class Forgetful(KVCache):
+    """Rewinding cuts the first layer alone."""
+
+    def rewind(self, mark: Mark) -> None:
+        lengths = self.lengths.copy()
+        super().rewind(mark)
+        self.lengths[1:] = lengths[1:]
+
+
+class Careless(KVCache):
+    """Forks write to what they share."""
+
+    def fork(self) -> Self:
+        twin = super().fork()
+        twin.blocks = self.blocks
+        return twin
+
+
+def with_caches(kind: type[KVCache]) -> Transformer:
+    model = tiny_transformer(3)
+    model.new_cache = lambda: kind(2, 2, 8, dtype=torch.float64, capacity=4)  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize("make", [tiny_transformer, TableModel, lambda: with_caches(KVCache)])
+def test_every_cache_obeys_the_law(make: Callable[[], LanguageModel]) -> None:
+    assert check_cache(make()) < 1e-9
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Careless])
+def test_broken_caches_are_found(kind: type[KVCache]) -> None:
+    with pytest.raises(LawBroken):
+        check_cache(with_caches(kind))

@@ -1,5 +1,6 @@
 """The laws of exact decoding, as checks any method can be run through."""
 
+from .caches import check_cache
 from .constraints import check_constraint
 from .distributions import check_distribution, enumerate_law
 from .drafters import Garbage, Oracle
@@ -19,6 +20,7 @@ __all__ = [
     "ReferenceRegex",
     "TableModel",
     "check_batch",
+    "check_cache",
     "check_constraint",
     "check_distribution",
     "check_identical",
