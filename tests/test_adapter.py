@@ -13,9 +13,11 @@ from decodery.errors import SettingsError, UnsupportedModel
 from decodery.model.adapter import TransformersModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
+from decodery.model.graphs import StaticPasses
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
-from decodery.testing import Oracle, check_identical, check_state, decode
+from decodery.model.transformer import Transformer
+from decodery.testing import Oracle, check_identical, check_state, decode, tiny_transformer, to_int8
 from tiny_models import (
     TREE_PARENTS,
     VOCAB,
@@ -100,6 +102,34 @@ def test_a_tree_that_grows_over_passes_is_the_tree_in_one(model: TransformersMod
     assert (torch.cat(rows) - expected).abs().max() < 1e-4
     grown.keep([0, 2, 5])
     _assert_same_state(grown, _prefilled(model, np.concatenate([ids, nodes[[0, 2, 5]]])))
+
+
+@pytest.mark.parametrize("kind", ["adapter", "transformer", "int8", "static"])
+def test_taps_are_counted_from_either_end(kind: str, model: TransformersModel) -> None:
+    ours: LanguageModel = model if kind == "adapter" else tiny_transformer(num_layers=3)
+    if kind == "int8":
+        ours = to_int8(tiny_transformer(num_layers=3))
+    elif kind == "static":
+        assert isinstance(ours, Transformer)
+        ours.static = StaticPasses(1 << 26)
+    batch, last = Batch([Segment.chunk([1, 2, 3], ours.new_cache())]), ours.config.num_layers
+    with torch.no_grad():
+        scores = ours.forward(batch, taps=(0, -1, last, -last - 1, -2, last - 1))
+    assert scores.hidden_of(0, -1).shape == (3, ours.config.hidden_size)
+    for left, right in ((-1, last), (-2, last - 1), (-last - 1, 0)):
+        assert torch.equal(scores.hidden_of(0, left), scores.hidden_of(0, right))
+    assert not torch.equal(scores.hidden_of(0, -1), scores.hidden_of(0, -2))
+    for tap in (last + 1, -last - 2):
+        with pytest.raises(SettingsError, match=f"no state after layer {tap} of {last}"):
+            ours.forward(batch, taps=(tap,))
+
+
+def test_a_layer_that_does_not_run_has_no_state() -> None:
+    ours = tiny_transformer(num_layers=3)
+    batch = Batch([Segment(np.arange(2), np.array([1, 2]))])
+    assert ours.forward(batch, taps=(0, 1), layers=[0, 2]).hidden.keys() == {0, 1}
+    with pytest.raises(SettingsError, match="leaves that layer out"):
+        ours.forward(batch, taps=(2,), layers=[0, 2])
 
 
 def test_truncated_caches_go_on_as_if_nothing_had_followed(model: TransformersModel) -> None:

@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from ..errors import CorruptFile, SettingsError, UnsupportedModel
 from .artifact import digest
 from .attention import visibility
-from .batch import Batch, Scores, Segment
+from .batch import Batch, Scores, Segment, tapped_layers
 from .cache import KVCache
 from .chat import ChatTemplate
 from .config import ModelConfig
@@ -80,12 +80,13 @@ class TransformersModel:
             raise UnsupportedModel("a model run through transformers always runs all of its layers")
         if not self._heeds_masks and any(_branches(segment) for segment in batch.segments):
             self._try_masks()
+        where = tapped_layers(taps, self.config.num_layers)
         logits, tapped = [], []
         for segment in batch.segments:
-            with self._tapping(taps) as states:
+            with self._tapping(sorted(set(where.values()))) as states:
                 logits.append(self._run(segment))
             tapped.append(states)
-        hidden = {tap: torch.cat([states[tap] for states in tapped]) for tap in taps}
+        hidden = {tap: torch.cat([states[after] for states in tapped]) for tap, after in where.items()}
         return Scores(torch.cat(logits), batch.logit_rows[1], hidden, batch.offsets)
 
     def _run(self, segment: Segment) -> torch.Tensor:

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ..errors import SettingsError
 from .cache import KVCache
 
 
@@ -96,11 +97,30 @@ class Batch:
         return np.concatenate(parts), bounds
 
 
+def tapped_layers(taps: Sequence[int], layers: int, run: Sequence[int] | None = None) -> dict[int, int]:
+    """After how many layers each tap of a model of so many `layers` is taken; negative ones count from the end.
+
+    0 is the embeddings, -1 after the last layer. run: the layers that are run, None for all. Raises SettingsError for
+    a tap that the pass does not come by.
+    """
+    found = {tap: tap if tap >= 0 else layers + 1 + tap for tap in taps}
+    for tap, after in found.items():
+        if not 0 <= after <= layers:
+            raise SettingsError(
+                f"there is no state after layer {tap} of {layers}: taps are 0 (the embeddings) to {layers}, "
+                f"or -1 (after the last layer) to {-layers - 1}"
+            )
+        if run is not None and after > 0 and after - 1 not in run:
+            raise SettingsError(f"there is no state after layer {tap} in a pass that leaves that layer out")
+    return found
+
+
 @dataclass
 class Scores:
     """What a pass returns. logits: [M, vocab] float32, the requested rows of all segments in order.
 
-    hidden: {layer: [N, hidden]}, the residual stream after that many layers (0: the embeddings), where tapped.
+    hidden: {tap: [N, hidden]}, the residual stream after that many layers (0: the embeddings, -1: after the last), by
+    the taps as they were asked for.
     """
 
     logits: torch.Tensor
@@ -113,5 +133,5 @@ class Scores:
         return self.logits[self.bounds[segment] : self.bounds[segment + 1]]
 
     def hidden_of(self, segment: int, layer: int) -> torch.Tensor:
-        """Hidden states [n, hidden] of one segment's rows after `layer` layers."""
+        """Hidden states [n, hidden] of one segment's rows at the tap `layer`."""
         return self.hidden[layer][self.offsets[segment] : self.offsets[segment + 1]]

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import visibility
-from .batch import Batch, Scores
+from .batch import Batch, Scores, tapped_layers
 from .blocks import Slab
 from .cache import KVCache
 
@@ -56,6 +56,7 @@ class StaticPasses:
         caches = _caches(model, batch)
         if not caches:
             return None
+        where = tapped_layers(taps, model.config.num_layers)
         places, rows = _power(len(caches)), _power(max(map(len, batch.segments)))
         if places * rows > MOST_ROWS:
             return None
@@ -64,7 +65,7 @@ class StaticPasses:
         capacity = max(_LEAST_CAPACITY, _power(max(needed, int(batch.positions.max()) + 1)))
         with self._lock, torch.inference_mode(False), torch.no_grad():
             arena = self._arena(model, places, capacity)
-            return None if arena is None else arena.forward(model, batch, caches, rows, tuple(taps))
+            return None if arena is None else arena.forward(model, batch, caches, rows, where)
 
     def _arena(self, model: Transformer, places: int, capacity: int) -> _Arena | None:
         key, config = (places, capacity), model.config
@@ -114,8 +115,9 @@ class _Arena:
         self._passes: dict[tuple[int, tuple[int, ...]], _StaticPass] = {}
 
     def forward(
-        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, taps: tuple[int, ...]
+        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[int, int]
     ) -> Scores:
+        taps = tuple(sorted(set(where.values())))
         places = self._admit(caches)
         for segment, cache in zip(batch.segments, caches, strict=True):
             cache.reserve(segment.positions)
@@ -128,7 +130,7 @@ class _Arena:
             cache.wrote(range(self.config.num_layers))
         wanted, bounds = batch.logit_rows
         # The next replay overwrites what this one returns, so the caller gets copies.
-        hidden = {tap: state[: batch.rows].clone() for tap, state in tapped.items()}
+        hidden = {tap: tapped[after][: batch.rows].clone() for tap, after in where.items()}
         return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets)
 
     def clear(self, keep: Sequence[int | None] = ()) -> None:

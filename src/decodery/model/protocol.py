@@ -34,6 +34,7 @@ class LanguageModel(Reader, Protocol):
     def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.
 
-        taps: after how many layers hidden states are returned. layers: which layers to run, None for all.
+        taps: after how many layers hidden states are returned, counted from either end, see `tapped_layers`. layers:
+        which layers to run, None for all.
         """
         ...

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 from . import native
 from .artifact import digest
 from .attention import attend, rotate, visibility
-from .batch import Batch, Scores, Segment
+from .batch import Batch, Scores, Segment, tapped_layers
 from .cache import KVCache
 from .config import ModelConfig, Rope
 from .graphs import StaticPasses, StaticStep
@@ -77,7 +77,9 @@ class Transformer:
         return self._pass(batch, taps, layers)
 
     def _pass(self, batch: Batch, taps: Sequence[int], layers: Sequence[int] | None) -> Scores:
-        hidden, tapped = self.layers(self.embed(batch), batch, layers, taps=taps)
+        where = tapped_layers(taps, self.config.num_layers, layers)
+        hidden, states = self.layers(self.embed(batch), batch, layers, taps=list(where.values()))
+        tapped = {tap: states[after] for tap, after in where.items()}
         rows, bounds = batch.logit_rows
         if not np.array_equal(rows, np.arange(batch.rows)):
             hidden = hidden[_to_device(rows, self.device)]
@@ -109,7 +111,10 @@ class Transformer:
         *,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Run the layers `run` (None: all) over [N, hidden]; returns the residual stream and the tapped states."""
+        """Run the layers `run` (None: all) over [N, hidden]; returns the residual stream and the tapped states.
+
+        taps are counted from the front here.
+        """
         run = range(self.config.num_layers) if run is None else run
         _open_caches(batch, self.config.causal, run)
         if self._stack is not None:
