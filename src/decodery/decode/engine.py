@@ -269,7 +269,8 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
 
 def _check_taps(request: Request, model: Reader) -> None:
     taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
-    deepest, layers = max(taps, default=0), model.config.num_layers
+    layers = model.config.num_layers
+    deepest = max((tap if tap >= 0 else -1 - tap for tap in taps), default=0)
     if deepest > layers:
         raise SettingsError(
             f"hidden states after layer {deepest} are asked for, and the model has {layers} layers: use what was "
