@@ -256,7 +256,7 @@ def test_a_name_that_is_wrong_already_is_let_go_on() -> None:
 
 def test_what_takes_too_long_is_not_known() -> None:
     assert "town" in compiled().monitor.names(HEAD + "depot.")
-    process = analyser()._process
+    process = analyser()._worker._process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
     assert Monitor(str(HERE), seconds=0.1).names(HEAD + "parcel.") is None

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..core.worker import Worker
 from ..errors import ConstraintError, SettingsError
 
-_STARTS_IN = 120.0
-"""Seconds for reading jedi and the stubs of the built-in types, on a slow disk."""
+_MOST_MEMORY = 4 << 30
+"""Bytes of address space; what needs more ends with an error and is not known."""
 
 
 class Analyser:
@@ -31,67 +26,19 @@ class Analyser:
     def __init__(self) -> None:
         if importlib.util.find_spec("jedi") is None:
             raise SettingsError("the monitor needs jedi: run `pip install 'decodery[constrain]'`")
-        self._lock = threading.Lock()
         self._cache = TemporaryDirectory(prefix="decodery-jedi-")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answers: SimpleQueue[bytes] = SimpleQueue()
+        job = Path(__file__).with_name("jedi_worker.py")
+        self._worker = Worker(job, self._cache.name, memory=_MOST_MEMORY)
 
     def ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any] | None:
         """The answer of `jedi_worker.names`; None where it took too long or broke down, and what is asked is not known.
 
         Raises ConstraintError where the process cannot be started.
         """
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._start()
-            assert self._process is not None and self._process.stdin is not None
-            try:
-                self._process.stdin.write(json.dumps(question).encode() + b"\n")
-                self._process.stdin.flush()
-                line = self._answers.get(timeout=seconds)
-            except (Empty, OSError):
-                line = b""
-            if not line:
-                self._end()
-                self._process = None
-                return None
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-
-    def _start(self) -> None:
-        worker = Path(__file__).with_name("jedi_worker.py")
-        answers: SimpleQueue[bytes] = SimpleQueue()
-        # -P: the current folder is no place to import modules from.
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(worker), self._cache.name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        self._process, self._answers = process, answers
-        self._end = weakref.finalize(self, _end, process)
-        threading.Thread(target=_listen, args=(process, answers), daemon=True).start()
         try:
-            ready = answers.get(timeout=_STARTS_IN)
-        except Empty:
-            ready = b""
-        if not ready:
-            self._end()
-            self._process = None
-            raise ConstraintError("the monitor's analyser does not start: check that `import jedi` works")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _listen(process: subprocess.Popen[bytes], answers: SimpleQueue[bytes]) -> None:
-    """Pass on what the process says, b"" once it is gone."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        answers.put(line)
-    answers.put(b"")
+            return self._worker.ask(question, seconds)
+        except OSError as error:
+            raise ConstraintError("the monitor's analyser does not start: check that `import jedi` works") from error
 
 
 @functools.cache

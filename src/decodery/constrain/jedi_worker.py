@@ -1,18 +1,9 @@
-"""The process in which `jedi` looks at code: a question per line of standard input, an answer per line of its output.
-
-It is run as a file, not as a module of this package, so that nothing but jedi is loaded.
-"""
+"""What `jedi` is asked about code, in a process of its own: see `decodery.core.worker`."""
 
 from __future__ import annotations
 
-import json
 import keyword
-import os
-import sys
 from typing import Any
-
-_MOST_MEMORY = 4 << 30
-"""Bytes of address space; what needs more ends with an error and is not known."""
 
 
 def names(question: dict[str, Any]) -> dict[str, Any]:
@@ -40,34 +31,19 @@ def names(question: dict[str, Any]) -> dict[str, Any]:
     return {"names": proper, "known": whole and "__getattr__" not in found}
 
 
-def main() -> None:
+def start(cache: str) -> None:
+    """Nothing is read from a cache that others may have written, and nothing is imported unasked."""
     import jedi
 
-    # Modules that are imported to be looked at may print: that must not get between the answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    # Nothing is read from a cache that others may have written, and nothing is imported unasked.
-    jedi.settings.cache_directory = sys.argv[1]
+    jedi.settings.cache_directory = cache
     jedi.settings.auto_import_modules = []
-    try:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
-    except (ImportError, ValueError, OSError):
-        pass  # Windows and macOS have no such limit; that of time holds everywhere.
     # The stubs of the built-in types are read once; the first question should not have to wait for that.
-    ready = names({"code": "''.", "path": None, "project": sys.argv[1], "guess": True})
-    answers.write(json.dumps(ready).encode() + b"\n")
-    answers.flush()
-    for line in sys.stdin.buffer:
-        try:
-            answer = names(json.loads(line))
-        except Exception as error:
-            # jedi fails on some texts with errors of any kind; what it cannot look at is not known.
-            answer = {"names": [], "known": False, "error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer).encode() + b"\n")
-        answers.flush()
+    names({"code": "''.", "path": None, "project": cache, "guess": True})
 
 
-if __name__ == "__main__":
-    main()
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """The names; none, and not known, where jedi fails, as it does on some texts with errors of any kind."""
+    try:
+        return names(question)
+    except Exception as error:
+        return {"names": [], "known": False, "error": f"{type(error).__name__}: {error}"}
