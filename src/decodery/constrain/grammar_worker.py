@@ -23,8 +23,8 @@ def start() -> None:
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """What is wrong with a grammar for the vocabulary the question describes.
 
-    error: what the engine says, or nothing. empty: whether no text belongs to the grammar, as far as its beginning
-    tells.
+    error: what the engine says, or nothing. begun: whether it says so of the text's beginning, not of the grammar.
+    empty: whether no text belongs to the grammar, as far as its beginning tells.
     """
     found: list[dict[str, Any]] = []
     threading.stack_size(_STACK)
@@ -39,13 +39,12 @@ def _tried(question: dict[str, Any]) -> dict[str, Any]:
 
     limits = LLParserLimits(**question["limits"])
     matcher = LLMatcher(_tokenizer(json.dumps(question["vocabulary"])), question["grammar"], log_level=0, limits=limits)
-    if not matcher.is_error():
-        empty = not any(matcher.compute_bitmask())
-        if empty or "NoExtension" in matcher.get_error():
-            return {"error": "", "empty": True}
-        # What is forced cannot be avoided, and neither can the limits it comes upon.
-        matcher.consume_tokens(matcher.compute_ff_tokens())
-    return {"error": matcher.get_error(), "empty": False}
+    if matcher.is_error():
+        return {"error": matcher.get_error(), "begun": False, "empty": False}
+    empty = not any(matcher.compute_bitmask()) or matcher.get_error().startswith("NoExtension")
+    # What is forced cannot be avoided, and neither can the limits it comes upon.
+    matcher.consume_tokens(matcher.compute_ff_tokens())
+    return {"error": matcher.get_error(), "begun": True, "empty": empty}
 
 
 class _Bytes:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConstraintError
+from .bounds import require_bounds
 from .pattern import parse, printed
 
 _SCHEMA = ("additionalItems", "additionalProperties", "items")
@@ -117,6 +118,7 @@ _MOST_EXACT = 2**53
 
 def prepare(schema: Any) -> Any:
     """The schema in the form the engine gets. Raises ConstraintError naming what it cannot be held to exactly."""
+    require_bounds(schema)
     pointers = re.findall(r'"\$ref": "#/([^/"]+)', json.dumps(schema))
     return _walk(schema, "#", frozenset(pointers))
 

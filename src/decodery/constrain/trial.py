@@ -1,0 +1,67 @@
+"""Grammars are compiled on trial first, where that can be stopped."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..core.worker import Worker
+from ..errors import ConstraintError
+from ..model.vocabulary import Vocabulary
+
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""What one grammar may cost; the engine's own limits but for memory, of which a state of its lexer takes 2 kB."""
+MOST_SECONDS = 5.0
+_MOST_MEMORY = 1 << 30
+"""Bytes of address space."""
+
+_described: WeakKeyDictionary[Vocabulary, list[Any]] = WeakKeyDictionary()
+
+
+def require_compilable(grammar: str, vocabulary: Vocabulary) -> None:
+    """Raise ConstraintError for a grammar that takes too much to compile, that is wrong, or that has no text."""
+    question = {"grammar": grammar, "vocabulary": _description(vocabulary), "limits": LIMITS}
+    try:
+        answer = _worker().ask(question, MOST_SECONDS)
+    except OSError as error:
+        raise ConstraintError(
+            f"the process that tries grammars does not start ({error}): check that `import llguidance` works"
+        ) from error
+    if answer is None:
+        raise ConstraintError(
+            f"compiling the constraint takes more than {MOST_SECONDS:g} seconds or {_MOST_MEMORY >> 30} GiB: ask for "
+            "less (fewer properties, rules or alternatives, shorter patterns, a smaller multipleOf)"
+        )
+    if answer["empty"]:
+        raise ConstraintError("the constraint allows no text at all: something in it contradicts itself")
+    if answer["error"]:
+        raise ConstraintError(("it is too complex: " if answer["begun"] else "") + first_line(answer["error"]))
+
+
+def first_line(message: str) -> str:
+    """What the engine says without its inner state."""
+    return message.strip().partition("\n")[0].removesuffix("<non-verbose/>").strip()
+
+
+def _description(vocabulary: Vocabulary) -> list[Any]:
+    """Of a vocabulary what decides whether a grammar can be compiled: its size, special tokens and ends."""
+    found = _described.get(vocabulary)
+    if found is None:
+        special = [(id, vocabulary.pieces[id].decode("latin-1")) for id in sorted(vocabulary.special_ids)]
+        found = _described[vocabulary] = [vocabulary.size, special, list(vocabulary.eos_ids)]
+    return found
+
+
+@functools.cache
+def _worker() -> Worker:
+    return Worker(Path(__file__).with_name("grammar_worker.py"), memory=_MOST_MEMORY)
