@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from decodery.budget.base import Budget
 from decodery.constrain import Choice, Grammar, JSONSchema, Language, Regex, trial
@@ -15,6 +21,7 @@ from decodery.constrain.engine import GrammarConstraint
 from decodery.constrain.lark import lark
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
+from decodery.core.worker import Worker
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.base import Drafter
@@ -27,6 +34,8 @@ from decodery.sample import Sampler
 from decodery.sample.constraint import Constrained
 from decodery.search.coupling import Coupling
 from decodery.testing import check_constraint, check_identical
+from decodery.verify.base import Accepted, Laws
+from decodery.verify.coupled import Coupled
 from test_constraints import ENDS, OTHER, PROMPTS, TARGET, VOCABULARY, accepts, constrained
 
 WORDS = tuple("".join(random.Random(number).choices("abcdefghij", k=20)) for number in range(3000))
@@ -52,6 +61,7 @@ LIMITED: dict[str, tuple[Language, str]] = {
         JSONSchema({"type": "string", "pattern": "^(a?){1000}a{1000}$"}, "compact"),
         "too many expressions",
     ),
+    "properties": (JSONSchema({"properties": {f"k{n}": {} for n in range(600)}, "type": "object"}), "max is 2000"),
     "no end": (Grammar('start: "a" start'), "limit 50000"),
 }
 
@@ -86,14 +96,6 @@ class _Fork(Drafter):
 
 def test_a_limit_in_a_draft_changes_nothing() -> None:
     language = Regex("[n-z]yz|m(a?){1000}a{1000}")
-    constraint = language.compile(VOCABULARY)
-    beyond = constraint.init([])
-    for byte in b"ma":
-        assert constraint.allowed(beyond)[byte]
-        beyond = constraint.advance(beyond, byte)
-    with pytest.raises(ConstraintError, match="too many expressions"):
-        constraint.allowed(beyond)
-    assert not constraint.is_complete(beyond)
     ends = set()
     for seed in range(6):
         plain = run(language, seed=seed)
@@ -107,14 +109,26 @@ def test_a_limit_in_a_draft_changes_nothing() -> None:
     assert ends == {"stop", "error"}
 
 
-def test_asking_about_a_token_does_not_spoil_a_state() -> None:
+def test_a_limit_spoils_no_other_state() -> None:
     constraint = Regex("xyz|m(a?){1000}a{1000}").compile(VOCABULARY)
-    state = constraint.init([])
+    state, beside = constraint.init([]), constraint.init([])
+    after = constraint.advance(beside, ord("x"))
     assert constraint.permits(state, ord("m")) and not constraint.permits(state, ord("a"))
-    after = constraint.advance(state, ord("m"))
-    constraint.permits(after, ord("a"))
-    assert not constraint.permits(state, ord("y"))
-    assert constraint.allowed(state)[list(b"mx")].all()
+    state, limit = constraint.advance(state, ord("m")), None
+    while limit is None:
+        try:
+            assert constraint.allowed(state)[ord("a")]
+            state = constraint.advance(state, ord("a"))
+        except ConstraintError as error:
+            limit = error
+    assert re.search("too complex at this point: .*too many", str(limit)) and not constraint.is_complete(state)
+    with pytest.raises(ConstraintError, match=re.escape(str(limit))):
+        constraint.allowed(state)
+    # The lexer of both is one; what is beside the limit goes on without it.
+    assert constraint.allowed(after).sum() == 1 and constraint.accepts(after, ord("y"))
+    assert constraint.forced(after, 2) == [ord("y"), Z]
+    assert constraint.allowed(constraint.init([]))[list(b"mx")].all()
+    check_constraint(constraint, ENDS, walks=1, length=1)
 
 
 @pytest.mark.parametrize("mode", ["canonical", "strict"])
@@ -136,6 +150,7 @@ def test_thousands_of_options_are_a_choice(mode: str) -> None:
     check_constraint(language.compile(VOCABULARY), ENDS, walks=3)
 
 
+Z = VOCABULARY.encode("z")[0]
 PARTS = ["na", "me", "ab", "é", "z", "name", '"', " ", "€", "x1"]
 
 
@@ -190,9 +205,12 @@ def test_a_hidden_message_waits_for_the_constraint() -> None:
 
 def test_compiling_is_bounded_and_the_next_one_is_not_harmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "MOST_SECONDS", 0.2)
-    with pytest.raises(ConstraintError, match=r"cannot be enforced: compiling .* more than 0.2 seconds .* multipleOf"):
+    with pytest.raises(ConstraintError, match=r"cannot be enforced: compiling .* more than 0.2 seconds.* multipleOf"):
         JSONSchema({"type": "integer", "multipleOf": 999_983}).compile(VOCABULARY)
     monkeypatch.undo()
+    ring = "\n".join(f'a{n}: "x" a{(n + 1) % 20_000}?' for n in range(20_000))
+    with pytest.raises(ConstraintError, match="the engine's stack"):
+        Grammar(f"start: a0\n{ring}").compile(VOCABULARY)
     assert accepts(JSONSchema({"type": "integer", "multipleOf": 7}).compile(VOCABULARY), "49")
 
 
@@ -258,3 +276,39 @@ def test_half_characters_and_half_repetitions_are_named() -> None:
         with pytest.raises(ConstraintError, match=r"write \{0,n\}"):
             Regex(pattern).compile(VOCABULARY)
     assert accepts(Regex("a{,x}").compile(VOCABULARY), "a{,x}")
+
+
+class _Elsewhere(Laws):
+    """Laws whose logits seem to be on a device, where all nodes are worked out together."""
+
+    def __init__(self, laws: Laws) -> None:
+        self._here = laws
+        self.tree = laws.tree
+        self.logits = SimpleNamespace(device=torch.device("cuda"))
+
+    def picks(self, nodes: Iterable[int]) -> list[int]:
+        return self._here.picks(nodes)
+
+
+def test_nodes_worked_out_together_may_hold_one_beyond_the_limit() -> None:
+    constraint = Regex("[n-z]yz|m(a?){1000}a{1000}").compile(VOCABULARY)
+    sampler = Sampler((Constrained(constraint), *Sampler.from_settings().warps))
+    seq = Engine(TARGET).open(Request([5], sampler=sampler, max_new_tokens=20, eos_ids=ENDS))
+    tree = TokenTree(np.array([5, *b"maxy"]), np.array([-1, 0, 1, 0, 3]), "deterministic")
+    logits = torch.zeros(len(tree), VOCABULARY.size)
+    logits[0, ord("x")] = 1.0
+    laws = Laws(tree, logits, seq)
+    assert Coupled().choose(tree, _Elsewhere(laws), seq) == Coupled().choose(tree, laws, seq) == Accepted([3, 4], Z)
+    logits[0, ord("m")] = 2.0
+    with pytest.raises(ConstraintError, match="too complex at this point"):
+        Coupled().choose(tree, _Elsewhere(Laws(tree, logits, seq)), seq)
+
+
+def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = Regex("tried once")
+    language.compile(VOCABULARY)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(trial, "_worker", lambda: Worker(Path(trial.__file__), memory=1 << 30))
+    language.compile(VOCABULARY)
+    with pytest.raises(ConstraintError, match=r"trial\.py does not start"):
+        Regex("tried never").compile(VOCABULARY)

@@ -11,8 +11,8 @@ import json
 import threading
 from typing import Any
 
-_STACK = 512 << 10
-"""Bytes: no more than any thread has in which the same is compiled again."""
+_STACK = 4 << 20
+"""Bytes: half of what Linux gives the thread in which the same is compiled again."""
 
 
 def start() -> None:

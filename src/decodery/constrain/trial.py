@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,15 +23,47 @@ LIMITS: dict[str, Any] = {
 }
 """What one grammar may cost; the engine's own limits but for memory, of which a state of its lexer takes 2 kB."""
 MOST_SECONDS = 5.0
+"""Schemas that people write take milliseconds."""
 _MOST_MEMORY = 1 << 30
 """Bytes of address space."""
 
-_described: WeakKeyDictionary[Vocabulary, list[Any]] = WeakKeyDictionary()
+_REMEMBERED = 4096
+
+
+class _Tried:
+    """What is known of a vocabulary.
+
+    description: what decides whether a grammar can be compiled, its size, special tokens and ends. passed: hashes of
+    grammars that could.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        special = [(id, vocabulary.pieces[id].decode("latin-1")) for id in sorted(vocabulary.special_ids)]
+        self.description = [vocabulary.size, special, list(vocabulary.eos_ids)]
+        self.passed: set[bytes] = set()
+
+
+_tried: WeakKeyDictionary[Vocabulary, _Tried] = WeakKeyDictionary()
 
 
 def require_compilable(grammar: str, vocabulary: Vocabulary) -> None:
-    """Raise ConstraintError for a grammar that takes too much to compile, that is wrong, or that has no text."""
-    question = {"grammar": grammar, "vocabulary": _description(vocabulary), "limits": LIMITS}
+    """Raise ConstraintError for a grammar that takes too much to compile, that is wrong, or that has no text.
+
+    A process apart tries it, once per grammar: that takes as long as compiling it.
+    """
+    tried = _tried.get(vocabulary)
+    if tried is None:
+        tried = _tried[vocabulary] = _Tried(vocabulary)
+    name = hashlib.sha256(grammar.encode()).digest()
+    if name not in tried.passed:
+        _try(grammar, tried.description)
+        if len(tried.passed) >= _REMEMBERED:
+            tried.passed.clear()
+        tried.passed.add(name)
+
+
+def _try(grammar: str, vocabulary: list[Any]) -> None:
+    question = {"grammar": grammar, "vocabulary": vocabulary, "limits": LIMITS}
     try:
         answer = _worker().ask(question, MOST_SECONDS)
     except OSError as error:
@@ -39,8 +72,9 @@ def require_compilable(grammar: str, vocabulary: Vocabulary) -> None:
         ) from error
     if answer is None:
         raise ConstraintError(
-            f"compiling the constraint takes more than {MOST_SECONDS:g} seconds or {_MOST_MEMORY >> 30} GiB: ask for "
-            "less (fewer properties, rules or alternatives, shorter patterns, a smaller multipleOf)"
+            f"compiling the constraint takes more than {MOST_SECONDS:g} seconds, {_MOST_MEMORY >> 30} GiB or the "
+            "engine's stack: ask for less (fewer properties, rules or alternatives, shorter patterns, a smaller "
+            "multipleOf)"
         )
     if answer["empty"]:
         raise ConstraintError("the constraint allows no text at all: something in it contradicts itself")
@@ -51,15 +85,6 @@ def require_compilable(grammar: str, vocabulary: Vocabulary) -> None:
 def first_line(message: str) -> str:
     """What the engine says without its inner state."""
     return message.strip().partition("\n")[0].removesuffix("<non-verbose/>").strip()
-
-
-def _description(vocabulary: Vocabulary) -> list[Any]:
-    """Of a vocabulary what decides whether a grammar can be compiled: its size, special tokens and ends."""
-    found = _described.get(vocabulary)
-    if found is None:
-        special = [(id, vocabulary.pieces[id].decode("latin-1")) for id in sorted(vocabulary.special_ids)]
-        found = _described[vocabulary] = [vocabulary.size, special, list(vocabulary.eos_ids)]
-    return found
 
 
 @functools.cache
