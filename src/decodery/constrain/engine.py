@@ -38,10 +38,11 @@ class State:
 
     matcher: None after an end token, after a token that was not allowed (broken), or where the engine came upon a limit
     (failure: what it says); lexer: what it shares. path: the tokens so far, (path before the last one, last one). mask:
-    [vocab] bool once asked for.
+    [vocab] bool once asked for. forced: the canonical tokens of what must come next, once asked for. sound: the lexer
+    was seen to know this state.
     """
 
-    __slots__ = ("broken", "failure", "lexer", "mask", "matcher", "next", "path")
+    __slots__ = ("broken", "failure", "forced", "lexer", "mask", "matcher", "next", "path", "sound")
 
     def __init__(
         self,
@@ -58,6 +59,8 @@ class State:
         self.broken = broken
         self.failure = failure
         self.mask: np.ndarray | None = None
+        self.forced: list[int] | None = None
+        self.sound = False
         self.next: dict[int, State] = {}
 
 
@@ -172,18 +175,25 @@ class GrammarConstraint(Constraint):
     def permits(self, state: State, token: int) -> bool:
         if state.mask is not None or state.matcher is None or token in self.vocabulary.eos_ids:
             return bool(self.allowed(state)[token])
-        return not self.advance(state, token).broken
+        return self._usable(state).validate_tokens([token]) == 1
 
     def accepts(self, state: State, token: int) -> bool:
         if state.mask is not None or state.matcher is None:
             return bool(self.allowed(state)[token])
         if token in self.vocabulary.eos_ids:
             return self.is_complete(state)
-        if self.advance(state, token).broken:
-            return False
+        if self._usable(state).validate_tokens([token]) != 1:
+            if state.sound:
+                return False
+            # A spoiled lexer refuses all tokens and does not say so, but to `advance`. Asking costs a hundred times as
+            # much, so it is done once per state: one that is spoiled later on accepts nothing, which is an error.
+            state.sound = True
+            if self.advance(state, token).broken:
+                return False
         # Where a stretch is forced the mask holds its canonical token alone; the bare grammar takes any spelling.
-        forced = self._usable(state).compute_ff_tokens()
-        return not forced or token == forced[0]
+        if state.forced is None:
+            state.forced = self._usable(state).compute_ff_tokens()
+        return not state.forced or token == state.forced[0]
 
 
 class _Wrapper:
