@@ -345,6 +345,8 @@ def test_structured_output_is_covered_judged_and_timed(lm: LM, tmp_path: Path) -
             ({"type": "integer"}, "1", True),
             ({"$ref": "#/$defs/a", "$defs": {"a": False}}, "1", False),
         ),
+        *(({"type": "number"}, "1e99999999999999999999", False), ({"multipleOf": 3}, "1e99999", False)),
+        *(({"multipleOf": 1e-300}, "1e300", True), ({"type": "number"}, "NaN", False)),
     ],
 )
 def test_answers_are_judged_exactly(schema: dict, text: str, valid: bool) -> None:

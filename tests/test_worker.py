@@ -22,11 +22,12 @@ def begin(*arguments):
     print("not an answer")
     return lambda question: act(arguments, **question)
 
-def act(arguments, sleep=0, take=0, end=False, said=""):
+def act(arguments, sleep=0, take=0, end="", said=""):
+    print("nor this")
     time.sleep(sleep)
     held = bytearray(take)
     if end:
-        os._exit(3)
+        os.abort() if end == "abort" else os._exit(3)
     return [os.getpid(), os.getppid(), said, *arguments]
 """
 
@@ -45,7 +46,8 @@ def test_one_process_answers_until_it_is_ended(file: Path) -> None:
     for question, seconds, reason in (
         ({"sleep": 60}, 0.1, "more than 0.1 s"),
         ({"take": 1 << 31}, 60.0, "more than 1024 MiB of memory"),
-        ({"end": True}, 60.0, "breaks down"),
+        ({"end": "exit"}, 60.0, "breaks down"),
+        ({"end": "abort"}, 60.0, "breaks down"),
     ):
         with pytest.raises(Unanswered, match=reason):
             asked.ask(question, seconds)
@@ -61,8 +63,9 @@ def test_a_process_that_died_between_two_questions_is_replaced(file: Path) -> No
     assert asked.ask({}, 60.0)[0] != first
 
 
-def test_what_does_not_start_is_said(file: Path) -> None:
-    file.write_text("import no_such_module")
+@pytest.mark.parametrize("text", ["import no_such_module", "raise SystemExit", "def begin(): pass\nprint('{}')\n1 / 0"])
+def test_what_does_not_start_is_said(file: Path, text: str) -> None:
+    file.write_text(text)
     asked = Worker(file, memory=1 << 30)
     asked.start()
     with pytest.raises(NotStarted):

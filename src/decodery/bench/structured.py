@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation, localcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WORKLOAD = "jsonschema"
 _FEW = 40
+_MOST_DIGITS = 2000
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def compile_schemas(lm: LM, settings: Settings) -> list[Schema]:
 def is_valid(schema: str, text: str) -> bool:
     """Whether `text` is JSON that is valid under the schema, formats included, by the package `jsonschema`.
 
-    Numbers are compared exactly, as decimals; nothing is fetched.
+    Numbers are compared exactly, as decimals; a text is not valid where that takes more than 2,000 digits, such as the
+    remainder of 1e9999 by 3, or an exponent no decimal has. Nothing is fetched.
     """
     try:
         import jsonschema
@@ -79,14 +81,17 @@ def is_valid(schema: str, text: str) -> bool:
     except ImportError as error:
         raise SettingsError("checking JSON needs jsonschema: run `pip install 'decodery[constrain]'`") from error
     try:
-        instance = json.loads(text, parse_float=Decimal)
-    except (ValueError, RecursionError):
+        parsed = json.loads(schema, parse_float=Decimal)
+        validator = jsonschema.validators.validator_for(parsed, default=jsonschema.Draft202012Validator)
+        judge = validator(parsed, format_checker=validator.FORMAT_CHECKER, registry=jsonschema_specifications.REGISTRY)
+        with localcontext(prec=_MOST_DIGITS):
+            return judge.is_valid(json.loads(text, parse_float=Decimal, parse_constant=_refuse))
+    except (ValueError, RecursionError, InvalidOperation):
         return False
-    parsed = json.loads(schema, parse_float=Decimal)
-    validator = jsonschema.validators.validator_for(parsed, default=jsonschema.Draft202012Validator)
-    return validator(
-        parsed, format_checker=validator.FORMAT_CHECKER, registry=jsonschema_specifications.REGISTRY
-    ).is_valid(instance)
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 def judged(lm: LM, schema: str, output: Sequence[int], mask_seconds: float) -> dict[str, Any]:

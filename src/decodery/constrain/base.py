@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,7 @@ from ..sample.constraint import Constraint
 
 __all__ = ["Constraint", "Language"]
 
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 MODES = ("canonical", "strict")
 Mode = Literal["canonical", "strict"]
 
@@ -40,7 +42,11 @@ class Language(Contract):
         """The same for a model's tokens. Raises ConstraintError for what cannot be enforced exactly, in full."""
 
 
-def require_size(what: str, text: str) -> None:
-    """Raise ConstraintError for a description beyond the limit."""
-    if len(text) > MOST_CHARACTERS:
-        raise ConstraintError(f"the {what} has {len(text)} characters; the limit is {MOST_CHARACTERS}: shorten it")
+def require_text(what: str, text: str, most: int = MOST_CHARACTERS) -> None:
+    """Raise ConstraintError for a description beyond the limit, or with characters that no text has."""
+    if len(text) > most:
+        raise ConstraintError(f"the {what} has {len(text)} characters; the limit is {most}: shorten it")
+    if found := _SURROGATE.search(text):
+        raise ConstraintError(
+            f"the {what} has half a character (U+{ord(found[0]):04X}), which no text can hold: write the whole one"
+        )

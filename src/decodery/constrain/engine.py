@@ -8,76 +8,140 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..errors import ConstraintError, UnsupportedModel
+from ..errors import ConstraintError
 from ..model.vocabulary import Vocabulary
 from ..sample.constraint import Constraint
+from .spelling import end_mask, spelled
+from .trial import LIMITS, first_line, require_compilable
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MARK = "\x02"
+_FORBIDDEN = "doesn't satisfy the grammar"
+"""In what the engine says of a token that is not allowed; whatever else it says is a limit."""
+
 _tokenizers: WeakKeyDictionary[Vocabulary, LLTokenizer] = WeakKeyDictionary()
+
+
+class _Lexer:
+    """What all copies of one matcher share. spoiled: it came upon a limit, after which it knows no text any more."""
+
+    __slots__ = ("spoiled", "start")
+
+    def __init__(self, start: LLMatcher) -> None:
+        self.start = start
+        self.spoiled = False
 
 
 class State:
     """Where a text stands. It keeps the states behind it, so that a draft and its verification walk them once.
 
-    matcher: None after an end token, or after a token that was not allowed (broken). mask: [vocab] bool once asked for.
-    forced: the canonical tokens of what must come next, once asked for.
+    matcher: None after an end token, after a token that was not allowed (broken), or where the engine came upon a limit
+    (failure: what it says); lexer: what it shares. path: the tokens so far, (path before the last one, last one). mask:
+    [vocab] bool once asked for. forced: the canonical tokens of what must come next, once asked for. sound: the lexer
+    was seen to know this state.
     """
 
-    __slots__ = ("broken", "forced", "mask", "matcher", "next")
+    __slots__ = ("broken", "failure", "forced", "lexer", "mask", "matcher", "next", "path", "sound")
 
-    def __init__(self, matcher: LLMatcher | None, broken: bool = False) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher | None,
+        lexer: _Lexer,
+        path: tuple[Any, ...] = (),
+        *,
+        broken: bool = False,
+        failure: str = "",
+    ) -> None:
         self.matcher = matcher
+        self.lexer = lexer
+        self.path = path
         self.broken = broken
+        self.failure = failure
         self.mask: np.ndarray | None = None
         self.forced: list[int] | None = None
+        self.sound = False
         self.next: dict[int, State] = {}
 
 
 class GrammarConstraint(Constraint):
     """A grammar of llguidance, as its `LLMatcher` takes it, for one vocabulary.
 
-    Raises ConstraintError where the grammar cannot be compiled within the limits.
+    All states of a text share the engine's lexer, which works out what it knows as it is asked. Where that comes upon a
+    limit it is of no use to any of them, so a state that needs it gets a new one and is walked to again, mask by mask,
+    as plain decoding would: a limit in a draft that is not taken, or in another text, ends nothing.
+
+    Raises ConstraintError where the grammar cannot be compiled within the limits, or is found to have no text.
     """
 
     def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:
-        from llguidance import LLMatcher
-
         self.vocabulary = vocabulary
+        self._grammar = grammar
         self._words = (vocabulary.size + 31) // 32
-        self._ends = np.zeros(vocabulary.size, dtype=bool)
-        self._ends[list(vocabulary.eos_ids)] = True
-        self._ends.flags.writeable = False
-        self._start = LLMatcher(_tokenizer(vocabulary), grammar, log_level=0, limits=_limits())
-        if self._start.is_error():
-            raise ConstraintError(first_line(self._start.get_error()))
+        self._ends = end_mask(vocabulary)
+        require_compilable(grammar, vocabulary)
+        self._lexer = self._compiled()
+        if self._lexer.start.is_error():
+            raise ConstraintError(first_line(self._lexer.start.get_error()))
+
+    def _compiled(self) -> _Lexer:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits: Any = LLParserLimits(**LIMITS)
+        return _Lexer(LLMatcher(_tokenizer(self.vocabulary), self._grammar, log_level=0, limits=limits))
 
     def init(self, prompt: Sequence[int]) -> State:
-        return State(self._start.deep_copy())
+        return State(self._lexer.start.deep_copy(), self._lexer)
 
     def allowed(self, state: State) -> np.ndarray:
+        if state.mask is None and not state.failure:
+            state.mask = self._ends if state.matcher is None else self._computed(state)
         if state.mask is None:
-            state.mask = self._ends if state.matcher is None else self._computed(state.matcher)
+            raise ConstraintError(state.failure)
         return state.mask
 
-    def _computed(self, matcher: LLMatcher) -> np.ndarray:
-        packed = np.zeros(self._words, dtype=np.int32)
-        matcher.unsafe_compute_mask_ptr(packed.ctypes.data, packed.nbytes)
-        # The engine answers "the end" after an error; a text cut there would look complete.
+    def _computed(self, state: State) -> np.ndarray | None:
+        """The mask; None where there is none, and the state's failure says why."""
+        for _ in range(2):
+            matcher = self._usable(state)
+            packed = self._packed(matcher)
+            # The engine answers "the end" after an error; a text cut there would look complete.
+            if not (matcher.is_error() and _spoils(matcher, state.lexer)):
+                break
         if matcher.is_error():
-            raise ConstraintError(_too_complex(matcher))
+            state.failure = _failure(matcher)
+            return None
         mask = np.unpackbits(packed.view(np.uint8), count=self.vocabulary.size, bitorder="little").view(bool)
         if not matcher.is_accepting():
             # A grammar can name the end token in its middle; the text would end there, incomplete.
             mask &= ~self._ends
         if not mask.any():
-            raise ConstraintError(
-                "the grammar asks for something no token can write, or for an end token in its middle"
-            )
+            state.failure = "the grammar asks for something no token can write, or for an end token in its middle"
+            return None
         mask.flags.writeable = False
         return mask
+
+    def _packed(self, matcher: LLMatcher) -> np.ndarray:
+        packed = np.zeros(self._words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(packed.ctypes.data, packed.nbytes)
+        return packed
+
+    def _usable(self, state: State) -> LLMatcher:
+        """The state's matcher, made anew where its lexer is spoiled."""
+        assert state.matcher is not None
+        if state.lexer.spoiled:
+            if self._lexer.spoiled:
+                self._lexer = self._compiled()
+            state.lexer, state.matcher = self._lexer, self._lexer.start.deep_copy()
+            tokens, path = [], state.path
+            while path:
+                path, token = path
+                tokens.append(token)
+            for token in reversed(tokens):
+                self._packed(state.matcher)
+                if not state.matcher.consume_token(token):
+                    break
+        return state.matcher
 
     def advance(self, state: State, token: int) -> State:
         found = state.next.get(token)
@@ -86,34 +150,50 @@ class GrammarConstraint(Constraint):
         return found
 
     def _after(self, state: State, token: int) -> State:
+        lexer, path = state.lexer, (state.path, token)
         if state.matcher is None:
-            return State(None, state.broken or token not in self.vocabulary.eos_ids)
+            broken = state.broken or token not in self.vocabulary.eos_ids
+            return State(None, lexer, path, broken=broken, failure=state.failure)
         if token in self.vocabulary.eos_ids:
-            return State(None, not state.matcher.is_accepting())
-        matcher = state.matcher.deep_copy()
-        return State(matcher) if matcher.consume_token(token) else State(None, broken=True)
+            return State(None, lexer, path, broken=not self.is_complete(state))
+        for _ in range(2):
+            matcher = self._usable(state).deep_copy()
+            over = matcher.is_stopped() and not matcher.is_error()
+            if not over and matcher.consume_token(token):
+                return State(matcher, state.lexer, path)
+            if over or _FORBIDDEN in matcher.get_error():
+                return State(None, lexer, path, broken=True)
+            if not _spoils(matcher, state.lexer):
+                break
+        return State(None, lexer, path, failure=_failure(matcher))
 
     def is_complete(self, state: State) -> bool:
-        return not state.broken if state.matcher is None else state.matcher.is_accepting()
+        if state.matcher is None:
+            return not (state.broken or state.failure)
+        return self._usable(state).is_accepting()
 
     def permits(self, state: State, token: int) -> bool:
         if state.mask is not None or state.matcher is None or token in self.vocabulary.eos_ids:
             return bool(self.allowed(state)[token])
-        return state.matcher.validate_tokens([token]) == 1
+        return self._usable(state).validate_tokens([token]) == 1
 
     def accepts(self, state: State, token: int) -> bool:
-        matcher = state.matcher
-        if state.mask is not None or matcher is None:
+        if state.mask is not None or state.matcher is None:
             return bool(self.allowed(state)[token])
         if token in self.vocabulary.eos_ids:
-            return matcher.is_accepting()
-        if state.forced is None:
-            state.forced = matcher.compute_ff_tokens()
+            return self.is_complete(state)
+        if self._usable(state).validate_tokens([token]) != 1:
+            if state.sound:
+                return False
+            # A spoiled lexer refuses all tokens and does not say so, but to `advance`. Asking costs a hundred times as
+            # much, so it is done once per state: one that is spoiled later on accepts nothing, which is an error.
+            state.sound = True
+            if self.advance(state, token).broken:
+                return False
         # Where a stretch is forced the mask holds its canonical token alone; the bare grammar takes any spelling.
-        accepted = token == state.forced[0] if state.forced else matcher.validate_tokens([token]) == 1
-        if matcher.is_error():
-            raise ConstraintError(_too_complex(matcher))
-        return accepted
+        if state.forced is None:
+            state.forced = self._usable(state).compute_ff_tokens()
+        return not state.forced or token == state.forced[0]
 
 
 class _Wrapper:
@@ -129,12 +209,7 @@ class _Wrapper:
         self.special_token_ids = sorted(vocabulary.special_ids)
 
     def __call__(self, text: str) -> list[int]:
-        """The tokens of a text inside another one: a tokenizer may put a space before what begins a text."""
-        tokens = self._vocabulary.encode(_MARK + text)
-        for count in range(1, len(tokens)):
-            if self._vocabulary.bytes_of(tokens[:count]).lstrip() == _MARK.encode():
-                return tokens[count:]
-        return self._vocabulary.encode(text)
+        return spelled(text, self._vocabulary)
 
 
 def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
@@ -142,33 +217,20 @@ def _tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
     if found is None:
         from llguidance import LLTokenizer
 
-        if not vocabulary.eos_ids:
-            raise UnsupportedModel("the model has no end token, so a constrained text could not end")
         wrapper: Any = _Wrapper(vocabulary)
         found = LLTokenizer(wrapper, eos_token=list(vocabulary.eos_ids))
         _tokenizers[vocabulary] = found
     return found
 
 
-def _limits() -> Any:
-    """What one grammar may cost; the engine's own limits but for memory, of which a state of its lexer takes 2 kB."""
-    from llguidance import LLParserLimits
-
-    return LLParserLimits(
-        max_items_in_row=2000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
-        step_max_items=50_000,
-        max_lexer_states=50_000,
-        max_grammar_size=500_000,
-        verbose_errors=False,
-    )
+def _spoils(matcher: LLMatcher, lexer: _Lexer) -> bool:
+    """Whether what went wrong with the matcher is a limit of the lexer it shares, which is of no use from now on."""
+    lexer.spoiled = lexer.spoiled or matcher.get_error().startswith("lexer error")
+    return lexer.spoiled
 
 
-def _too_complex(matcher: LLMatcher) -> str:
-    return f"the constraint is too complex at this point: {first_line(matcher.get_error())}"
-
-
-def first_line(message: str) -> str:
-    """What the engine says without its inner state."""
-    return message.strip().partition("\n")[0].removesuffix("<non-verbose/>").strip()
+def _failure(matcher: LLMatcher) -> str:
+    said = first_line(matcher.get_error())
+    if said.startswith("NoExtension"):
+        return "the grammar begins a text that nothing can complete: see that every rule of it comes to an end"
+    return f"the constraint is too complex at this point: {said}"

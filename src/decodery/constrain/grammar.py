@@ -9,14 +9,24 @@ from dataclasses import dataclass
 from ..errors import ConstraintError
 from ..model.vocabulary import Vocabulary
 from ..registry import register
-from .base import Language, require_size
+from .base import Language, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .schema import prepare
 
 _ATTRIBUTES = re.compile(r"^\s*[?!]?[\w-]+\s*\[([^\]]*)\]\s*:", re.MULTILINE)
 _IGNORED = re.compile(r"\b(stop|temperature)\b")
-_SCHEMA = re.compile(r"%json\s*")
+_PARTS = re.compile(
+    r"""
+    (?: \#|// ) [^\n]*                # a comment
+    | " (?: \\. | [^"\\\n] )* "      # a literal
+    | / (?: \\. | [^/\\\n] )+ /      # a regular expression
+    | < [^<>\s]+ >                   # a special token
+    | (?P<schema> %json\b \s* )
+    """,
+    re.VERBOSE,
+)
+"""What of a grammar may hold `%json` without meaning it, and where it is meant."""
 
 
 @register(
@@ -35,7 +45,7 @@ class Grammar(Language):
     rules: str
 
     def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
-        require_size("grammar", self.rules)
+        require_text("grammar", self.rules)
         for attributes in _ATTRIBUTES.findall(self.rules):
             if found := _IGNORED.search(attributes):
                 raise ConstraintError(
@@ -47,7 +57,11 @@ class Grammar(Language):
 def _with_schemas(rules: str) -> str:
     """The grammar with its JSON schemas in the form the engine enforces in full."""
     done, at = [], 0
-    while found := _SCHEMA.search(rules, at):
+    while found := _PARTS.search(rules, at):
+        if found["schema"] is None:
+            done.append(rules[at : found.end()])
+            at = found.end()
+            continue
         try:
             schema, end = json.JSONDecoder().raw_decode(rules, found.end())
         except (ValueError, RecursionError) as error:

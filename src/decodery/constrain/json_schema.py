@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..errors import ConstraintError, SettingsError
 from ..model.vocabulary import Vocabulary
 from ..registry import register
-from .base import Language, require_size
+from .base import Language, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .schema import prepare
@@ -49,7 +49,7 @@ class JSONSchema(Language):
             raise SettingsError(f"the whitespace of json-schema is flexible or compact, not {self.whitespace!r}")
         try:
             text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
-            require_size("JSON schema", text)
+            require_text("JSON schema", text)
             if not isinstance(json.loads(text), dict | bool):
                 raise ConstraintError("a JSON schema is an object, true or false")
         except (ValueError, TypeError, RecursionError) as error:

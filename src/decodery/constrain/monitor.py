@@ -21,8 +21,9 @@ from ..registry import register
 from ..sample.base import require_number
 from ..sample.constraint import Constraint
 from .analyser import analyser
-from .base import require_size
+from .base import require_text
 from .place import BREAKING, Place
+from .spelling import sorted_pieces
 
 _REMEMBERED = 512
 """Answers of the analyser that one compiled monitor keeps."""
@@ -70,7 +71,7 @@ class Monitor:
             raise SettingsError(f"monitor: there is no folder {self.project!r}; give the project's root")
         require_number("the bonus of monitor", self.bonus, above=0)
         require_number("the seconds of monitor", self.seconds, above=0)
-        require_size("prefix of monitor", self.prefix)
+        require_text("prefix of monitor", self.prefix)
 
     def compile(self, vocabulary: Vocabulary) -> MonitorConstraint:
         """The same for a model's tokens. Raises SettingsError where jedi is not installed."""
@@ -219,12 +220,10 @@ class _Spellings:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.any = np.ones(vocabulary.size, dtype=bool)
         self.any.flags.writeable = False
-        plain = [(piece, id) for id, piece in enumerate(vocabulary.pieces) if piece]
-        plain = sorted((piece, id) for piece, id in plain if id not in vocabulary.special_ids)
-        self._pieces = [piece for piece, _ in plain]
-        self._ids = np.array([id for _, id in plain], dtype=np.int64)
+        self._pieces, ids = sorted_pieces(vocabulary)
+        self._ids = np.array(ids, dtype=np.int64)
         self._with: dict[bytes, list[int]] = {}
-        for piece, id in plain:
+        for piece, id in zip(self._pieces, ids, strict=True):
             self._with.setdefault(piece, []).append(id)
         self._breaking = self._where(lambda piece: piece[0] in BREAKING)
         dotted = self._where(lambda piece: b"." in piece and bool(_dots(piece)))

@@ -195,6 +195,9 @@ class _Parser:
             return Chars(self.escape(in_class=False))
         if self.match(r"[*+?]|\{\d"):
             self.refuse("nothing to repeat")
+        if self.match(r"(?=\{,\d+\})"):
+            # Python repeats here, older JavaScript means the characters.
+            self.refuse("a repetition without its least, which is to be given: write {0,n}, or \\{ for a brace")
         self.at += 1
         return Chars(_chars(self.text[self.at - 1]))
 

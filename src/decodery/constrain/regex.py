@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from ..model.vocabulary import Vocabulary
 from ..registry import register
-from .base import Language, require_size
+from .base import Language, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .pattern import parse, printed
+from .size import MOST_PATTERN
 
 
 @register(
@@ -29,5 +30,5 @@ class Regex(Language):
     pattern: str
 
     def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
-        require_size("pattern", self.pattern)
+        require_text("pattern", self.pattern, MOST_PATTERN)
         return GrammarConstraint(vocabulary, lark(f"start: /{printed(parse(self.pattern, whole=True))}/", self.mode))

@@ -16,6 +16,7 @@ from ..errors import ConstraintError
 from .bounds import bounded, require_common_multiple, require_exact
 from .disjoint import Prover
 from .references import Place, References, entered
+from .size import require_size
 from .strings import also, most, with_patterns, with_strings
 
 _SCHEMA = frozenset(["additionalItems", "additionalProperties", "items"])
@@ -78,6 +79,7 @@ nor enforced is a remark to people, or a place for schemas that references point
 
 def prepare(schema: Any) -> Any:
     """The schema in the form the engine gets. Raises ConstraintError naming what it cannot be held to exactly."""
+    require_size(schema)
     try:
         return _Preparation(schema).done()
     except RecursionError as error:

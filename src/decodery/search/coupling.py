@@ -21,6 +21,7 @@ from ..model.threads import one_thread
 from ..model.tokenizer import Tokenizer
 from ..registry import register
 from ..sample.base import require_number
+from ..sample.constraint import constrained
 from .base import Branches, Search, choose
 from .belief import Belief, join, split
 
@@ -58,9 +59,9 @@ class Coupling(Search):
     bits: size of a block. merge: let tokens that would tell the same carry a second block. rate: share of a block's
     bits that may act, by the bottleneck map: compressed "once", only that much of the message is sent and it is read
     with errors; per "step", no token tells more and it takes more of them. ending: "complete" stops where the message
-    is settled, "eos" writes on to the end. End tokens are not written before the message is settled. tokenizer:
-    with it, as `LM.search` sets it, only tokens are written that a reader of the text finds again. Both sides must
-    share the model, its precision, the prompt, masks and all settings here.
+    is settled (and what a constraint asks for is complete), "eos" writes on to the end. End tokens are not written
+    before the message is settled. tokenizer: with it, as `LM.search` sets it, only tokens are written that a reader of
+    the text finds again. Both sides must share the model, its precision, the prompt, masks and all settings here.
     """
 
     message: str | bytes = b""
@@ -100,7 +101,7 @@ class Coupling(Search):
             tokens, p = self._law(seq, logits, belief.settled)
             turn = _Sender(seq, values)
             choose(seq, int(tokens[belief.follow(p, turn.pick)]), logits)
-            if belief.settled and self.ending == "complete" and not seq.finished:
+            if belief.settled and self.ending == "complete" and not seq.finished and _may_end(seq):
                 seq.finish_reason = "stop"
                 if seq.text is not None:
                     seq.text.finish()
@@ -160,6 +161,10 @@ class Coupling(Search):
         if not settled and seq.eos_ids:
             law = law.clone()
             law[:, sorted(seq.eos_ids)] = -torch.inf
+            if bool(torch.isneginf(law).all()):
+                raise SettingsError(
+                    "the text must end here, and the message is not told yet: allow longer texts, or send less"
+                )
         count = self.top_k
         while True:
             (ids,), (values,) = topk(law, count)
@@ -175,6 +180,15 @@ class Coupling(Search):
         ids, values = ids[usable][: self.top_k], values[usable][: self.top_k].astype(np.float64)
         weights = np.exp((values - values[0]) / self.temperature)
         return ids, weights / weights.sum()
+
+
+def _may_end(seq: Sequence) -> bool:
+    """Whether what is written may be left as it is."""
+    found = constrained(seq.sampler.warps)
+    if found is None:
+        return True
+    number, constraint = found
+    return constraint.ends_anywhere or constraint.is_complete(seq.sampler_state[number])
 
 
 class _Sender:

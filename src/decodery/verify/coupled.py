@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
+from ..errors import ConstraintError
 from ..registry import register
 from .base import Accepted, Laws, Rule
 
@@ -28,7 +29,7 @@ class Coupled(Rule):
         path: list[int] = []
         node = 0
         # On a CPU only visited nodes are worked out; elsewhere all at once, so that the device is read one time.
-        known = None if laws.logits.device.type == "cpu" else laws.picks(range(len(tree)))
+        known = None if laws.logits.device.type == "cpu" else _all_picks(laws)
         while True:
             token = known[node] if known else laws.picks([node])[0]
             child = tree.child(node, token)
@@ -36,3 +37,11 @@ class Coupled(Rule):
                 return Accepted(path, token)
             path.append(child)
             node = child
+
+
+def _all_picks(laws: Laws) -> list[int] | None:
+    """The picks after every node; None where a constraint comes upon its limits, maybe after a node nobody visits."""
+    try:
+        return laws.picks(range(len(laws.tree)))
+    except ConstraintError:
+        return None
