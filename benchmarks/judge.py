@@ -29,7 +29,7 @@ from decodery.draft.draft_model import DraftModel
 from decodery.model.load import LoadedModel, load
 from decodery.model.protocol import LanguageModel
 from decodery.model.transformer import Transformer
-from decodery.train.judge import Mining, Question, examples, fit, last_number, states_of
+from decodery.train.judge import JudgedQuestion, Mining, examples, fit, last_number, states_of
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
 from decodery.verify.judge import Head, Judge
@@ -94,7 +94,7 @@ def main() -> None:
     target = load("smollm2")
     lm = LM(target)
     folder = options.folder or Path(tempfile.mkdtemp())
-    training = [Question(text) for text, _ in asked[: options.train]]
+    training = [JudgedQuestion(text) for text, _ in asked[: options.train]]
     found = examples(target, training, folder, mining=Mining(max_new_tokens=64, places=10))
     head, _ = fit(found, target.model.config.num_layers, folder)
     held = asked[options.train :]

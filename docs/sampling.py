@@ -14,7 +14,7 @@ from decodery.decode.request import Request
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError
 from decodery.testing import tiny_transformer
-from decodery.verify.lookahead import Lookahead
+from decodery.verify.lookahead import LookaheadRule
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 KINDS = {"sample": "warp", "verify": "rule", "source": "source", "search": "search"}
@@ -66,7 +66,7 @@ def speculation() -> str:
         (f"`{method.name}`", kind, *_costs(result["results"].get(method.name, {}), takes_drafts=kind != "search"))
         for family, kind in KINDS.items()
         for method in registry.methods(family)
-        if family in ("source", "search") or method.name in result["results"] or issubclass(method.cls, Lookahead)
+        if family in ("source", "search") or method.name in result["results"] or issubclass(method.cls, LookaheadRule)
     ]
     head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
     refused = f'A search that is given a drafter says: "{_refusal()}".'

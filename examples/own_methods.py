@@ -20,7 +20,7 @@ from decodery.model.protocol import LanguageModel, Reader
 from decodery.model.vocabulary import Vocabulary
 from decodery.registry import register
 from decodery.sample.constraint import Constrained
-from decodery.source.contexts import Composite, Member, Part
+from decodery.source.contexts import Blend, Member, Part
 
 
 @register("calm")
@@ -63,7 +63,7 @@ class TwoMemories(dc.source.Source):
 
 
 @dataclass(frozen=True)
-class _Mean(Composite):
+class _Mean(Blend):
     def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
         # Asked together, both contexts are rows of one pass. Rows of the prompt have no counterpart in the second.
         both = [part.read(0, part.everything(), taps), part.read(1, part.only(1, part.wanted[part.output]))]

@@ -31,7 +31,7 @@ from decodery.search.potential import Potential
 from decodery.source.base import Source
 from decodery.source.value import Value
 from decodery.verify.base import Rule
-from decodery.verify.lookahead import Lookahead
+from decodery.verify.lookahead import LookaheadRule
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +252,7 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
         (Composite, r'define parts \(a property\), "The drafters it is made of."'),
         (Growth, r"define grow\(expander, seq, budget\), "),
         (Rule, r"define choose\(tree, laws, seq\), "),
-        (Lookahead, r"define decide\(view, node\), "),
+        (LookaheadRule, r"define decide\(view, node\), "),
         (Warp, r"define warp\(logits, contexts\), "),
         (Source, r"define over\(model, prompt\), "),
         (Composed, r"define compose\(segment, taps, role\), "),

@@ -31,10 +31,10 @@ from decodery.train import loop
 from decodery.train.fixes import built_in_pairs
 from decodery.train.sven import (
     CONTROLS,
+    LabelledProgram,
     Pair,
-    Program,
-    Recipe,
     School,
+    SVENRecipe,
     changed_characters,
     losses_of,
     programs_of,
@@ -122,13 +122,13 @@ def test_losses_are_the_published_sums() -> None:
 def test_what_learns_is_what_decoding_sees() -> None:
     """The pass that gradients flow through gives the logits of one behind the cache that decoding uses."""
     model = tiny_transformer(0)
-    school = School(model, Recipe(length=3, dropout=0.0))
+    school = School(model, SVENRecipe(length=3, dropout=0.0))
     with torch.no_grad():
         for seed, name in enumerate(CONTROLS):
             school.parameters[name] = torch.randn(
                 school.parameters[name].shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
             ).requires_grad_(True)
-    program = Program(np.array([5, 9, 2, 44, 17, 30]), np.array([0, 0, 1, 0, 1, 0], dtype=bool), control=1)
+    program = LabelledProgram(np.array([5, 9, 2, 44, 17, 30]), np.array([0, 0, 1, 0, 1, 0], dtype=bool), control=1)
     logits = []
     for name in ("unsafe", "secure", None):
         scorer = model if name is None else Prefixed(model, KVPrefix(school.parameters[name].detach()))
@@ -157,7 +157,7 @@ def run(target: LoadedModel, out: Path, stop: int = 0, **recipe) -> Prefixes:
         if done == stop:
             raise KeyboardInterrupt
 
-    made = Recipe(**({"length": 2, "epochs": 2.0, "lr": 0.1, "batch": 6} | recipe))
+    made = SVENRecipe(**({"length": 2, "epochs": 2.0, "lr": 0.1, "batch": 6} | recipe))
     return train_sven(target, PAIRS, out, recipe=made, progress=progress)[0]
 
 
@@ -224,7 +224,7 @@ def test_wrong_inputs_are_named(target: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="name a new folder"):
         train_sven(target, PAIRS, tmp_path)
     with pytest.raises(SettingsError, match="dropout"):
-        Recipe(dropout=1.0)
+        SVENRecipe(dropout=1.0)
 
 
 def test_the_command_refuses_wrong_pairs_before_it_loads_anything(tmp_path: Path) -> None:

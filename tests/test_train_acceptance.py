@@ -17,7 +17,7 @@ from decodery.model.tokenizer import Tokenizer
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.testing import tiny_transformer
-from decodery.train.acceptance import Recipe, judged, train_acceptance, weighted_loss
+from decodery.train.acceptance import AcceptanceRecipe, judged, train_acceptance, weighted_loss
 from decodery.train.corpus import Corpus, Text
 from decodery.train.data import write_texts
 from tiny_models import make_tokenizer
@@ -92,7 +92,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def fit(corpus: Corpus, out: Path, draft: Transformer = GUESSER, **settings: object) -> dict[str, float]:
-    recipe = Recipe(depth=1, epochs=12, lr=0.01, batch=64)
+    recipe = AcceptanceRecipe(depth=1, epochs=12, lr=0.01, batch=64)
     return train_acceptance(WRITER, draft, corpus, out, recipe=recipe, **settings)
 
 
@@ -152,4 +152,4 @@ def test_too_few_texts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{"depth": -1}, {"rejected": 0.0}, {"kept": 1.0}, {"epochs": 0.0}])
 def test_recipes_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match="a head needs"):
-        Recipe(**settings)
+        AcceptanceRecipe(**settings)

@@ -34,7 +34,7 @@ from decodery.testing.models import to_int8
 from decodery.train import loop
 from decodery.train.corpus import Corpus
 from decodery.train.data import write_texts
-from decodery.train.units import UNITS, Recipe, School, sure_runs, train_units
+from decodery.train.units import UNITS, School, UnitsRecipe, sure_runs, train_units
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from tiny_models import VOCAB, make_tokenizer
 
@@ -181,7 +181,7 @@ def test_runs_are_counted_from_each_token_on(written: Corpus) -> None:
 
 
 def test_placeholders_are_scored_as_the_drafter_will_see_them(target: LoadedModel, written: Corpus) -> None:
-    school, text = School(target.model, target.model, Recipe(span=3, places=5)), written[0]
+    school, text = School(target.model, target.model, UnitsRecipe(span=3, places=5)), written[0]
     lesson = school.lesson(text, 0.0)
     assert lesson is not None and len(lesson.segments) == 5
     logq = school.logq([lesson])
@@ -205,7 +205,7 @@ def _last(out: Path) -> np.ndarray:
 def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, recipe = target.model, Recipe(span=3, alpha=0.0, steps=10, lr=0.1, places=4)
+    model, recipe = target.model, UnitsRecipe(span=3, alpha=0.0, steps=10, lr=0.1, places=4)
     assert isinstance(model, Transformer)
     before = model.weights.embedding.clone()
     found, history = train_units(target, model, written, tmp_path / "whole", recipe=recipe)

@@ -58,7 +58,7 @@ def best_lengths(
 
 
 @dataclass(slots=True)
-class Record:
+class Tally:
     """Tests of drafted tokens and how many were passed, old ones counting less and less."""
 
     passed: float = 0.0
@@ -73,7 +73,7 @@ class Record:
 class _Shared:
     """What all requests have seen. idle: decisions since one drafted; seconds: what a drafted token takes to draft."""
 
-    record: Record = field(default_factory=lambda: Record(_FIRST, 1.0))
+    record: Tally = field(default_factory=lambda: Tally(_FIRST, 1.0))
     idle: int = 0
     seconds: float | None = None
 
@@ -88,7 +88,7 @@ class _State:
     shared: _Shared
     begun: bool = False
     planned: int | None = None
-    record: Record = field(default_factory=Record)
+    record: Tally = field(default_factory=Tally)
 
     @property
     def acceptance(self) -> float:

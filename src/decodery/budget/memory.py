@@ -20,7 +20,7 @@ _ROW = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """nodes: drafted tokens per step. slots: room of every cache. bytes: the most that is held at any time."""
 
     nodes: int
@@ -28,7 +28,7 @@ class Plan:
     bytes: int
 
 
-def plan(seq: Sequence, budget: int) -> Plan:
+def plan(seq: Sequence, budget: int) -> MemoryPlan:
     """The largest draft the request allows with which no step of the text ever holds more than `budget` bytes.
 
     Raises SettingsError where the text does not fit even without drafts.
@@ -37,7 +37,7 @@ def plan(seq: Sequence, budget: int) -> Plan:
     # More nodes never hold less.
     if fitting := bisect_right(sizes, budget, key=lambda nodes: held(seq, nodes)):
         nodes = fitting - 1
-        return Plan(nodes, _slots(seq, nodes), held(seq, nodes))
+        return MemoryPlan(nodes, _slots(seq, nodes), held(seq, nodes))
     needed = held(seq, 0)
     raise SettingsError(
         f"memory allows {budget / 2**20:.3g} MiB, and a text of up to {seq.prompt_length + seq.max_new_tokens} tokens "
@@ -97,7 +97,7 @@ class MemoryBound(Policy):
         if not self.mib > 0:
             raise SettingsError(f"memory needs mib above 0, not {self.mib}")
 
-    def start(self, seq: Sequence) -> Plan:
+    def start(self, seq: Sequence) -> MemoryPlan:
         if not isinstance(seq.cache, KVCache):
             raise SettingsError(
                 "memory counts the cache of one model over one text: leave out the budget or the source"

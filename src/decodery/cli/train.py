@@ -209,9 +209,9 @@ def sven(pairs: Path | None, out: Path, model: str, length: int, epochs: float, 
     from ..model.load import choose_dtype, load
     from ..model.store import terminal_progress
     from ..train.fixes import built_in_pairs
-    from ..train.sven import CONTROLS, Recipe, check_folder, read_pairs, train_sven
+    from ..train.sven import CONTROLS, SVENRecipe, check_folder, read_pairs, train_sven
 
-    recipe = Recipe(length=length, epochs=epochs, lr=lr, seed=seed)
+    recipe = SVENRecipe(length=length, epochs=epochs, lr=lr, seed=seed)
     check_folder(out)
     given = read_pairs(pairs) if pairs else built_in_pairs(100)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -321,10 +321,10 @@ def acceptance(
     from ..model.load import load
     from ..model.named import named
     from ..model.store import terminal_progress
-    from ..train.acceptance import Recipe, check_folder, check_texts, train_acceptance
+    from ..train.acceptance import AcceptanceRecipe, check_folder, check_texts, train_acceptance
     from ..train.data import read_prompts
 
-    recipe = Recipe(depth=depth, rejected=rejected, epochs=epochs, seed=seed)
+    recipe = AcceptanceRecipe(depth=depth, rejected=rejected, epochs=epochs, seed=seed)
     check_texts(texts)
     check_folder(out)
     lines = read_prompts(prompts) if prompts else []

@@ -49,9 +49,9 @@ def units(
     from ..model.load import choose_dtype, load
     from ..model.store import terminal_progress
     from ..model.transformer import Transformer
-    from ..train.units import Recipe, check_folder, train_units
+    from ..train.units import UnitsRecipe, check_folder, train_units
 
-    recipe = Recipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
+    recipe = UnitsRecipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
     check_folder(out)
     lines = prompts_for(texts, prompts)
     loaded = load(model)

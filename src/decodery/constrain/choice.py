@@ -43,7 +43,7 @@ class Choice(Language):
         return ChoiceConstraint(vocabulary, self.options, self.mode)
 
 
-class State:
+class ChoiceState:
     """Where a text stands: it is the first `length` bytes of the sorted options `low` to `high`, the latter left out.
 
     ended: whether the text was complete before its end token, None before one. broken: what was written is no beginning
@@ -72,38 +72,38 @@ class ChoiceConstraint(Constraint):
         self._pieces, self._ids = sorted_pieces(vocabulary)
         self._first: np.ndarray | None = None
 
-    def init(self, prompt: Sequence[int]) -> State:
-        state = State(0, len(self._options), 0)
+    def init(self, prompt: Sequence[int]) -> ChoiceState:
+        state = ChoiceState(0, len(self._options), 0)
         # The widest range is gone through once, not once per text.
         self._first = state.mask = self._computed(state) if self._first is None else self._first
         return state
 
-    def allowed(self, state: State) -> np.ndarray:
+    def allowed(self, state: ChoiceState) -> np.ndarray:
         if state.mask is None:
             state.mask = self._ends if state.broken or state.ended is not None else self._computed(state)
         return state.mask
 
-    def advance(self, state: State, token: int) -> State:
+    def advance(self, state: ChoiceState, token: int) -> ChoiceState:
         if token in self.vocabulary.eos_ids:
-            return State(state.low, state.high, state.length, ended=self.is_complete(state))
+            return ChoiceState(state.low, state.high, state.length, ended=self.is_complete(state))
         piece = self.vocabulary.pieces[token]
         if state.broken or state.ended is not None or not piece or token in self.vocabulary.special_ids:
-            return State(0, 0, 0, broken=True)
+            return ChoiceState(0, 0, 0, broken=True)
         span = slice(state.length, state.length + len(piece))
         low = bisect_left(self._options, piece, state.low, state.high, key=itemgetter(span))
         high = bisect_right(self._options, piece, low, state.high, key=itemgetter(span))
-        return State(low, high, span.stop, broken=low == high)
+        return ChoiceState(low, high, span.stop, broken=low == high)
 
-    def is_complete(self, state: State) -> bool:
+    def is_complete(self, state: ChoiceState) -> bool:
         if state.broken or state.ended is not None:
             return bool(state.ended)
         return len(self._options[state.low]) == state.length
 
-    def permits(self, state: State, token: int) -> bool:
+    def permits(self, state: ChoiceState, token: int) -> bool:
         following = self.advance(state, token)
         return not following.broken if following.ended is None else bool(self.allowed(state)[token])
 
-    def _computed(self, state: State) -> np.ndarray:
+    def _computed(self, state: ChoiceState) -> np.ndarray:
         mask = np.zeros(self.vocabulary.size, dtype=bool)
         token = self._canonical(state) if self._mode == "canonical" else None
         if token is None:
@@ -118,7 +118,7 @@ class ChoiceConstraint(Constraint):
         mask.flags.writeable = False
         return mask
 
-    def _fitting(self, state: State) -> Iterator[int]:
+    def _fitting(self, state: ChoiceState) -> Iterator[int]:
         """Places in the sorted pieces of those that write a beginning of what may follow.
 
         Both lists are gone down together, byte by byte, as far as they agree.
@@ -141,7 +141,7 @@ class ChoiceConstraint(Constraint):
                     below.append((depth + 1, low, above, first, end))
                 low, first = above, end
 
-    def _canonical(self, state: State) -> int | None:
+    def _canonical(self, state: ChoiceState) -> int | None:
         """The tokenizer's own next token of what must follow; None where that is not certain, or nothing must."""
         span = slice(state.length, state.length + _AHEAD)
         forced = _common(self._options[state.low][span], self._options[state.high - 1][span])
@@ -154,10 +154,10 @@ class ChoiceConstraint(Constraint):
         sure = alone or len(self.vocabulary.pieces[tokens[0]]) <= self._settled(state, len(forced))
         return tokens[0] if sure else None
 
-    def _settled(self, state: State, forced: int) -> int:
+    def _settled(self, state: ChoiceState, forced: int) -> int:
         """How many of the forced bytes no token shares with what comes behind the fork: spelling is free there."""
         for begin in range(forced):
-            at = State(state.low, state.high, state.length + begin)
+            at = ChoiceState(state.low, state.high, state.length + begin)
             if any(len(self._pieces[place]) > forced - begin for place in self._fitting(at)):
                 return begin
         return forced

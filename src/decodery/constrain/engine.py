@@ -33,7 +33,7 @@ class _Lexer:
         self.spoiled = False
 
 
-class State:
+class GrammarState:
     """Where a text stands. It keeps the states behind it, so that a draft and its verification walk them once.
 
     matcher: None after an end token, after a token that was not allowed (broken), or where the engine came upon a limit
@@ -61,7 +61,7 @@ class State:
         self.mask: np.ndarray | None = None
         self.forced: list[int] | None = None
         self.sound = False
-        self.next: dict[int, State] = {}
+        self.next: dict[int, GrammarState] = {}
 
 
 class GrammarConstraint(Constraint):
@@ -90,17 +90,17 @@ class GrammarConstraint(Constraint):
         limits: Any = LLParserLimits(**LIMITS)
         return _Lexer(LLMatcher(_tokenizer(self.vocabulary), self._grammar, log_level=0, limits=limits))
 
-    def init(self, prompt: Sequence[int]) -> State:
-        return State(self._lexer.start.deep_copy(), self._lexer)
+    def init(self, prompt: Sequence[int]) -> GrammarState:
+        return GrammarState(self._lexer.start.deep_copy(), self._lexer)
 
-    def allowed(self, state: State) -> np.ndarray:
+    def allowed(self, state: GrammarState) -> np.ndarray:
         if state.mask is None and not state.failure:
             state.mask = self._ends if state.matcher is None else self._computed(state)
         if state.mask is None:
             raise ConstraintError(state.failure)
         return state.mask
 
-    def _computed(self, state: State) -> np.ndarray | None:
+    def _computed(self, state: GrammarState) -> np.ndarray | None:
         """The mask; None where there is none, and the state's failure says why."""
         for _ in range(2):
             matcher = self._usable(state)
@@ -126,7 +126,7 @@ class GrammarConstraint(Constraint):
         matcher.unsafe_compute_mask_ptr(packed.ctypes.data, packed.nbytes)
         return packed
 
-    def _usable(self, state: State) -> LLMatcher:
+    def _usable(self, state: GrammarState) -> LLMatcher:
         """The state's matcher, made anew where its lexer is spoiled."""
         assert state.matcher is not None
         if state.lexer.spoiled:
@@ -143,41 +143,41 @@ class GrammarConstraint(Constraint):
                     break
         return state.matcher
 
-    def advance(self, state: State, token: int) -> State:
+    def advance(self, state: GrammarState, token: int) -> GrammarState:
         found = state.next.get(token)
         if found is None:
             found = state.next[token] = self._after(state, token)
         return found
 
-    def _after(self, state: State, token: int) -> State:
+    def _after(self, state: GrammarState, token: int) -> GrammarState:
         lexer, path = state.lexer, (state.path, token)
         if state.matcher is None:
             broken = state.broken or token not in self.vocabulary.eos_ids
-            return State(None, lexer, path, broken=broken, failure=state.failure)
+            return GrammarState(None, lexer, path, broken=broken, failure=state.failure)
         if token in self.vocabulary.eos_ids:
-            return State(None, lexer, path, broken=not self.is_complete(state))
+            return GrammarState(None, lexer, path, broken=not self.is_complete(state))
         for _ in range(2):
             matcher = self._usable(state).deep_copy()
             over = matcher.is_stopped() and not matcher.is_error()
             if not over and matcher.consume_token(token):
-                return State(matcher, state.lexer, path)
+                return GrammarState(matcher, state.lexer, path)
             if over or _FORBIDDEN in matcher.get_error():
-                return State(None, lexer, path, broken=True)
+                return GrammarState(None, lexer, path, broken=True)
             if not _spoils(matcher, state.lexer):
                 break
-        return State(None, lexer, path, failure=_failure(matcher))
+        return GrammarState(None, lexer, path, failure=_failure(matcher))
 
-    def is_complete(self, state: State) -> bool:
+    def is_complete(self, state: GrammarState) -> bool:
         if state.matcher is None:
             return not (state.broken or state.failure)
         return self._usable(state).is_accepting()
 
-    def permits(self, state: State, token: int) -> bool:
+    def permits(self, state: GrammarState, token: int) -> bool:
         if state.mask is not None or state.matcher is None or token in self.vocabulary.eos_ids:
             return bool(self.allowed(state)[token])
         return self._usable(state).validate_tokens([token]) == 1
 
-    def accepts(self, state: State, token: int) -> bool:
+    def accepts(self, state: GrammarState, token: int) -> bool:
         if state.mask is not None or state.matcher is None:
             return bool(self.allowed(state)[token])
         if token in self.vocabulary.eos_ids:

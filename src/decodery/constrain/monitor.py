@@ -92,7 +92,7 @@ class Monitor:
         return found or None
 
 
-class State:
+class MonitorState:
     """A text. text: all of the file so far. place: where it stands. ended: an end token was written."""
 
     __slots__ = ("ended", "place", "text")
@@ -122,22 +122,22 @@ class MonitorConstraint(Constraint):
         self._found: _Recent[list[bytes]] = _Recent(_REMEMBERED)
         self._masks: _Recent[np.ndarray] = _Recent(_MASKS)
 
-    def init(self, prompt: Sequence[int]) -> State:
+    def init(self, prompt: Sequence[int]) -> MonitorState:
         text = self.vocabulary.bytes_of(list(prompt))
         text = self._prefix + (text.removeprefix(b" ") if self._indented else text)
-        return State(text, Place().after(text))
+        return MonitorState(text, Place().after(text))
 
-    def advance(self, state: State, token: int) -> State:
+    def advance(self, state: MonitorState, token: int) -> MonitorState:
         if state.ended or token in self.vocabulary.eos_ids:
-            return State(state.text, state.place, ended=True)
+            return MonitorState(state.text, state.place, ended=True)
         if token in self.vocabulary.special_ids or not (piece := self.vocabulary.pieces[token]):
             return state
-        return State(state.text + piece, state.place.after(piece))
+        return MonitorState(state.text + piece, state.place.after(piece))
 
-    def idle(self, state: State) -> bool:
+    def idle(self, state: MonitorState) -> bool:
         return not state.ended and self._unseen(state) is None and not self._rests(state)
 
-    def allowed(self, state: State) -> np.ndarray:
+    def allowed(self, state: MonitorState) -> np.ndarray:
         if state.ended:
             return self._ends
         rests, unseen = self._rests(state), self._unseen(state)
@@ -154,25 +154,25 @@ class MonitorConstraint(Constraint):
         mask.flags.writeable = False
         return mask
 
-    def is_complete(self, state: State) -> bool:
+    def is_complete(self, state: MonitorState) -> bool:
         if state.ended:
             return True
         rests = self._rests(state)
         return not rests or b"" in rests
 
-    def permits(self, state: State, token: int) -> bool:
+    def permits(self, state: MonitorState, token: int) -> bool:
         since = state.place.since
         if since is not None and not state.ended and self._key(state, since) not in self._found:
             return True  # not worth a question: whether it may come will be seen where the text gets there
         return super().permits(state, token)
 
-    def _unseen(self, state: State) -> np.ndarray | None:
+    def _unseen(self, state: MonitorState) -> np.ndarray | None:
         """[vocab] the tokens that would write a name behind a dot unseen; None where there are none."""
         if not self.monitor.strict_dot:
             return None
         return self._spellings.dotted_behind_text if state.place.in_text else self._spellings.dotted
 
-    def _rests(self, state: State) -> list[bytes]:
+    def _rests(self, state: MonitorState) -> list[bytes]:
         """How the attribute's name that is being written may go on, b"" where it may end; empty: the monitor is idle.
 
         It is idle, too, where what is written already is no beginning of any name found: such a text is wrong whatever
@@ -184,7 +184,7 @@ class MonitorConstraint(Constraint):
         names = self._found.get(self._key(state, since), lambda: self._ask(state.text[: len(state.text) - len(since)]))
         return [name[len(since) :] for name in names if name.startswith(since)]
 
-    def _key(self, state: State, since: bytes) -> bytes:
+    def _key(self, state: MonitorState, since: bytes) -> bytes:
         return hashlib.sha256(state.text[: len(state.text) - len(since)]).digest()
 
     def _ask(self, code: bytes) -> list[bytes]:

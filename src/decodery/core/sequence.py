@@ -34,7 +34,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
+class KeptText:
     """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one."""
 
     tokens: list[int]

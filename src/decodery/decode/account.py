@@ -5,10 +5,10 @@ from __future__ import annotations
 from time import perf_counter
 
 from ..core.trace import Step
-from .task import Run
+from .task import Turn
 
 
-class Clock:
+class StepClock:
     """Where the time of a step goes; all that goes before the pass that a step is recorded in is proposing."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Clock:
         self.mark = ended
 
 
-def spend(run: Run, number: int, seconds: float, shared: set[tuple[int, str]]) -> None:
+def spend(run: Turn, number: int, seconds: float, shared: set[tuple[int, str]]) -> None:
     """Count what others than the target read. seconds: per row of the pass; shared: who takes part in it as what."""
     ask = run.asks[number]
     if not ask.role:
@@ -37,7 +37,7 @@ def spend(run: Run, number: int, seconds: float, shared: set[tuple[int, str]]) -
         run.spent[name] = run.spent.get(name, 0) + amount
 
 
-def new_steps(run: Run, known: dict[int, int]) -> list[Step]:
+def new_steps(run: Turn, known: dict[int, int]) -> list[Step]:
     """The steps recorded since, of which the last hears what others than the target have read."""
     steps = [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]
     if steps and run.spent:

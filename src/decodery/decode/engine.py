@@ -21,10 +21,10 @@ from ..core.trace import Step
 from ..errors import PromptError, SettingsError
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
-from .account import Clock, new_steps, spend
+from .account import StepClock, new_steps, spend
 from .request import Request
 from .schedule import Limits, Schedule
-from .task import Job, Run, Task
+from .task import Task, Turn, Work
 from .text import Share, turn
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
         self._schedule = Schedule(limits or Limits(), prefill_chunk)
-        self._running: Run | None = None
+        self._running: Turn | None = None
         self._passes = 0
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
         self._pass_seconds = pass_seconds or self._measured
@@ -80,13 +80,13 @@ class Engine:
             seq.draft_state = seq.drafter.start(seq)
             if seq.drafter.weighs_cost or (seq.budget is not None and seq.budget.weighs_cost):
                 self._pass_seconds(len(seq.tokens))
-        self._schedule.add(Run(seq, traces=[seq.trace]))
+        self._schedule.add(Turn(seq, traces=[seq.trace]))
         return seq
 
-    def enter(self, asking: Asking[T]) -> Job[T]:
+    def enter(self, asking: Asking[T]) -> Work[T]:
         """Start something else that asks for passes: a search, a probe. It shares them with everything in progress."""
-        job = Job(asking)
-        self._schedule.add(Run(job))
+        job = Work(asking)
+        self._schedule.add(Turn(job))
         return job
 
     def finish(self, asking: Asking[T]) -> T:
@@ -149,7 +149,7 @@ class Engine:
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
         twin = seq.twin()
-        self._schedule.add(Run(twin, traces=[twin.trace]))
+        self._schedule.add(Turn(twin, traces=[twin.trace]))
         return twin
 
     def preempt(self, seq: Sequence) -> None:
@@ -159,7 +159,7 @@ class Engine:
     @torch.no_grad()
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
-        clock = Clock()
+        clock = StepClock()
         begun = self._schedule.turns()
         for run, rows, nodes in begun:
             self._begin(run, rows, nodes)
@@ -176,10 +176,10 @@ class Engine:
         self._schedule.leave()
         return [run.task for run in runs if run.asking is None or run in advanced]
 
-    def _begin(self, run: Run, rows: int, nodes: int) -> None:
+    def _begin(self, run: Turn, rows: int, nodes: int) -> None:
         """Let a task that has no turn in progress begin one."""
         seq = run.task
-        if isinstance(seq, Job):
+        if isinstance(seq, Work):
             run.asking = seq.turn()
         else:
             try:
@@ -189,18 +189,18 @@ class Engine:
                 return
         self._resume(run)
 
-    def _resume(self, run: Run) -> None:
+    def _resume(self, run: Turn) -> None:
         self._running = run
         try:
             run.resume()
         finally:
             self._running = None
 
-    def _is_side(self, run: Run, number: int) -> bool:
+    def _is_side(self, run: Turn, number: int) -> bool:
         """Whether this ask waits for a pass of another model than the engine's own."""
         return run.answers[number] is None and run.asks[number].model != self.model
 
-    def _pass(self, runs: list[Run], clock: Clock, *, side: bool) -> None:
+    def _pass(self, runs: list[Turn], clock: StepClock, *, side: bool) -> None:
         """Answer what these tasks wait for: of other models than the engine's own, or all of it; let them go on."""
         begin = perf_counter()
         places = [

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..budget.base import MOST_NODES, Policy
 from ..core.memory import Memory
-from ..core.sequence import FinishReason, Kept, Sequence, TokenLogprob
+from ..core.sequence import FinishReason, KeptText, Sequence, TokenLogprob
 from ..core.trace import Trace
 from ..draft.base import Drafter
 from ..errors import PromptError, SettingsError
@@ -56,7 +56,7 @@ class Output:
     trace: Trace
     logprobs: list[TokenLogprob] | None
     score: float | None = None
-    kept: Kept | None = field(default=None, repr=False, compare=False)
+    kept: KeptText | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None}
@@ -334,7 +334,7 @@ class LM:
             trace=seq.trace,
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             score=seq.score,
-            kept=Kept(seq.tokens, seq.cache, seq.source) if keep_cache else None,
+            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache else None,
         )
 
     def _compiled(self, constraint: Any) -> Constraint:
@@ -368,7 +368,7 @@ def _carrier(search: Any) -> Any:
     return method
 
 
-def _left_by(earlier: Output | Sequence | None) -> Sequence | Kept | None:
+def _left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:
     """What an earlier text left to go on from."""
     if not isinstance(earlier, Output):
         return earlier

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 from ..budget.base import LARGEST, MOST_NODES, Policy
-from ..core.sequence import Kept, Sequence
+from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
 from ..errors import SettingsError
@@ -45,7 +45,7 @@ class Request:
     stop: Ordered[str] = ()
     eos_ids: Ordered[int] = ()
     logprobs: int | None = None
-    reuse: Sequence | Kept | None = None
+    reuse: Sequence | KeptText | None = None
     budget: Policy | None = None
     source: Source | None = None
     max_nodes: int = MOST_NODES

@@ -9,7 +9,7 @@ from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
 from ..model.blocks import resident
 from ..model.cache import KVCache
-from .task import Run
+from .task import Turn
 from .text import reads, unread
 
 _READERS = 4
@@ -38,9 +38,9 @@ class Schedule:
 
     def __init__(self, limits: Limits, chunk: int) -> None:
         self.limits = limits
-        self.runs: list[Run] = []
+        self.runs: list[Turn] = []
         self._chunk = chunk
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[Turn] = deque()
         self._preempted: set[int] = set()
 
     @property
@@ -49,10 +49,10 @@ class Schedule:
         return [run.task for run in self.active if isinstance(run.task, Sequence)]
 
     @property
-    def active(self) -> list[Run]:
+    def active(self) -> list[Turn]:
         return [run for run in self.runs if not run.task.paused]
 
-    def add(self, run: Run) -> None:
+    def add(self, run: Turn) -> None:
         """A new task. Raises OutOfMemory for a text whose prompt alone would not fit."""
         most = self.limits.cache_bytes
         if most is not None and isinstance(run.task, Sequence) and _needed(run.task) > most:
@@ -70,7 +70,7 @@ class Schedule:
         """Take the memory of a text's models from it, before its next turn."""
         self._preempted.add(id(seq))
 
-    def turns(self) -> list[tuple[Run, int, int]]:
+    def turns(self) -> list[tuple[Turn, int, int]]:
         """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
         self.leave()
         self._give_back()
@@ -91,7 +91,7 @@ class Schedule:
                 left -= chunk
         return found
 
-    def fitting(self, runs: list[Run]) -> list[Run]:
+    def fitting(self, runs: list[Turn]) -> list[Turn]:
         """Those that share the next pass: who has waited longest first, and at least one."""
         rows = [sum(len(ask.segment) for ask in run.asks) for run in runs]
         if sum(rows) <= self.limits.rows:
@@ -116,7 +116,7 @@ class Schedule:
         if any(run.task.finished for run in self._waiting):
             self._waiting = deque(run for run in self._waiting if not run.task.finished)
 
-    def _ready(self, run: Run) -> bool:
+    def _ready(self, run: Turn) -> bool:
         """Whether it need not wait for another text to read the prompt they share."""
         seq = run.task
         if not isinstance(seq, Sequence) or seq.like is None:
@@ -172,11 +172,11 @@ def _share_prompt(seq: Sequence) -> None:
         seq.like = None
 
 
-def _most_nodes(run: Run) -> int:
+def _most_nodes(run: Turn) -> int:
     return run.task.max_nodes if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
 
 
-def _drop(run: Run) -> None:
+def _drop(run: Turn) -> None:
     """Take all that models have read of a text from it."""
     seq = run.task
     assert isinstance(seq, Sequence)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Job(Generic[T]):
+class Work(Generic[T]):
     """Something other than a text in progress: a search, a probe. result: what it returned, once it is finished.
 
     paused: takes part in no pass until that is taken back.
@@ -41,11 +41,11 @@ class Job(Generic[T]):
         self.finished = True
 
 
-Task = Sequence | Job
+Task = Sequence | Work
 
 
 @dataclass(eq=False)
-class Run:
+class Turn:
     """A task's turn in progress. asks: what it waits for; answers: what of it has been answered.
 
     traces: of the texts it works on, where steps are recorded. spent: what others than the target read for it since the

@@ -18,7 +18,7 @@ from ..registry import register
 from .base import Drafter, Observation
 from .stores.contexts import Contexts
 from .stores.expectations import CONTEXTS, LEAST, Candidate, Expectations, SuccessorRates
-from .stores.ngrams import NGrams
+from .stores.ngrams import Occurrences
 from .stores.warm import WarmContexts
 
 SHIPPED = "shipped"
@@ -62,7 +62,7 @@ class Auto(Drafter):
             return contexts, SuccessorRates(len(CONTEXTS), width, warm.rates), StepCosts()
 
         contexts, rates, costs = seq.memory.recall("process", seq, ("auto", seq.vocab_size, width, self.warm), make)
-        return _State(Expectations(NGrams(self.orders), contexts, rates), costs)
+        return _State(Expectations(Occurrences(self.orders), contexts, rates), costs)
 
     def _warm(self, seq: Sequence) -> WarmContexts | None:
         """What the contexts begin with, if with anything."""

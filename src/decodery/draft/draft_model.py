@@ -15,7 +15,7 @@ from ..model.named import named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Expander
-from .reading import Reading
+from .follower import Follower
 
 
 @register(
@@ -37,7 +37,7 @@ class DraftModel(Expander):
 
     model: LanguageModel | str | None = None
 
-    def start(self, seq: Sequence) -> Reading:
+    def start(self, seq: Sequence) -> Follower:
         model = self._model(seq.model)
         known = {model.config.vocabulary, seq.model.config.vocabulary} - {""}
         if len(known) > 1:
@@ -48,7 +48,7 @@ class DraftModel(Expander):
         if seq.budget is not None:
             seq.budget.fits(model)
         tapped = seq.budget is not None and seq.budget.reads_states
-        return Reading.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
+        return Follower.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (self._model(target),)
@@ -57,20 +57,20 @@ class DraftModel(Expander):
         return named(_shipped(target) if self.model is None else self.model)
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
-        reading: Reading = seq.draft_state
+        reading: Follower = seq.draft_state
         return reading.hidden
 
     def reach(self, seq: Sequence) -> int:
-        reading: Reading = seq.draft_state
+        reading: Follower = seq.draft_state
         # The draft model's own context may be the shorter one; behind its end it has nothing to say.
         return reading.model.config.max_positions - len(seq.tokens) + 1
 
     def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
-        reading: Reading = seq.draft_state
+        reading: Follower = seq.draft_state
         return reading.after(seq.tokens, tree, nodes)
 
     def forget(self, seq: Sequence) -> None:
-        reading: Reading = seq.draft_state
+        reading: Follower = seq.draft_state
         reading.forget()
 
 

@@ -10,7 +10,7 @@ from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..registry import register
 from .base import Drafter
-from .stores.ngrams import NGrams, Pick, copy
+from .stores.ngrams import Occurrences, Pick, copy
 
 
 @register("prompt-lookup", paper="Prompt Lookup Decoding (2023)", lossless=True)
@@ -35,8 +35,8 @@ class PromptLookup(Drafter):
     def largest(self) -> int:
         return self.length
 
-    def start(self, seq: Sequence) -> NGrams:
-        return NGrams(range(self.max_ngram, 0, -1), self.pick)
+    def start(self, seq: Sequence) -> Occurrences:
+        return Occurrences(range(self.max_ngram, 0, -1), self.pick)
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         seq.draft_state.extend(seq.tokens)

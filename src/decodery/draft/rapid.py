@@ -21,7 +21,7 @@ from ..model.named import named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Drafter
-from .reading import Reading
+from .follower import Follower
 
 _SENTENCE_END = re.compile(r"(\n|[.!?][\"')\]]*\s*)$")
 _WORD = re.compile(r"\w+")
@@ -32,7 +32,7 @@ class _State:
     """prompt: the shortened prompt; reading: the drafter's model behind it, None where that would be the target."""
 
     prompt: list[int]
-    reading: Reading | None
+    reading: Follower | None
 
 
 @register(
@@ -83,7 +83,7 @@ class Rapid(Drafter):
         if model == seq.model and len(prompt) == len(seq.tokens):
             # Nothing was left out: the drafter would be the target, at the price of the target.
             return _State(prompt, None)
-        return _State(prompt, Reading.begin(model, seq.vocab_size, slots=seq.slots))
+        return _State(prompt, Follower.begin(model, seq.vocab_size, slots=seq.slots))
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (target if self.model is None else named(self.model),)

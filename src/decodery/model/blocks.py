@@ -39,7 +39,7 @@ class Slab:
 
 
 @dataclass(slots=True)
-class Run:
+class Stretch:
     """Neighbouring blocks [first, last) of a slab, in the order of the text that holds them."""
 
     slab: Slab
@@ -66,7 +66,7 @@ class Blocks:
         """shape: layers, kv_heads, head_dim."""
         layers, kv_heads, head_dim = shape
         self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)
-        self.runs: list[Run] = []
+        self.runs: list[Stretch] = []
         self._name = next(_names)
         self._mine = 0, 0  # slots known to be this text's to write
 
@@ -150,7 +150,7 @@ class Blocks:
             slab.writer[blocks] = np.where(shared, slab.writer[blocks], self._name)
             slab.frozen[blocks] = np.maximum(np.where(shared, slab.frozen[blocks], 0), given)
             slab.holders[blocks] += 1
-            twin.runs.append(Run(slab, run.first, last))
+            twin.runs.append(Stretch(slab, run.first, last))
             length -= run.slots
         return twin
 
@@ -202,13 +202,13 @@ class Blocks:
             passed += run.slots
             run.slab.holders[last : run.last] -= 1
             if last > run.first:
-                before.append(Run(run.slab, run.first, last))
+                before.append(Stretch(run.slab, run.first, last))
         self.runs = [*before, self._hold(data)]
 
-    def _hold(self, data: torch.Tensor) -> Run:
+    def _hold(self, data: torch.Tensor) -> Stretch:
         slab = Slab(data)
         slab.holders[:], slab.writer[:] = 1, self._name
-        return Run(slab, 0, len(slab.holders))
+        return Stretch(slab, 0, len(slab.holders))
 
     def __del__(self) -> None:
         # Blocks that nobody else holds any more may be written without a copy.

@@ -125,7 +125,7 @@ class MemberReading:
         return MemberReading(self.member, self.cache.fork(), self.prompt_length)
 
 
-class Contexts:
+class MemberCaches:
     """The caches of all members of a source over one text, behind the interface of one `KVCache`.
 
     tokens: the text that counts as read, though a member may lag. states: what the source remembers at each of them,
@@ -194,8 +194,8 @@ class Contexts:
         del self.tokens[n:], self.states[n:]
         self._scratch = None
 
-    def fork(self) -> Contexts:
-        twin = Contexts([reader.fork() for reader in self.readers], self.prompt_length)
+    def fork(self) -> MemberCaches:
+        twin = MemberCaches([reader.fork() for reader in self.readers], self.prompt_length)
         twin.tokens, twin.states = self.tokens.copy(), self.states.copy()
         return twin
 
@@ -207,7 +207,7 @@ class Contexts:
 
 
 @dataclass(frozen=True)
-class Composite(Composed):
+class Blend(Composed):
     """What scores a text out of what its members say. Subclasses have settings, and `composed`, which asks members."""
 
     members: tuple[Member, ...]
@@ -242,7 +242,7 @@ class Composite(Composed):
         """See `Composed`; the passes of members are counted by their names, whatever the role."""
         if segment.tokens is None:
             raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
-        contexts, stays = cast(Contexts, segment.cache), segment.stays
+        contexts, stays = cast(MemberCaches, segment.cache), segment.stays
         whole = contexts.open(segment)
         n = len(whole)
         wanted = np.arange(n) if whole.logit_rows is None else np.asarray(whole.logit_rows, dtype=np.int64)
@@ -257,7 +257,7 @@ class Composite(Composed):
     def new_cache(self) -> KVCache:
         # Whoever looks for keys and values in it asks for `readings`; all else is the same.
         readers = [MemberReading(member, member.model.new_cache(), self.prompt_length) for member in self.members]
-        return cast(KVCache, Contexts(readers, self.prompt_length))
+        return cast(KVCache, MemberCaches(readers, self.prompt_length))
 
 
 @dataclass
@@ -269,7 +269,7 @@ class Part:
     """
 
     segment: Segment
-    contexts: Contexts
+    contexts: MemberCaches
     wanted: np.ndarray
     output: np.ndarray
 

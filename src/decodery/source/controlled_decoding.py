@@ -15,7 +15,7 @@ from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from .base import EXCLUDED, Source
-from .contexts import Composite, Member, Part
+from .contexts import Blend, Member, Part
 from .value import Value, fitted
 
 
@@ -49,7 +49,7 @@ class ControlledDecoding(Source):
 
 
 @dataclass(frozen=True)
-class _Controlled(Composite):
+class _Controlled(Blend):
     value: Value = field(kw_only=True)
     strength: float = field(kw_only=True)
     k: int = field(kw_only=True)

@@ -18,7 +18,7 @@ from ..registry import register
 from ..sample.base import require_count
 from ..sample.entropy import entropy
 from .base import Source
-from .contexts import Composite, Member, Part, Rows
+from .contexts import Blend, Member, Part, Rows
 
 _SMALL, _LARGE = 0, 1
 
@@ -68,7 +68,7 @@ class _State(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Switching(Composite):
+class _Switching(Blend):
     threshold: float = field(kw_only=True)
     window: int = field(kw_only=True)
     stay: int = field(kw_only=True)

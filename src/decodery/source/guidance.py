@@ -12,7 +12,7 @@ from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from .base import Source, token_ids
-from .contexts import Composite, Member, Part
+from .contexts import Blend, Member, Part
 
 
 @register(
@@ -47,7 +47,7 @@ class Guidance(Source):
 
 
 @dataclass(frozen=True)
-class _Guided(Composite):
+class _Guided(Blend):
     scale: float = field(kw_only=True)
 
     def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:

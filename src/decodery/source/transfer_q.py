@@ -17,7 +17,7 @@ from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..sample.base import require_number
 from .base import EXCLUDED, Source, token_ids
-from .contexts import Composite, Member, Part
+from .contexts import Blend, Member, Part
 from .value import Reward
 
 _ROLLOUT = 31
@@ -73,7 +73,7 @@ class TransferQ(Source):
 
 
 @dataclass(frozen=True)
-class _Transferred(Composite):
+class _Transferred(Blend):
     settings: TransferQ = field(kw_only=True)
 
     def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:

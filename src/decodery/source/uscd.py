@@ -15,7 +15,7 @@ from ..registry import register
 from ..sample.base import require_number
 from ..sample.entropy import row_sums
 from .base import EXCLUDED, Source, token_ids
-from .contexts import Composite, Member, Part
+from .contexts import Blend, Member, Part
 
 __all__ = ["without_examples"]
 
@@ -62,7 +62,7 @@ class USCD(Source):
 
 
 @dataclass(frozen=True)
-class _Selective(Composite):
+class _Selective(Blend):
     settings: USCD = field(kw_only=True)
 
     def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:

@@ -16,7 +16,7 @@ from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
 from ..sample.sampler import Sampler
 from ..source.base import Source
-from ..source.contexts import Contexts
+from ..source.contexts import MemberCaches
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
 from .running import LawBroken, law_engine, submit
@@ -65,7 +65,7 @@ def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
     n = seq.cache.next_position
     if seq.generated and n != len(seq.tokens) - 1:
         raise LawBroken(f"the cache holds {n} of {len(seq.tokens)} tokens; all but the pending one belong there")
-    if not isinstance(seq.cache, Contexts):
+    if not isinstance(seq.cache, MemberCaches):
         return _distance(model if seq.source is None else seq.model, seq.cache, seq.tokens[:n])
     if seq.cache.tokens != seq.tokens[:n]:
         raise LawBroken(f"after {n} tokens the contexts hold {seq.cache.tokens} instead of {seq.tokens[:n]}")

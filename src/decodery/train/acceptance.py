@@ -27,7 +27,7 @@ _SHARD = 32
 
 
 @dataclass(frozen=True)
-class Recipe:
+class AcceptanceRecipe:
     """How a head is trained; the published numbers, with a schedule for thousands of tokens, not millions.
 
     depth: residual blocks. rejected: what a rejection weighs against an acceptance in the loss; the published 6 is for
@@ -54,7 +54,7 @@ def train_acceptance(
     corpus: Corpus,
     out: Path,
     *,
-    recipe: Recipe | None = None,
+    recipe: AcceptanceRecipe | None = None,
     facts: Mapping[str, Any] | None = None,
     progress: Progress = silent,
 ) -> dict[str, float]:
@@ -67,7 +67,7 @@ def train_acceptance(
     a perfect judge (nats per judged token), on texts held out, of the head and of the best judge that always says the
     same; "acceptance": the mean chance of acceptance there; "tokens": how many tokens were judged in all.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or AcceptanceRecipe()
     check_folder(out)
     if draft.vocab_size != target.vocab_size:
         raise VocabularyMismatch(
@@ -144,7 +144,7 @@ def check_folder(out: Path) -> None:
 
 
 def _card(
-    corpus: Corpus, recipe: Recipe, history: History, scores: Mapping[str, float], facts: Mapping[str, Any]
+    corpus: Corpus, recipe: AcceptanceRecipe, history: History, scores: Mapping[str, float], facts: Mapping[str, Any]
 ) -> str:
     made = "".join(f"\n- {name}: `{value}`" for name, value in facts.items())
     temperatures = ", ".join(map(str, corpus.facts.get("temperatures", [])))
@@ -233,7 +233,7 @@ def _examples(
     draft: LanguageModel,
     corpus: Corpus,
     folder: Path,
-    recipe: Recipe,
+    recipe: AcceptanceRecipe,
     made: str,
     progress: Progress,
 ) -> Iterator[Examples]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..draft.stores.contexts import Contexts
 from ..draft.stores.expectations import CONTEXTS, Expectations, SuccessorRates
-from ..draft.stores.ngrams import NGrams
+from ..draft.stores.ngrams import Occurrences
 from ..draft.stores.warm import WarmContexts
 from ..errors import SettingsError
 from ..model.store import Progress, silent
@@ -103,7 +103,7 @@ def _tried(
     first = among = places = 0
     for number in held:
         text = corpus[number]
-        expected = Expectations(NGrams(()), store, rates)
+        expected = Expectations(Occurrences(()), store, rates)
         tokens = text.tokens.tolist()
         for at in range(text.written + 1, len(tokens)):
             context = tokens[max(0, at - CONTEXTS[0]) : at]

@@ -39,7 +39,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgedQuestion:
     """Something to answer. right, wrong: two answers that part ways where the wrong one goes wrong; None: mined."""
 
     prompt: str
@@ -74,12 +74,12 @@ class Mining:
             raise SettingsError("mining needs max_new_tokens, places and alternatives of at least 1")
 
 
-def read_questions(path: Path) -> list[Question]:
+def read_questions(path: Path) -> list[JudgedQuestion]:
     """The questions of a JSON Lines file: objects with "prompt", and with "right" and "wrong" or neither."""
     questions = []
     for number, entry in read_json_lines(path):
         try:
-            questions.append(Question(entry["prompt"], entry.get("right"), entry.get("wrong")))
+            questions.append(JudgedQuestion(entry["prompt"], entry.get("right"), entry.get("wrong")))
         except (KeyError, AttributeError, TypeError):
             raise PromptError(f'line {number} of {path} is not an object with a "prompt"') from None
         last = questions[-1]
@@ -101,7 +101,7 @@ def last_number(text: str) -> str | None:
 
 def examples(
     target: LoadedModel,
-    questions: Sequence[Question],
+    questions: Sequence[JudgedQuestion],
     out: Path,
     *,
     mining: Mining | None = None,
@@ -148,7 +148,7 @@ def _read(path: Path, made: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _of_question(target: LoadedModel, question: Question, mining: Mining) -> tuple[np.ndarray, np.ndarray]:
+def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) -> tuple[np.ndarray, np.ndarray]:
     encode = target.tokenizer.encode
     if target.chat is None:
         prompt = encode(question.prompt)

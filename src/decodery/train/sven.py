@@ -44,7 +44,7 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class LabelledProgram:
     """One side of a pair. tokens: [n] ids; changed: [n] bool, the tokens that make the difference.
 
     control: 0 for a program after its fix, 1 before it.
@@ -67,7 +67,7 @@ class Course(Plan):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class SVENRecipe:
     """How prefixes learn: as published for the smallest model, but for fewer epochs.
 
     length: positions of a prefix. contrast, kl: weights of the losses. dropout: share of a prefix's numbers that is
@@ -141,7 +141,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, marked: np.ndarray) -> tuple[np.n
     return np.array(ids, dtype=np.int64), counts[ends] > counts[begins]
 
 
-def programs_of(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[Program]:
+def programs_of(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[LabelledProgram]:
     """Both sides of every pair, but those that are too long, or in which nothing or everything is changed."""
     found = []
     for pair in pairs:
@@ -150,7 +150,7 @@ def programs_of(tokenizer: Tokenizer, pairs: Sequence[Pair]) -> list[Program]:
             tokens, changed = tokens_of(tokenizer, text, marked)
             # The first token is never predicted.
             if len(tokens) <= MOST_TOKENS and changed[1:].any() and not changed[1:].all():
-                found.append(Program(tokens, changed, control))
+                found.append(LabelledProgram(tokens, changed, control))
     return found
 
 
@@ -188,12 +188,12 @@ def losses_of(
 class School:
     """The model with what it says of every program on its own, and the prefixes that learn."""
 
-    def __init__(self, model: Transformer, recipe: Recipe) -> None:
+    def __init__(self, model: Transformer, recipe: SVENRecipe) -> None:
         self.model = model
         self.recipe = recipe
         empty = KVPrefix.zeros(model.config, recipe.length).data.to(model.device)
         self.parameters = {name: empty.clone().requires_grad_(True) for name in CONTROLS}
-        self._states: dict[Program, torch.Tensor] = {}
+        self._states: dict[LabelledProgram, torch.Tensor] = {}
 
     def prefixes(self, step: int | None) -> list[torch.Tensor]:
         """Both prefixes; in a step of training some of their numbers are left out, always the same ones."""
@@ -204,7 +204,7 @@ class School:
         masks = [(torch.rand(each.shape, generator=generator) >= share).to(each) / (1 - share) for each in parameters]
         return [each * mask for each, mask in zip(parameters, masks, strict=True)]
 
-    def losses(self, programs: Sequence[Program], step: int | None = None) -> list[Losses]:
+    def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[Losses]:
         """Of every program, all in one pass. step: of training, None for validation."""
         pasts, segments = self.prefixes(step), []
         for program in programs:
@@ -222,7 +222,7 @@ class School:
         return found
 
     @torch.no_grad()
-    def alone(self, program: Program) -> torch.Tensor:
+    def alone(self, program: LabelledProgram) -> torch.Tensor:
         """Logits [n - 1, vocab] without a prefix. What is kept of a program is its last states, which are small."""
         if program not in self._states:
             last, n = self.model.config.num_layers, len(program.tokens) - 1
@@ -236,7 +236,7 @@ class School:
         return torch.stack(weighed).mean()
 
     @torch.no_grad()
-    def figures(self, programs: Sequence[Program]) -> dict[str, float]:
+    def figures(self, programs: Sequence[LabelledProgram]) -> dict[str, float]:
         """The losses of programs that were not learned from."""
         found = [self.losses([program])[0] for program in programs]
         means = {name: float(torch.stack([getattr(each, name) for each in found]).mean()) for name in vars(found[0])}
@@ -248,7 +248,7 @@ def train_sven(
     pairs: Sequence[Pair],
     out: Path,
     *,
-    recipe: Recipe | None = None,
+    recipe: SVENRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
 ) -> tuple[Prefixes, History]:
@@ -258,7 +258,7 @@ def train_sven(
     goes on from its last checkpoint in `out` when called again. Only the prefixes learn. Raises SettingsError for a
     model that is not in floating point, PromptError for pairs that teach nothing.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or SVENRecipe()
     check_folder(out)
     model = target.model
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):

@@ -34,7 +34,7 @@ _HELD = 16
 
 
 @dataclass(frozen=True)
-class Recipe:
+class UnitsRecipe:
     """How placeholders learn.
 
     span: tokens of the longest unit, of which the first needs no placeholder. alpha: taught are the tokens of runs in
@@ -92,7 +92,7 @@ class School:
     reader: the model at the precision it is used at; it reads the texts. model: the same one in floating point.
     """
 
-    def __init__(self, reader: LanguageModel, model: Transformer, recipe: Recipe) -> None:
+    def __init__(self, reader: LanguageModel, model: Transformer, recipe: UnitsRecipe) -> None:
         self.reader, self.model, self.recipe = reader, model, recipe
         mean = model.weights.embedding.float().mean(dim=0)
         self.placeholders = mean.repeat(recipe.span - 1, 1).requires_grad_(True)
@@ -191,7 +191,7 @@ def train_units(
     corpus: Corpus,
     out: Path,
     *,
-    recipe: Recipe | None = None,
+    recipe: UnitsRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
 ) -> tuple[Placeholders, History]:
@@ -202,7 +202,7 @@ def train_units(
 
     Raises SettingsError for a model that is not in floating point, and for texts that teach nothing.
     """
-    recipe = recipe or Recipe()
+    recipe = recipe or UnitsRecipe()
     check_folder(out)
     if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
         raise SettingsError("units are trained over a model in floating point: load it with dtype='float32'")
@@ -240,7 +240,7 @@ def train_units(
     return found, history
 
 
-def _facts(target: LoadedModel, corpus: Corpus, recipe: Recipe, history: History, command: str) -> dict[str, Any]:
+def _facts(target: LoadedModel, corpus: Corpus, recipe: UnitsRecipe, history: History, command: str) -> dict[str, Any]:
     figures = history.metrics[str(history.best_step)]
     return {
         "model": target.name,

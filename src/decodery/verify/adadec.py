@@ -10,7 +10,7 @@ from ..core.topk import topk
 from ..errors import SettingsError
 from ..registry import register
 from ..sample.entropy import entropy
-from .lookahead import Lookahead, Run, View
+from .lookahead import LookaheadRule, Run, View
 
 
 @register(
@@ -20,7 +20,7 @@ from .lookahead import Lookahead, Run, View
     needs=("temperature 0",),
 )
 @dataclass(frozen=True)
-class AdaDec(Lookahead):
+class AdaDec(LookaheadRule):
     """Where the entropy reaches a threshold, reranks the likeliest tokens by the mean log-probability of what follows.
 
     tau: the threshold, in nats, of the model's own distribution; `decodery train thresholds` learns a model's (the

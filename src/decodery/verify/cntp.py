@@ -10,7 +10,7 @@ from ..core.noise import mix
 from ..errors import SettingsError
 from ..registry import register
 from ..sample.entropy import entropy
-from .lookahead import Lookahead, Run, View
+from .lookahead import LookaheadRule, Run, View
 
 
 @register(
@@ -19,7 +19,7 @@ from .lookahead import Lookahead, Run, View
     guarantee="lossy; most=1 is plain sampling; a trial that stays has the lowest perplexity of those drawn",
 )
 @dataclass(frozen=True)
-class CNTP(Lookahead):
+class CNTP(LookaheadRule):
     """Draws the more trials the higher the entropy, each up to a punctuation mark, and keeps the likeliest per token.
 
     least, most: trials at and below the entropy `low`, at and above `high`, in between in proportion; entropies are in

@@ -59,7 +59,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Lookahead(Rule):
+class LookaheadRule(Rule):
     """A rule that decides run by run, after it has read on; drafts save it passes where they guess what it reads."""
 
     @abstractmethod

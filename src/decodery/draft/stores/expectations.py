@@ -8,7 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from .contexts import Contexts
-from .ngrams import NGrams, copy
+from .ngrams import Occurrences, copy
 
 LEAST = 0.01
 """What is left to guess at worst; nothing less likely is worth a row."""
@@ -76,7 +76,7 @@ class Expectations:
     copied: the copy since the last `find`; repeated: over how many tokens the text before it agrees with the end.
     """
 
-    copies: NGrams
+    copies: Occurrences
     contexts: Contexts
     rates: SuccessorRates
     trust: CopyRates = field(default_factory=CopyRates)

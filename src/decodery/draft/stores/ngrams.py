@@ -8,7 +8,7 @@ from typing import Literal
 Pick = Literal["last", "first"]
 
 
-class NGrams:
+class Occurrences:
     """For every n-gram that something follows, the position right after one of its occurrences.
 
     orders: the lengths n, longest first. pick: the occurrence to remember. Memory: one entry per order and token.

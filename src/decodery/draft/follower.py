@@ -19,7 +19,7 @@ _CHUNK = 512
 
 
 @dataclass(slots=True)
-class Reading:
+class Follower:
     """What `model` has read of a text, and of the drafts below its last token.
 
     tokens: the text that its cache holds; logits: [1, vocab] after the last of them, None where not known. settled: how
@@ -40,7 +40,7 @@ class Reading:
     spare: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, model: Reader, vocab_size: int, *, tapped: bool = False, slots: int | None = None) -> Reading:
+    def begin(cls, model: Reader, vocab_size: int, *, tapped: bool = False, slots: int | None = None) -> Follower:
         """Nothing read yet.
 
         Raises VocabularyMismatch unless the model has `vocab_size` tokens.
@@ -96,7 +96,7 @@ class Reading:
             self.spare.update((first + row, logits) for row, logits in enumerate(found))
         return torch.stack([root[0] if node == 0 else self.spare.pop(int(place[node])) for node in nodes])
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Reading:
+    def __deepcopy__(self, memo: dict[int, object]) -> Follower:
         twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens))
         # Tentative rows do not follow a fork.
         twin._clear()
