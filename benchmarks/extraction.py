@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.decode.lm import LM, Output
+from decodery.lm import LM, Output
 
 PEOPLE = (
     "Ada Okafor",

@@ -24,8 +24,8 @@ import torch
 
 import decodery as dc
 from decodery.core.tree import TokenTree
-from decodery.decode.lm import LM
 from decodery.draft.draft_model import DraftModel
+from decodery.lm import LM
 from decodery.model.load import LoadedModel, load
 from decodery.model.protocol import LanguageModel
 from decodery.model.transformer import Transformer

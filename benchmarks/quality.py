@@ -19,7 +19,7 @@ import torch
 from rich.progress import track
 
 import decodery
-from decodery.decode.lm import LM
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 
 WINDOW = 512

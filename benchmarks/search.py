@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.decode.lm import LM, Output
+from decodery.lm import LM, Output
 from decodery.model.batch import Batch, Segment
 from decodery.search import Beam, ContrastiveSearch, Coupling, DiverseBeam, ExactExtract
 from decodery.search.base import Search

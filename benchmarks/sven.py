@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import decodery as dc
-from decodery.decode.lm import LM
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from decodery.source.sven import SVEN
 

@@ -16,13 +16,13 @@ from decodery.budget.steps import StepCosts
 from decodery.cli.main import main
 from decodery.core.memory import Memory
 from decodery.decode.engine import Engine
-from decodery.decode.lm import LM
 from decodery.decode.request import Request
 from decodery.draft.auto import Auto, Worth
 from decodery.draft.stores.contexts import Contexts
 from decodery.draft.stores.expectations import CONTEXTS, LEAST, SuccessorRates
 from decodery.draft.stores.warm import WarmContexts
 from decodery.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.lm import LM
 from decodery.model.load import LoadedModel
 from decodery.model.tokenizer import Tokenizer
 from decodery.model.transformer import Transformer

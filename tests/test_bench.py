@@ -25,9 +25,9 @@ from decodery.bench.units import Case, Conversation
 from decodery.bench.workloads import Question
 from decodery.core.noise import gumbel
 from decodery.core.sequence import Sequence
-from decodery.decode.lm import LM
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError, UnknownMethod
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from tiny_bench import SETTINGS, make_lm, measure, row
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from decodery.bench import result, rows
 from decodery.bench.report import page, table
 from decodery.cli.main import cli
-from decodery.decode.lm import LM
 from decodery.errors import CorruptFile
+from decodery.lm import LM
 from tiny_bench import SETTINGS, make_lm, measure, row
 
 

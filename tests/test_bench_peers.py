@@ -21,8 +21,8 @@ from decodery.bench.record import Prompt, Record
 from decodery.bench.rows import make_rows
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own
-from decodery.decode.lm import LM
 from decodery.errors import SettingsError
+from decodery.lm import LM
 
 
 @pytest.fixture(scope="module")

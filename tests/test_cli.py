@@ -22,8 +22,8 @@ import decodery
 from decodery.cli.chat import Conversation
 from decodery.cli.decoding import decode
 from decodery.cli.main import COMMANDS, main
-from decodery.decode.lm import LM, Output
 from decodery.errors import PromptError
+from decodery.lm import LM, Output
 from decodery.model.embedded import pull
 
 COMMAND = [sys.executable, "-m", "decodery"]

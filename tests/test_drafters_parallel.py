@@ -16,7 +16,6 @@ from decodery.core.ask import drive
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
-from decodery.decode.lm import LM
 from decodery.decode.request import Request
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.base import Drafter, Observation
@@ -26,6 +25,7 @@ from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.rapid import Rapid, bm25
 from decodery.errors import SettingsError
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.testing import (

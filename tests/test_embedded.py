@@ -12,8 +12,8 @@ import transformers
 from transformers.initialization import no_init_weights
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from decodery.decode.lm import LM
 from decodery.errors import CorruptFile, DecoderyError
+from decodery.lm import LM
 from decodery.model import embedded, store
 from decodery.model.batch import Batch, Segment
 from tiny_models import reference

@@ -6,9 +6,9 @@ import pytest
 
 import decodery
 from decodery.decode.engine import Engine
-from decodery.decode.lm import LM
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.prompt_lookup import PromptLookup
+from decodery.lm import LM
 from decodery.sample import Sampler
 from decodery.testing import Garbage, Oracle, check_batch, check_identical, check_state, decode
 

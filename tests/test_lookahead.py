@@ -14,9 +14,9 @@ import torch
 from decodery.core.noise import gumbel, mix
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
-from decodery.decode.lm import LM
 from decodery.decode.request import Request
 from decodery.errors import CorruptFile, SettingsError
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.testing import check_batch, check_state, decode, tiny_transformer

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import decodery
-from decodery.decode.lm import LM
 from decodery.decode.request import Request
 from decodery.errors import SettingsError
+from decodery.lm import LM
 from decodery.settings import checked
 
 UNLOADED = object.__new__(LM)

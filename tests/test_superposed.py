@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from decodery.cli.main import cli
 from decodery.core.ask import drive
-from decodery.decode.lm import LM
 from decodery.errors import DecoderyError
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from decodery.suggest import superposed
 from decodery.suggest.ngrams import NGrams, load_ngrams, ngrams_for, save_ngrams

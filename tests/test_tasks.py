@@ -14,12 +14,12 @@ from decodery.core.ask import Asking, Scored, drive, score, settled, together
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
-from decodery.decode.lm import LM, Output
 from decodery.decode.request import Request
 from decodery.decode.schedule import Limits
 from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import OutOfMemory, SettingsError
+from decodery.lm import LM, Output
 from decodery.model.batch import Batch, Scores, Segment
 from decodery.model.blocks import resident
 from decodery.model.cache import KVCache

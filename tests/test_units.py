@@ -15,13 +15,13 @@ from decodery.budget.base import Budget
 from decodery.cli.main import cli
 from decodery.core.tree import UNKNOWN
 from decodery.decode.engine import Engine
-from decodery.decode.lm import LM
 from decodery.decode.request import Request
 from decodery.draft.combine import First, Fuse
 from decodery.draft.forced import Forced
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import DecoderyError
+from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from decodery.model.load import LoadedModel
 from decodery.model.placeholders import Placeholders

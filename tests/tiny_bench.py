@@ -11,7 +11,7 @@ import torch
 
 from decodery.bench import job, result
 from decodery.bench.settings import Settings
-from decodery.decode.lm import LM
+from decodery.lm import LM
 from decodery.model.load import LoadedModel
 from decodery.model.tokenizer import Tokenizer
 from decodery.testing.models import tiny_transformer

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 import decodery
-from decodery.decode.lm import LM, Output
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.base import Drafter
 from decodery.draft.jacobi import Jacobi
@@ -28,6 +27,7 @@ from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
+from decodery.lm import LM, Output
 from decodery.model.batch import Batch, Segment
 from decodery.model.placeholders import Placeholders
 from decodery.sample import Sampler

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.decode.lm import LM, Output
 from decodery.draft.draft_model import DraftModel
+from decodery.lm import LM, Output
 from decodery.model.batch import Batch, Segment
 from decodery.model.protocol import LanguageModel
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from . import train as train
     from . import verify as verify
     from .decode.engine import Engine
-    from .decode.lm import LM, Output, Piece
+    from .lm import LM, Output, Piece
     from .registry import methods
 
 __version__ = "0.1.0"
@@ -24,9 +24,9 @@ __version__ = "0.1.0"
 __all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "stream"]
 
 _HOMES = {
-    "LM": ".decode.lm",
-    "Output": ".decode.lm",
-    "Piece": ".decode.lm",
+    "LM": ".lm",
+    "Output": ".lm",
+    "Piece": ".lm",
     "Engine": ".decode.engine",
     "methods": ".registry",
 }
@@ -38,7 +38,7 @@ def load(name: str = "smollm2", **options: Any) -> LM:
     options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "int8", "int4"), `device`,
     `revision`.
     """
-    from .decode.lm import LM
+    from .lm import LM
     from .model.load import load as load_model
 
     return LM(load_model(name, **options))

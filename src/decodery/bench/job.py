@@ -8,8 +8,8 @@ from pathlib import Path
 from time import monotonic
 
 from ..budget.cost import CostCurve, cost_curve
-from ..decode.lm import LM, resolve_drafter
 from ..errors import UnknownMethod
+from ..lm import LM, resolve_drafter
 from .peers import PEERS, UnavailableError, open_peer
 from .report import page
 from .result import Result, dump, make_result, records_of, write

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.noise import gumbel
-from ..decode.lm import LM
+from ..lm import LM
 from ..model.batch import Batch, Segment
 
 EPSILON = {

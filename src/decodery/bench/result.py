@@ -11,8 +11,8 @@ from typing import Any
 
 from ..budget.cost import CostCurve, precision, weight_bytes
 from ..budget.machine import describe
-from ..decode.lm import LM
 from ..errors import CorruptFile, DecoderyError
+from ..lm import LM
 from .lossless import EPSILON
 from .metrics import FEWEST
 from .record import Record

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..decode.lm import LM
+from ..lm import LM
 from .lossless import compare
 from .record import Prompt, Record
 from .settings import PLAIN, Settings

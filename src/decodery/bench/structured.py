@@ -14,8 +14,8 @@ from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ..decode.lm import LM
 from ..errors import ConstraintError, SettingsError
+from ..lm import LM
 from ..sample.constraint import Constraint
 from .settings import Settings
 from .workloads import questions

@@ -13,7 +13,7 @@ from ..core.memory import Memory, Scope
 from ..core.sequence import Sequence as Decoding
 from ..core.trace import Step
 from ..decode.engine import Engine
-from ..decode.lm import LM, resolve_drafter
+from ..lm import LM, resolve_drafter
 from ..sample.constraint import Constraint
 from ..sample.timed import Clock, timed
 

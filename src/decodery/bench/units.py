@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ..decode.lm import LM
 from ..errors import SettingsError
+from ..lm import LM
 from ..sample.constraint import Constraint
 from .record import Prompt
 from .settings import QUALITATIVE, THROUGHPUT, Settings

@@ -13,7 +13,7 @@ from ..errors import DecoderyError
 from .options import Command, constraint_options, decoding_options, given, model_options
 
 if TYPE_CHECKING:
-    from ..decode.lm import LM, Output
+    from ..lm import LM, Output
 
 
 @click.command(cls=Command, short_help="Talk with a model.")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ..decode.lm import LM, Output
     from ..decode.request import Request
+    from ..lm import LM, Output
 
 TERMINATED = 143
 _noted: set[int] = set()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ..decode.lm import LM, Output
+    from ..lm import LM, Output
 
 PROMPT = """\
 Correct the mistakes in this text.

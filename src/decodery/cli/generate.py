@@ -20,8 +20,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..decode.lm import LM, Output
     from ..decode.request import Request
+    from ..lm import LM, Output
     from ..search.base import Search
 
 

@@ -229,7 +229,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 
     Raises a DecoderyError for names that do not exist, values out of range and options that could have no effect.
     """
-    from ..decode.lm import build_sampler, resolve_drafter
+    from ..lm import build_sampler, resolve_drafter
     from ..registry import resolve
 
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}

@@ -33,7 +33,7 @@ def own_texts(
     progress: Progress,
 ) -> Corpus:
     """The texts that the model writes from `lines`, or from built-in instructions, in `folder`."""
-    from ..decode.lm import LM
+    from ..lm import LM
     from ..train.data import built_in_prompts, write_texts
 
     if lines:

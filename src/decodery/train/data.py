@@ -17,10 +17,10 @@ from ..budget.base import Budget
 from ..core.sequence import Sequence as Decoded
 from ..core.tree import TokenTree
 from ..decode.engine import Engine
-from ..decode.lm import LM
 from ..decode.request import Request
 from ..draft.base import Drafter, Observation
 from ..errors import PromptError, SettingsError
+from ..lm import LM
 from ..model.load import LoadedModel
 from ..model.store import Progress, silent
 from ..model.tokenizer import Tokenizer

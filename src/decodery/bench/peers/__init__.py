@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ...decode.lm import LM
+from ...lm import LM
 from .base import Peer, UnavailableError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...contract import Contract
-from ...decode.lm import LM
 from ...errors import SettingsError
+from ...lm import LM
 from ..subject import Run
 
 

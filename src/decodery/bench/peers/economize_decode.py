@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...decode.lm import LM
+from ...lm import LM
 from .base import Peer, Told, UnavailableError
 from .transformers_generate import LOOKUP_TOKENS, load_transformers
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ...decode.lm import LM
+from ...lm import LM
 from .base import Peer, Told, UnavailableError, checkpoint
 
 if TYPE_CHECKING:

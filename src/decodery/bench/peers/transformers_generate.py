@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...decode.lm import LM
+from ...lm import LM
 from .base import Peer, Told, UnavailableError, checkpoint, dense_dtype
 
 if TYPE_CHECKING:

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from ..budget.base import MOST_NODES, Policy
-from ..core.memory import Memory
-from ..core.sequence import FinishReason, KeptText, Sequence, TokenLogprob
-from ..core.trace import Trace
-from ..draft.base import Drafter
-from ..errors import PromptError, SettingsError
-from ..model.load import LoadedModel
-from ..model.store import Progress, silent
-from ..model.vocabulary import Vocabulary
-from ..registry import method_of, resolve
-from ..sample.constraint import Constrained, Constraint
-from ..sample.sampler import Sampler
-from ..settings import checked
-from ..source.base import Source
-from ..suggest.ngrams import NGrams, ngrams_for
-from ..suggest.superposed import Draft, Superposition, superpose
-from ..verify.base import Rule
-from .engine import Engine
-from .request import Request
-from .schedule import Limits
+from .budget.base import MOST_NODES, Policy
+from .core.memory import Memory
+from .core.sequence import KeptText, Sequence
+from .decode.engine import Engine
+from .decode.request import Request
+from .decode.schedule import Limits
+from .draft.base import Drafter
+from .errors import PromptError, SettingsError
+from .model.load import LoadedModel
+from .model.store import Progress, silent
+from .model.vocabulary import Vocabulary
+from .output import Output, Piece
+from .registry import method_of, resolve
+from .sample.constraint import Constrained, Constraint
+from .sample.sampler import Sampler
+from .settings import checked
+from .source.base import Source
+from .suggest.ngrams import NGrams, ngrams_for
+from .suggest.superposed import Draft, Superposition, superpose
+from .verify.base import Rule
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
@@ -37,54 +37,6 @@ MOST_TEXTS = 32
 
 Message = Mapping[str, Any]
 Prompt = str | Ordered[Message]
-
-
-@dataclass(frozen=True)
-class Output:
-    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
-
-    prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
-    ranked. kept: what a further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
-    """
-
-    text: str
-    tokens: list[int]
-    prompt_tokens: list[int]
-    finish_reason: FinishReason
-    stopped_by: int | str | None
-    seed: int
-    trace: Trace
-    logprobs: list[TokenLogprob] | None
-    score: float | None = None
-    kept: KeptText | None = field(default=None, repr=False, compare=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kept": None}
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `decodery generate --json` prints."""
-        result: dict[str, Any] = {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "seed": self.seed,
-            "trace": self.trace.summary(),
-        }
-        if self.score is not None:
-            result["score"] = self.score
-        if self.logprobs is not None:
-            result["logprobs"] = [
-                {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs
-            ]
-        return result
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of a streamed text; `output` is set on the last one."""
-
-    text: str
-    output: Output | None = None
 
 
 class LM:

@@ -1,0 +1,57 @@
+"""What becomes of a prompt: a text as a plain value, and the pieces it came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .core.sequence import FinishReason, KeptText, TokenLogprob
+from .core.trace import Trace
+
+
+@dataclass(frozen=True)
+class Output:
+    """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
+
+    prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
+    ranked. kept: what a further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
+    """
+
+    text: str
+    tokens: list[int]
+    prompt_tokens: list[int]
+    finish_reason: FinishReason
+    stopped_by: int | str | None
+    seed: int
+    trace: Trace
+    logprobs: list[TokenLogprob] | None
+    score: float | None = None
+    kept: KeptText | None = field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "kept": None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `decodery generate --json` prints."""
+        result: dict[str, Any] = {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "trace": self.trace.summary(),
+        }
+        if self.score is not None:
+            result["score"] = self.score
+        if self.logprobs is not None:
+            result["logprobs"] = [
+                {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs
+            ]
+        return result
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a streamed text; `output` is set on the last one."""
+
+    text: str
+    output: Output | None = None
