@@ -335,6 +335,9 @@ def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
     class WithoutReplacement(Drafter):
         origin = "without-replacement"
 
+        def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+            return TokenTree.root(seq.pending)
+
     with pytest.raises(SettingsError, match="cannot verify without-replacement drafts"):
         decode(TARGET, PROMPTS[:1], drafter=WithoutReplacement(), rule=RULES["rejection"])
 

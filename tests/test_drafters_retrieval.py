@@ -45,7 +45,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.registry import resolve
 from decodery.sample import Sampler
 from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer
-from decodery.verify.base import Rule
+from decodery.verify.coupled import Coupled
 from methods import DRAFTERS
 
 TARGET = tiny_transformer(0)
@@ -167,8 +167,8 @@ def test_more_nodes_guess_no_less() -> None:
 
 
 @dataclass(frozen=True)
-class WithLaws(Rule):
-    """Accepts nothing and asks for draft distributions."""
+class WithLaws(Coupled):
+    """Asks for draft distributions that it does not use."""
 
     uses_draft_distributions: ClassVar[bool] = True
 

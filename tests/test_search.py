@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decodery.budget.fixed import Fixed
+from decodery.core.ask import Asking
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -45,8 +46,8 @@ def test_what_would_have_no_effect_or_no_meaning_is_refused(name: str) -> None:
 class _Sharing(Search):
     """Wrong on purpose: its branches are not forked, so that one writes into the other's cache."""
 
-    def run(self, engine, request, progress=None) -> list[Sequence]:
-        found = SEARCHES["beam"].run(engine, request)
+    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+        found = yield from SEARCHES["beam"].find(engine, request)
         for slots in found[0].cache.blocks.pieces(2, 3):
             slots.add_(1e-3)
         return found
@@ -55,8 +56,8 @@ class _Sharing(Search):
 class _Unsorted(Search):
     """Wrong on purpose: the best comes last."""
 
-    def run(self, engine, request, progress=None) -> list[Sequence]:
-        return SEARCHES["beam"].run(engine, request)[::-1]
+    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+        return (yield from SEARCHES["beam"].find(engine, request))[::-1]
 
 
 @pytest.mark.parametrize(("search", "message"), [(_Sharing(), "fresh prefill"), (_Unsorted(), "not in the order")])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import decodery as dc
-from decodery.core.ask import Asking, drive
+from decodery.core.ask import Asking, drive, settled
 from decodery.core.noise import PARTICLE, TOKEN, draw, mix
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -238,12 +238,13 @@ def test_wrong_weights_are_caught(kind: type[Population], name: str) -> None:
 class Scheduled(Population):
     """Moves after every block, to the last that any text may reach, whatever becomes of the particles."""
 
-    def run(self) -> None:
+    def run(self) -> Asking[None]:
+        self.particles = yield from settled(self.world.start(self._count))
         for _ in range(math.ceil(LENGTH / self.block)):
-            self._advance()
+            yield from self._advance()
             self._resample()
             for _ in range(self.moves):
-                self._move()
+                yield from self._move()
 
 
 def uneven(text: Sequence[int]) -> float:

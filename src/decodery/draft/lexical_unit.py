@@ -67,7 +67,8 @@ class LexicalUnit(Drafter):
             raise SettingsError("lexical-unit needs span >= 2 and beta >= 0")
 
     def largest(self) -> int:
-        return 2 * (self.span - 1)
+        # A unit, and placeholders behind each of the tokens that may be the last one accepted.
+        return self.span * self.span - 1
 
     def start(self, seq: Sequence) -> _State:
         if not hasattr(seq.model, "embed_tokens"):

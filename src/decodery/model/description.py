@@ -114,6 +114,8 @@ class Description:
 
 def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
     fields = Fields(raw, origin, _CONFIG)
+    if foreign := raw.keys() - _CONFIG.keys():
+        raise CorruptFile(f"{origin}: {min(foreign)} is none of the fields of a configuration")
     values: dict[str, Any] = {
         field.name: (fields.need if _required(field) else fields.get)(field.name)
         for field in dataclasses.fields(ModelConfig)

@@ -1,6 +1,5 @@
 """Suggestions: several short continuations for little more than the passes of one."""
 
-from .ngrams import NGrams, load_ngrams
-from .superposed import Draft, Superposition
+from ..faces import face
 
-__all__ = ["Draft", "NGrams", "Superposition", "load_ngrams"]
+__getattr__, __dir__ = face(__name__)

@@ -15,6 +15,8 @@ from ..errors import CorruptFile, ModelNotFound
 from ..model.drafts import shipped_ngrams
 from ..model.store import replacing
 
+__all__ = ["NGrams", "load_ngrams"]
+
 FORMAT = "decodery ngrams 1"
 _MOST_BYTES = 1 << 28
 _END = 2**32 - 1

@@ -16,6 +16,8 @@ from ..model.protocol import LanguageModel
 from ..registry import register
 from .ngrams import NGrams
 
+__all__ = ["Draft"]
+
 _ORDER_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)
 """Of 2-grams to 6-grams; they sum to 0.5, and unseen runs add nothing."""
 _UNSEEN = 1e-4

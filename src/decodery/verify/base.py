@@ -16,7 +16,7 @@ from ..contract import Contract
 from ..core.ask import Asking, score
 from ..core.sequence import Sequence
 from ..core.trace import Step
-from ..core.tree import Origin, TokenTree
+from ..core.tree import UNKNOWN, Origin, TokenTree
 from ..model.batch import Segment
 from ..sample.base import Context
 
@@ -97,7 +97,9 @@ class Laws:
             parent = int(self.tree.parents[node])
             before = self.context(parent)
             token = int(self.tree.tokens[node])
-            self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent))
+            # What stands behind a token that is not known is nobody's to draw; whoever asks for all rows asks for it.
+            known = token != UNKNOWN
+            self._contexts[node] = self.seq.sampler.extend(before, token, self.row(parent)) if known else before
         return self._contexts[node]
 
     def position(self, node: int) -> int:
