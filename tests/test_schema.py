@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from decodery.constrain import JSONSchema
+from decodery.constrain.schema import prepare
 from decodery.errors import ConstraintError
 from random_schemas import is_valid, validator
 from test_schema_fuzz import BYTES, accepts
@@ -161,3 +162,11 @@ def test_a_union_of_many_is_told_apart_by_its_tag() -> None:
     schema["oneOf"] = [{"$ref": f"#/$defs/{n}"} for n in range(60)]
     constraint = JSONSchema(json.dumps(schema)).compile(BYTES)
     assert accepts(constraint, '{"tag":"t41","x":41}') and not accepts(constraint, '{"tag":"t41","x":40}')
+
+
+def test_long_lists_of_literals_are_told_apart_without_comparing_each_with_each() -> None:
+    halves = [{"enum": [[n, True] for n in range(10_000)]}, {"enum": [[n, 1] for n in range(10_000)]}]
+    assert [*prepare({"oneOf": halves})] == ["anyOf"]
+    # Every pair looks at all that holds beside it: what is not proved within the limit is left to the engine.
+    many = {"enum": [*range(30_000)], "oneOf": [{"const": n} for n in range(2_000)]}
+    assert [*prepare(many)] == ["enum", "oneOf"]

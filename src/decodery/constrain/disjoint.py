@@ -12,13 +12,18 @@ from itertools import combinations
 from typing import Any
 
 _ALL = frozenset(["array", "boolean", "null", "number", "object", "string"])
-_MOST_STEPS = 50_000
+_MOST_STEPS = 300_000
+"""Schemas and literals that are looked at for one document."""
 _DEEPEST = 24
 
 Schema = Any
 """As `prepare` gives it: a boolean or an object, whose references are resolved by name."""
 Both = tuple[Schema, ...]
 """Schemas that all hold."""
+
+
+class _TooMuch(Exception):
+    """The steps are used up: what is not proved by then is not proved."""
 
 
 class Prover:
@@ -30,12 +35,14 @@ class Prover:
 
     def exclude_each_other(self, options: list[Schema], beside: Schema) -> bool:
         """Whether a value that is valid under `beside` is never valid under two of the options."""
-        return all(self.disjoint((one, beside), (other, beside)) for one, other in combinations(options, 2))
+        try:
+            return all(self.disjoint((one, beside), (other, beside)) for one, other in combinations(options, 2))
+        except _TooMuch:
+            return False
 
     def disjoint(self, one: Both, other: Both, depth: int = 0) -> bool:
         """Whether no value is valid under all of `one` and all of `other`."""
-        self._steps += 1
-        if self._steps > _MOST_STEPS or depth > _DEEPEST:
+        if depth > _DEEPEST:
             return False
         first, second = _Facts(self._parts(one)), _Facts(self._parts(other))
         if first.exclude(second) or self._inside(first, second, depth):
@@ -65,6 +72,9 @@ class Prover:
         waiting, seen = list(schemas), set()
         while waiting:
             schema = waiting.pop(0)
+            self._steps += 1 if isinstance(schema, bool) else 1 + len(schema.get("enum", ()))
+            if self._steps > _MOST_STEPS:
+                raise _TooMuch
             if isinstance(schema, bool):
                 found += [{"enum": []}] * (not schema)
                 continue
@@ -81,15 +91,17 @@ class _Facts:
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
         self.parts = parts
-        self.literals: list[Any] | None = None
+        self.literals: dict[Any, Any] | None = None
         types = _ALL
         for part in parts:
             types &= _types(part)
             for literals in ([part["const"]] if "const" in part else None, part.get("enum")):
                 if literals is not None:
-                    self.literals = [v for v in literals if self.literals is None or _among(v, self.literals)]
+                    named = {_name(value): value for value in literals}
+                    known = named if self.literals is None else self.literals
+                    self.literals = {name: value for name, value in named.items() if name in known}
         if self.literals is not None:
-            types &= {_type(value) for value in self.literals}
+            types &= {_type(value) for value in self.literals.values()}
         self.types = types
 
     @property
@@ -134,15 +146,16 @@ class _Facts:
         if self.literals is None:
             return False
         if other.literals is not None:
-            return not any(_among(value, other.literals) for value in self.literals)
-        return all(_type(value) not in other.types or other._too_large_or_small(value) for value in self.literals)
-
-    def _too_large_or_small(self, value: Any) -> bool:
-        if isinstance(value, str):
-            return not self.most("minLength", 0) <= len(value) <= self.least("maxLength")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return False
-        return not self.most("minimum", -math.inf) <= value <= self.least("maximum")
+            return self.literals.keys().isdisjoint(other.literals)
+        shortest, longest = other.most("minLength", 0), other.least("maxLength")
+        low, high = other.most("minimum", -math.inf), other.least("maximum")
+        for value in self.literals.values():
+            kind = _type(value)
+            too_long_or_short = kind == "string" and not shortest <= len(value) <= longest
+            too_large_or_small = kind == "number" and not low <= value <= high
+            if kind in other.types and not too_long_or_short and not too_large_or_small:
+                return False
+        return True
 
     def _apart(self, other: _Facts, kind: str) -> bool:
         """Whether all of one's are below the other's."""
@@ -176,14 +189,10 @@ def _type(value: Any) -> str:
     return "number"
 
 
-def _among(value: Any, values: list[Any]) -> bool:
-    return any(same(value, each) for each in values)
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; true is not 1."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(_type(one) == _type(other) and one == other)
+def _name(value: Any) -> Any:
+    """What two JSON values share where they are equal, to be found by; true is not 1, but 1.0 is."""
+    if isinstance(value, list):
+        return "array", tuple(map(_name, value))
+    if isinstance(value, dict):
+        return "object", frozenset((key, _name(each)) for key, each in value.items())
+    return _type(value), value
