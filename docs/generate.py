@@ -42,7 +42,7 @@ FAMILIES = {
     "constrain": ("constraints", "what may be written"),
     "search": ("searches", "several texts for one answer"),
     "search.scorers": ("scorers", "how good a text is"),
-    "suggest": ("suggestions", "what a few short continuations may be"),
+    "suggest": ("way of suggesting", "what a few short continuations may be"),
     "diffuse": ("unmasking policies", "which masked token is settled next"),
     "kv": ("cache policies", "what is remembered"),
     "monitor": ("monitors", "what is watched while decoding"),
