@@ -76,8 +76,9 @@ class Schedule:
         self._give_back()
         self._admit()
         begins = [run for run in self.active if run.asking is None and self._ready(run)]
-        readers = [run for run in begins if isinstance(run.task, Sequence) and reads(run.task)]
-        writers = [run for run in begins if run not in readers]
+        reading = [isinstance(run.task, Sequence) and reads(run.task) for run in begins]
+        readers = [run for run, each in zip(begins, reading, strict=True) if each]
+        writers = [run for run, each in zip(begins, reading, strict=True) if not each]
         rows = self.limits.rows - sum(len(ask.segment) for run in self.active for ask in run.asks)
         kept = rows // _READERS if readers else 0
         nodes = max((rows - kept) // max(len(writers), 1) - 1, 0)
