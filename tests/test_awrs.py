@@ -184,7 +184,7 @@ def test_the_rule_writes_what_masks_write(name: str) -> None:
 
 def test_the_rule_keeps_the_laws_of_speculation() -> None:
     sampler = constrained(LANGUAGES["json-schema"], temperature=1.0)
-    for name in ("prompt-lookup", "draft-model", "token-recycling"):
+    for name in ("prompt-lookup", "token-recycling", "draft-model"):
         drafter = DRAFTERS[name](OTHER)
         check_identical(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, eos_ids=ENDS, seeds=(3,))
     check_batch(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler)
