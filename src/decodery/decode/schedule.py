@@ -136,10 +136,13 @@ class Schedule:
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
-        for run in [*self.runs, *self._waiting]:
-            if id(run.task) in self._preempted and run.asking is None:
-                self._preempted.discard(id(run.task))
-                _drop(run)
+        if self._preempted:
+            named = [run for run in (*self.runs, *self._waiting) if id(run.task) in self._preempted]
+            for run in named:
+                if run.asking is None:
+                    _drop(run)
+            # Who is in the middle of a turn gives back behind it; who has left is forgotten.
+            self._preempted = {id(run.task) for run in named if run.asking is not None}
         most = self.limits.cache_bytes
         while most is not None and self._held() > most:
             idle = [run for run in self.runs[1:] if run.asking is None and isinstance(run.task, Sequence)]
