@@ -22,9 +22,11 @@ def begin(*arguments):
     print("not an answer")
     return lambda question: act(arguments, **question)
 
-def act(arguments, sleep=0, take=0, end="", said=""):
+def act(arguments, sleep=0, work=0, take=0, end="", said=""):
     print("nor this")
     time.sleep(sleep)
+    while time.process_time() < work:
+        pass
     held = bytearray(take)
     if end:
         os.abort() if end == "abort" else os._exit(3)
@@ -99,6 +101,17 @@ def test_an_interrupt_leaves_no_answer_for_the_next_question(file: Path) -> None
     finally:
         signal.signal(signal.SIGINT, before)
     assert asked.ask({"said": "next"}, 60.0)[2] == "next"
+
+
+def test_waiting_for_the_processor_is_not_working(file: Path) -> None:
+    asked = Worker(file, memory=1 << 30)
+    asked.ask({}, 60.0)
+    assert asked.process is not None
+    # Longer than it may work, and not nearly as long as it may take.
+    if worker.processor_seconds(asked.process) is not None:
+        assert asked.ask({"sleep": 0.6, "said": "rested"}, 0.2)[2] == "rested"
+    with pytest.raises(Unanswered, match=r"more than 0\.3 s"):
+        asked.ask({"work": 60}, 0.3)
 
 
 def test_after_a_fork_each_side_has_a_process_of_its_own(file: Path) -> None:

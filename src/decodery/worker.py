@@ -18,7 +18,9 @@ from typing import Any, cast
 _STARTS_IN = 120.0
 """Seconds for the imports of a worker, on a slow disk."""
 _LOOKS_EVERY = 0.1
-"""Seconds between two looks at the memory of a worker, where the system does not bound it."""
+"""Seconds between two looks at a worker: at the time it worked, and at its memory where the system bounds none."""
+_STARVED = 12.0
+"""How many times as long as it may work a process may take where it waits for the processor or the disk."""
 
 
 class NotStarted(Exception):
@@ -59,10 +61,11 @@ class Worker:
     def ask(self, question: Any, seconds: float) -> Any:
         """The answer to `question`; starting the process is not counted in `seconds`.
 
+        They are seconds of work where the system tells them apart from waiting, so that a busy machine changes nothing.
         Raises NotStarted, or Unanswered where the limits of time or memory were reached or the process broke down;
         the next question gets a new process.
         """
-        line = json.dumps([question, seconds]).encode() + b"\n"
+        line = json.dumps([question, _STARVED * seconds]).encode() + b"\n"
         with self._lock:
             try:
                 self._spawn()
@@ -144,7 +147,12 @@ class _Watch:
 
     def __init__(self, process: subprocess.Popen[bytes], seconds: float, memory: int) -> None:
         self.late = self.large = False
-        self._process, self._until, self._memory = process, time.monotonic() + seconds, memory
+        self._process, self._memory = process, memory
+        self._worked = processor_seconds(process)
+        if self._worked is None:
+            self._most, self._until = 0.0, time.monotonic() + seconds
+        else:
+            self._most, self._until = self._worked + seconds, time.monotonic() + _STARVED * seconds
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -160,11 +168,22 @@ class _Watch:
 
     def _look(self) -> None:
         while not self._over.wait(max(0.0, min(_LOOKS_EVERY, self._until - time.monotonic()))):
-            self.late = time.monotonic() >= self._until
+            worked = processor_seconds(self._process) if self._worked is not None else None
+            self.late = time.monotonic() >= self._until or (worked is not None and worked >= self._most)
             self.large = sys.platform != "linux" and resident(self._process) > self._memory
             if self.late or self.large:
                 self._process.kill()
                 return
+
+
+def processor_seconds(process: subprocess.Popen[bytes]) -> float | None:
+    """Seconds that a process has worked so far; None where that cannot be told."""
+    try:
+        # Behind the name, which may hold anything, the 12th and 13th fields are its ticks and the kernel's for it.
+        told = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
 
 
 def resident(process: subprocess.Popen[bytes]) -> int:
