@@ -135,7 +135,9 @@ class _Shards:
             try:
                 self._open[name] = safe_open(self.folder / name, framework="pt")
             except (SafetensorError, OSError) as error:
-                raise CorruptFile(f"{self.folder / name} is truncated or no safetensors file: {error}") from error
+                raise CorruptFile(
+                    f"{self.folder / name} is truncated or no safetensors file: {str(error):.200}"
+                ) from error
         return self._open[name]
 
 
