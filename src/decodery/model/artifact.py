@@ -111,7 +111,7 @@ def read_tensors(
                     raise CorruptFile(f"{path}: tensor {name} is of type {kind}, which is not read here")
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise CorruptFile(f"{path} is truncated or no safetensors file: {str(error):.200}") from error
+        raise CorruptFile(f"{path} is truncated or no safetensors file: {error!s:.200}") from error
 
 
 def fingerprint(model: Reader) -> str:

@@ -136,7 +136,7 @@ class _Shards:
                 self._open[name] = safe_open(self.folder / name, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CorruptFile(
-                    f"{self.folder / name} is truncated or no safetensors file: {str(error):.200}"
+                    f"{self.folder / name} is truncated or no safetensors file: {error!s:.200}"
                 ) from error
         return self._open[name]
 
