@@ -104,7 +104,7 @@ def test_greedy_drafts_tell_the_rule_rapid_how_sure_they_were() -> None:
     prompt = [5] * 6 + [7, 8, 9] * 4
     for drafter in (DraftModel(small), Jacobi()):
         # Without the step towards the drafter this is greedy decoding; a large one follows the drafter's preference.
-        check_identical(target, [prompt], drafter=drafter, rule=Rapid(eta=0.0), max_new_tokens=60)
+        check_identical(target, [prompt], drafter=drafter, rule=Rapid(eta=0.0), tested="drafted")
         kept = []
         for eta in (0.0, 2.0, 50.0):
             (run,) = decode(target, [prompt], drafter=drafter, rule=Rapid(eta=eta), max_new_tokens=60)
