@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from decodery.core.topk import topk
-from decodery.errors import NumericalError
+from decodery.errors import CorruptFile, NumericalError
 from decodery.model import native
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
@@ -331,3 +332,19 @@ def test_result_does_not_depend_on_the_number_of_threads(threads, two_threads):
 
 def test_read_bandwidth_is_a_rate():
     assert 0.1 < native.read_bandwidth(mebibytes=64, rounds=2) < 10_000
+
+
+def test_kernels_built_from_other_sources_are_refused():
+    class Grown:  # a library whose segments have one field more
+        @staticmethod
+        def decodery_size(i: int) -> int:
+            lib = native.library()
+            assert lib is not None
+            return int(lib.decodery_size(i)) + (8 if i == 4 else 0)
+
+    lib = native.library()
+    assert lib is not None
+    native.check_layout(lib, Path("here"))
+    for other in (Grown(), object()):
+        with pytest.raises(CorruptFile, match=r"lib\.so was built from other sources: build it again"):
+            native.check_layout(other, Path("lib.so"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ..errors import OutOfMemory
+from ..errors import CorruptFile, OutOfMemory
 from .batch import Batch, Segment
 from .blocks import SLOTS
 from .config import ModelConfig, Rope
@@ -78,9 +78,15 @@ class _Pass(ctypes.Structure):
     ]  # fmt: skip
 
 
+_STRUCTS = (_Linear, _Layer, _Model, _Run, _Segment, _Pass)  # in the order of csrc/abi.h
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The loaded kernels with as many threads as PyTorch uses, or None where they were not built."""
+    """The loaded kernels with as many threads as PyTorch uses, or None where they were not built.
+
+    Raises CorruptFile where they were built from other sources than this file belongs to.
+    """
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name("_native" + suffix)
         if not path.exists():
@@ -89,6 +95,7 @@ def library() -> ctypes.CDLL | None:
             lib = ctypes.CDLL(str(path))
         except OSError:
             return None
+        check_layout(lib, path)
         lib.decodery_kernels.restype = c_char_p
         lib.decodery_read.restype = c_double
         lib.decodery_read.argtypes = [c_void_p, c_int64]
@@ -101,6 +108,14 @@ def library() -> ctypes.CDLL | None:
         lib.decodery_threads(torch.get_num_threads())
         return lib
     return None
+
+
+def check_layout(lib: object, path: Path) -> None:
+    """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
+    size = getattr(lib, "decodery_size", None)
+    ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
+    if size is None or [size(i) for i in range(len(ours))] != ours:
+        raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")
 
 
 def kernel_sets() -> list[str]:

@@ -142,6 +142,11 @@ void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
 
 }  // namespace
 
+// Size of the i-th struct of abi.h, 0 past the last: callers compare them with their own before the first pass.
+EXPORT int32_t decodery_size(int32_t i) {
+    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Run), sizeof(Segment), sizeof(Pass)};
+    return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
+}
 // Name of the i-th usable kernel set, null past the last.
 EXPORT const char* decodery_kernels(int32_t i) {
     for (int32_t n = 0; usable()[n] != nullptr; ++n)
