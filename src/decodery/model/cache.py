@@ -165,14 +165,14 @@ class KVCache:
         if len(picked):
             self._check(picked, layers)
             self.next_position = int(self.positions[0, self.lengths[0] + picked[-1]]) + 1
-            chosen = range(len(self.lengths)) if layers is None else layers
+            lengths, written = self.lengths.tolist(), self.written.tolist()
             alike: dict[tuple[int, int], list[int]] = {}
-            for layer in chosen:
-                alike.setdefault((int(self.lengths[layer]), int(self.written[layer])), []).append(layer)
+            for layer in range(len(lengths)) if layers is None else layers:
+                alike.setdefault((lengths[layer], written[layer]), []).append(layer)
             if len(alike) > 1:
                 self._part()
-            for (start, written), those in alike.items():
-                self._gather(those, start, picked[picked < written])
+            for (start, given), those in alike.items():
+                self._gather(those, start, picked[picked < given])
         self._forget()
 
     def mark(self) -> Mark:
