@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -18,13 +19,16 @@ from transformers.cache_utils import Cache, DynamicLayer
 from ..errors import CorruptFile, SettingsError, UnsupportedModel
 from .artifact import digest
 from .attention import visibility
-from .batch import Batch, Scores, Segment, tapped_layers
+from .batch import Batch, Cost, Scores, Segment
 from .cache import KVCache
 from .chat import ChatTemplate
 from .config import ModelConfig
 from .families import token_ids
 from .folder import read_facts
 from .load import LoadedModel, choose_dtype
+from .protocol import Capabilities
+from .route import WHOLE, Route
+from .sites import Site, Tap, Visits
 from .tokenizer import Tokenizer
 from .tokenizer_file import read_tokenizer
 
@@ -59,35 +63,52 @@ class TransformersModel:
             None,
         )
         self._heeds_masks = False
+        self._lock = threading.RLock()
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        sites = ("logits",) if self._blocks is None else ("logits", "residual")
+        return Capabilities(states=True, sites=frozenset(sites))
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `artifact.fingerprint`."""
         return digest(self.hf_model.get_input_embeddings().weight)
 
     @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """See `EmbeddingModel.embed_tokens`."""
+        found: torch.Tensor = self.hf_model.get_input_embeddings()(tokens)
+        return found
+
     def new_cache(self) -> KVCache:
         config = self.config
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        """See `LanguageModel.forward`; `layers` is not supported."""
-        if layers is not None:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+        """See `LanguageModel.forward`."""
+        if route != WHOLE:
             raise UnsupportedModel("a model run through transformers always runs all of its layers")
+        with self._lock:  # hooks sit on modules that all threads share
+            return self._forward(batch, taps)
+
+    def _forward(self, batch: Batch, taps: Sequence[Tap]) -> Scores:
         if not self._heeds_masks and any(_branches(segment) for segment in batch.segments):
             self._try_masks()
-        where = tapped_layers(taps, self.config.num_layers)
-        logits, tapped = [], []
+        parts = []
         for segment in batch.segments:
-            with self._tapping(sorted(set(where.values()))) as states:
-                logits.append(self._run(segment))
-            tapped.append(states)
-        hidden = {tap: torch.cat([states[after] for states in tapped]) for tap, after in where.items()}
-        return Scores(torch.cat(logits), batch.logit_rows[1], hidden, batch.offsets)
+            alone = Batch([segment])
+            visits = Visits.of(alone, taps, WHOLE, self.config.num_layers)
+            with self._visiting(visits):
+                logits = visits.visit(Site("logits"), self._run(segment))
+            parts.append((logits, visits.tapped()))
+        hidden = {tap: torch.cat([states[tap] for _, states in parts]) for tap in taps}
+        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+        costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
+        return Scores(torch.cat([logits for logits, _ in parts]), batch.logit_rows[1], hidden, batch.offsets, costs)
 
     def _run(self, segment: Segment) -> torch.Tensor:
         """Logits [m, vocab] float32 of the requested rows of one segment."""
@@ -100,8 +121,8 @@ class TransformersModel:
             "past_key_values": Cache(layers=[_Slots(cache, layer) for layer in range(self.config.num_layers)]),
             "use_cache": True,
         }
-        if segment.embeddings is not None:
-            given["inputs_embeds"] = segment.embeddings.to(self.device, self.dtype)[None]
+        if segment.states is not None:
+            given["inputs_embeds"] = segment.states.to(self.device, self.dtype)[None]
         else:
             given["input_ids"] = torch.as_tensor(segment.tokens, device=self.device)[None]
         rows = None
@@ -118,6 +139,8 @@ class TransformersModel:
         """What is added to attention weights, [1, 1, n, slots]; one for each kind of layer where there are two."""
         if cache.evicted:
             raise UnsupportedModel("a cache that lost some of its tokens cannot be used by a model of transformers")
+        if cache.policy is not None:
+            raise UnsupportedModel("attention inside of a model of transformers cannot ask a policy what to read")
         seen = dataclasses.replace(segment, cache=cache)
         shape = len(segment), cache.length + segment.stays + len(segment)
 
@@ -135,32 +158,36 @@ class TransformersModel:
         return mask(self.config.sliding_window)
 
     @contextmanager
-    def _tapping(self, taps: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-        """Collects [n, hidden] after as many blocks as each tap says; a hook sees it before any final norm."""
-        states: dict[int, torch.Tensor] = {}
-        if taps and self._blocks is None:
-            raise UnsupportedModel(
-                f"the layers of {type(self.hf_model).__name__} cannot be told apart: no hidden states"
-            )
+    def _visiting(self, visits: Visits) -> Iterator[None]:
+        """Hooks on the blocks that are visited; they see the residual stream before any final norm."""
+        layers = range(self.config.num_layers + 1)
+        places = [place for after in layers if (place := Site("residual", after)) in visits]
+        known = {*places, Site("logits")}
+        if any(place not in known for place in visits) or (places and self._blocks is None):
+            name, sites = type(self.hf_model).__name__, " and ".join(sorted(self.capabilities.sites))
+            raise UnsupportedModel(f"{name}, run through transformers, has no sites but {sites}")
 
-        def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            states[0] = (args[0] if args else kwargs["hidden_states"])[0]
+        def enter(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            rows = visits.visit(Site("residual"), (args[0] if args else kwargs["hidden_states"])[0])[None]
+            return ((rows, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": rows})
 
-        def after(tap: int) -> Any:
-            def hook(module: Any, args: Any, output: Any) -> None:
-                states[tap] = (output if isinstance(output, torch.Tensor) else output[0])[0]
+        def leave(place: Site) -> Any:
+            def hook(module: Any, args: Any, output: Any) -> Any:
+                plain = isinstance(output, torch.Tensor)
+                rows = visits.visit(place, (output if plain else output[0])[0])[None]
+                return rows if plain else (rows, *output[1:])
 
             return hook
 
         handles = []
-        for tap in taps:
+        for place in places:
             assert self._blocks is not None
-            if tap == 0:
-                handles.append(self._blocks[0].register_forward_pre_hook(before, with_kwargs=True))
+            if place.layer == 0:
+                handles.append(self._blocks[0].register_forward_pre_hook(enter, with_kwargs=True))
             else:
-                handles.append(self._blocks[tap - 1].register_forward_hook(after(tap)))
+                handles.append(self._blocks[place.layer - 1].register_forward_hook(leave(place)))
         try:
-            yield states
+            yield
         finally:
             for handle in handles:
                 handle.remove()

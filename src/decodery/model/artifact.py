@@ -114,15 +114,6 @@ def read_tensors(
         raise CorruptFile(f"{path} is truncated or no safetensors file: {error!s:.200}") from error
 
 
-def fingerprint(model: Reader) -> str:
-    """What tells a model's weights from another's, "" where it does not say: the same in every precision it is kept in.
-
-    Two files of one model that was quantized in two ways are two models; a model fine-tuned without touching its
-    embeddings and norms is the one it was made from.
-    """
-    return str(getattr(model, "fingerprint", ""))
-
-
 def digest(embedding: torch.Tensor, *norms: torch.Tensor) -> str:
     """SHA-256 of some rows of an embedding [vocab, hidden] and of norms [hidden], in bfloat16: the coarsest kept."""
     made = hashlib.sha256()
@@ -133,7 +124,7 @@ def digest(embedding: torch.Tensor, *norms: torch.Tensor) -> str:
 
 def refuse_other(what: str, made_for: str, model: Reader, advice: str) -> None:
     """Raise SettingsError where something trained for the model of one fingerprint meets another model."""
-    found = fingerprint(model)
+    found = model.fingerprint
     if made_for and found and made_for != found:
         raise SettingsError(f"{what} was trained for another model, or for another file of this one: {advice}")
 

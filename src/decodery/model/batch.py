@@ -9,15 +9,17 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from ..errors import SettingsError
 from .cache import KVCache
+from .route import WHOLE, Route, attending, sublayers
+from .sites import OF_OUTPUTS, Intervention, Tap
 
 
 @dataclass
 class Segment:
     """One sequence's rows in one pass: a draft tree, a prefill chunk, a single token, a Jacobi window.
 
-    positions: [n] position ids. tokens: [n] token ids, or embeddings: [n, hidden] in their place.
+    positions: [n] position ids. tokens: [n] token ids, or in their place states: [n, hidden], what enters the first
+    layer of the route: embeddings, or hidden states where it begins further up.
     mask: [n, stays + n] bool, which tentative rows each row sees (itself included): first those that stay, then its
     own pass's; None for causal order over all of them. A row's visible rows must stand in ascending position order, so
     that a row's result does not depend on what else is in the pass.
@@ -25,19 +27,26 @@ class Segment:
     tentative ones, which `cache.keep(rows)` turns into content. None: rows see each other only.
     stays: how many tentative rows of earlier passes remain, from the first on; the new ones are written behind them.
     The others are overwritten, as all of them are by default.
-    logit_rows: rows whose logits are wanted, None for all.
+    logit_rows: rows whose logits are wanted, None for all. interventions: what changes these rows on their way, in this
+    order where several meet at one site.
     """
 
     positions: np.ndarray
     tokens: np.ndarray | None = None
-    embeddings: torch.Tensor | None = None
+    states: torch.Tensor | None = None
     mask: np.ndarray | None = None
     cache: KVCache | None = None
     logit_rows: Sequence[int] | None = None
     stays: int = 0
+    interventions: tuple[Intervention, ...] = ()
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def picks(self) -> bool:
+        """Whether its cache says which slots are read: by a policy, or because some heads have lost slots."""
+        return self.cache is not None and (self.cache.policy is not None or bool(self.cache.losses))
 
     def seen(self) -> np.ndarray:
         """`mask`, causal order written out: [n, stays + n] bool."""
@@ -66,6 +75,13 @@ class Batch:
 
     segments: list[Segment]
 
+    def __post_init__(self) -> None:
+        caches = [id(segment.cache) for segment in self.segments if segment.cache is not None]
+        if len(set(caches)) < len(caches):
+            raise ValueError(
+                "two segments of a pass cannot write to one cache: make one segment of them, or two passes"
+            )
+
     @cached_property
     def offsets(self) -> list[int]:
         """First row of every segment, then the total: [len(segments) + 1]."""
@@ -92,46 +108,57 @@ class Batch:
         parts, bounds = [], [0]
         for segment, offset in zip(self.segments, self.offsets, strict=False):
             rows = np.arange(len(segment)) if segment.logit_rows is None else np.asarray(segment.logit_rows)
+            if segment.logit_rows is not None and len(rows) and not 0 <= rows.min() <= rows.max() < len(segment):
+                raise IndexError(f"logits are wanted of rows {rows.tolist()}, and there are {len(segment)} rows")
             parts.append(rows.astype(np.int64) + offset)
             bounds.append(bounds[-1] + len(rows))
         return np.concatenate(parts), bounds
 
 
-def tapped_layers(taps: Sequence[int], layers: int, run: Sequence[int] | None = None) -> dict[int, int]:
-    """After how many layers each tap of a model of so many `layers` is taken; negative ones count from the end.
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one segment's rows cost in a pass. sublayers: how many attention and MLP sublayers they went through.
 
-    0 is the embeddings, -1 after the last layer. run: the layers that are run, None for all. Raises SettingsError for
-    a tap that the pass does not come by.
+    logits: how many of the rows had their logits computed. read: bytes of keys and values that attention had before
+    it, each counted once per pass however many rows share it, windows and policies left aside.
     """
-    found = {tap: tap if tap >= 0 else layers + 1 + tap for tap in taps}
-    for tap, after in found.items():
-        if not 0 <= after <= layers:
-            raise SettingsError(
-                f"there is no state after layer {tap} of {layers}: taps are 0 (the embeddings) to {layers}, "
-                f"or -1 (after the last layer) to {-layers - 1}"
-            )
-        if run is not None and after > 0 and after - 1 not in run:
-            raise SettingsError(f"there is no state after layer {tap} in a pass that leaves that layer out")
-    return found
+
+    rows: int
+    sublayers: int
+    logits: int
+    read: int
+
+    @classmethod
+    def of(cls, segment: Segment, route: Route, layers: int, row_bytes: int) -> Cost:
+        """To be asked after the cache has made room, before the rows are kept. row_bytes: of one row in one layer."""
+        attention = attending(route, layers)
+        slots = len(attention) * (segment.stays + len(segment))
+        if segment.cache is not None:
+            lengths = segment.cache.lengths.tolist()
+            slots += sum(lengths) if route == WHOLE else sum(lengths[layer] for layer in attention)
+        wanted = len(segment) if segment.logit_rows is None else len(segment.logit_rows)
+        return cls(len(segment), sublayers(route, layers), wanted, slots * row_bytes)
 
 
 @dataclass
 class Scores:
     """What a pass returns. logits: [M, vocab] float32, the requested rows of all segments in order.
 
-    hidden: {tap: [N, hidden]}, the residual stream after that many layers (0: the embeddings, -1: after the last), by
-    the taps as they were asked for.
+    hidden: {tap: [N, width]}, or [M, width] of the requested rows, as `sites.site` says, by the taps as they were asked
+    for. costs: of every segment.
     """
 
     logits: torch.Tensor
     bounds: list[int]
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden: dict[Tap, torch.Tensor] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
 
     def of(self, segment: int) -> torch.Tensor:
         """Logits [m, vocab] of one segment's requested rows."""
         return self.logits[self.bounds[segment] : self.bounds[segment + 1]]
 
-    def hidden_of(self, segment: int, layer: int) -> torch.Tensor:
-        """Hidden states [n, hidden] of one segment's rows at the tap `layer`."""
-        return self.hidden[layer][self.offsets[segment] : self.offsets[segment + 1]]
+    def hidden_of(self, segment: int, tap: Tap) -> torch.Tensor:
+        """What was read at a tap, of one segment's rows [n, width], or requested rows [m, width]."""
+        bounds = self.bounds if tap in OF_OUTPUTS else self.offsets
+        return self.hidden[tap][bounds[segment] : bounds[segment + 1]]

@@ -7,8 +7,9 @@ reads a text that was never forked as one piece, and a forked one as the shared 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -103,6 +104,22 @@ class Blocks:
         if len(found) == 1:
             return found[0]
         return torch.cat(found, dim=-2) if found else self.nothing[layers]
+
+    def take(self, start: int, stop: int, rows: np.ndarray) -> torch.Tensor:
+        """Copies of these slots of [start, stop), counted from `start`: [layers, 2, kv_heads, m, head_dim]."""
+        slots = self.read(start, stop)
+        return slots.index_select(3, torch.from_numpy(rows).to(slots.device, non_blocking=True))
+
+    def put(self, layers: list[int], start: int, data: torch.Tensor) -> None:
+        """Write `data` [all layers, 2, kv_heads, m, head_dim] to the slots of these layers from `start` on."""
+        done, every = 0, len(layers) == len(self.nothing)
+        for slots in self.pieces(start, start + data.shape[3]):
+            part = data[:, :, :, done : done + slots.shape[3]]
+            if every:
+                slots.copy_(part)
+            else:
+                slots[layers] = part[layers]
+            done += slots.shape[3]
 
     def own(self, start: int, stop: int, held: int, least: int) -> None:
         """Let slots [start, stop) be there, and this text's alone to write. Where there is no memory nothing changes.
@@ -216,10 +233,13 @@ class Blocks:
             self.release()
 
 
-def resident(texts: Iterable[Blocks]) -> int:
-    """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold."""
-    slabs = {id(run.slab): run.slab.data.nbytes for text in texts for run in text.runs}
-    return sum(slabs.values())
+def resident(texts: Iterable[Blocks], slabs: Mapping[int, Slab] = MappingProxyType({})) -> int:
+    """Bytes that these texts keep in memory together: each slab once and whole, however little of it they hold.
+
+    slabs: others that count as well, by identity.
+    """
+    held = {id(run.slab): run.slab for text in texts for run in text.runs}
+    return sum(slab.data.nbytes for slab in {**slabs, **held}.values())
 
 
 def _allocate(like: torch.Tensor, slots: int) -> torch.Tensor:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 from weakref import WeakSet
 
@@ -13,6 +13,9 @@ import torch
 
 from . import blocks
 from .blocks import Blocks
+from .losses import Losses
+from .places import Places
+from .policy import AttentionPolicy
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,8 @@ class KVCache:
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
-    counts: what passes cost or did beyond their rows, by name, since the engine last moved it into the trace.
+    policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
+    still hold.
     """
 
     def __init__(
@@ -48,14 +52,14 @@ class KVCache:
     ) -> None:
         self.blocks = Blocks((layers, kv_heads, head_dim), dtype, device)
         self.lengths = np.zeros(layers, dtype=np.int64)
-        # One row for all layers, as long as the same slots of all of them hold the same positions.
-        self._places = np.zeros((1, 0), dtype=np.int32)
+        self.places = Places(layers)
         self.next_position = 0
         self.prefix = 0
         self.scratch = 0
         self.stays = 0
         self.written = np.zeros(layers, dtype=np.int64)
-        self.counts: Counter[str] = Counter()
+        self.policy: AttentionPolicy | None = None
+        self.losses = Losses(layers, kv_heads)
         self._marks: WeakSet[Mark] = WeakSet()
         self._first = capacity
 
@@ -67,7 +71,7 @@ class KVCache:
     @property
     def positions(self) -> np.ndarray:
         """[layers, slots] positions of all slots, to be read only."""
-        return np.broadcast_to(self._places, (len(self.lengths), self._places.shape[1]))
+        return self.places.every
 
     @property
     def capacity(self) -> int:
@@ -85,8 +89,22 @@ class KVCache:
 
     @property
     def evicted(self) -> bool:
-        """Whether some layer no longer holds every position from 0 on."""
-        return bool((self.lengths != self.prefix + self.next_position).any())
+        """Whether some layer, or some head of one, no longer holds every position from 0 on."""
+        return bool(self.losses) or bool((self.lengths != self.prefix + self.next_position).any())
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what reading its tokens makes: nothing was evicted, and no policy says what is read."""
+        return self.policy is None and not self.evicted
+
+    @property
+    def head_lengths(self) -> np.ndarray:
+        """[layers, kv_heads] slots that each head still holds."""
+        found = np.repeat(self.lengths[:, None], self.blocks.nothing.shape[2], axis=1)
+        for layer in range(len(found)):
+            if (lost := self.losses.of(layer, int(self.lengths[layer]))) is not None:
+                found[layer] -= lost.sum(axis=1)
+        return found
 
     @property
     def slot_bytes(self) -> int:
@@ -114,7 +132,7 @@ class KVCache:
         n = data.shape[3]
         self.blocks.replace(n, 0)
         self.data.copy_(data)
-        self._places = np.arange(-n, 0, dtype=np.int32)[None]
+        self.places.begin(np.arange(-n, 0, dtype=np.int32))
         self.lengths += n
         self.prefix = n
         self._first += n
@@ -122,16 +140,22 @@ class KVCache:
     def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
         """Make room, owned by this cache alone, for tentative rows at `positions` [n]. Called once by each pass.
 
-        stays: how many tentative rows remain before them. layers: those that the pass runs, None for all.
+        stays: how many tentative rows remain before them. layers: those that the pass gives keys and values, None for
+        all; the others keep theirs as far as the new rows stand at the same positions, so that a pass can begin with
+        the hidden states that an earlier one left these rows with.
         """
         if stays and not 0 <= stays <= (known := int(self._known(layers).min(initial=self.scratch))):
             raise IndexError(f"{stays} rows cannot stay where there are {known} tentative ones")
         n, starts = stays + len(positions), set(self.lengths.tolist())
         needed, held = max(starts) + n, max(starts) + self.scratch
         self.blocks.own(min(starts) + stays, needed, held, self._first)
-        self._set_places(starts, stays, positions)
+        same = stays if layers is None else self._same(positions, stays)
+        self.places.put(self.lengths, stays, positions, self.capacity)
         self.scratch, self.stays = n, stays
-        np.minimum(self.written, stays, out=self.written)
+        np.minimum(self.written, same, out=self.written)
+        if layers is not None:
+            these = np.asarray(layers, dtype=np.int64)
+            self.written[these] = np.minimum(self.written[these], stays)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the keys and values of a pass's rows, each [n, kv_heads, head_dim], of one layer."""
@@ -161,18 +185,17 @@ class KVCache:
         Rows are counted from the first one that stayed, and must ascend in position. layers: which of them keep the
         rows; None: every layer keeps those that it has been given, which after a pass through some layers may be none.
         """
-        picked = np.asarray(rows, dtype=np.int64)
-        if len(picked):
-            self._check(picked, layers)
-            self.next_position = int(self.positions[0, self.lengths[0] + picked[-1]]) + 1
+        picked = list(rows)
+        if picked:
+            self.next_position = self._check(picked, layers) + 1
             lengths, written = self.lengths.tolist(), self.written.tolist()
-            alike: dict[tuple[int, int], list[int]] = {}
-            for layer in range(len(lengths)) if layers is None else layers:
-                alike.setdefault((lengths[layer], written[layer]), []).append(layer)
-            if len(alike) > 1:
-                self._part()
-            for (start, given), those in alike.items():
-                self._gather(those, start, picked[picked < given])
+            in_place = picked == list(range(len(picked)))
+            if in_place and layers is None and len(set(lengths)) == len(set(written)) == 1:
+                self.lengths += len(picked)
+            else:
+                self._sort_out(np.asarray(picked, dtype=np.int64), lengths, written, layers)
+        if self.policy is not None:
+            self.policy.kept(rows, layers)
         self._forget()
 
     def mark(self) -> Mark:
@@ -188,41 +211,54 @@ class KVCache:
         for layer, length in enumerate(mark.lengths):
             self._cut(layer, int(length))
         self.next_position = mark.next_position
-        self._forget()
+        self._shorten()
 
     def truncate(self, n: int) -> None:
         """Forget every slot whose position is n or later."""
         for layer, length in enumerate(self.lengths):
-            self._cut(layer, int(np.searchsorted(self.positions[layer, :length], n)))
+            self._cut(layer, int(np.searchsorted(self.places.of(layer)[:length], n)))
         self.next_position = min(self.next_position, n)
-        self._forget()
+        self._shorten()
 
     def fork(self) -> Self:
         """A cache with the same content; the two share blocks, and each copies those it comes to write to."""
         twin = object.__new__(type(self))
         twin.blocks = self.blocks.fork(self.length)
         twin.lengths = self.lengths.copy()
-        twin._places = self._places[:, : self.length].copy()
+        twin.places = self.places.fork(self.length)
         twin.next_position = self.next_position
         twin.prefix = self.prefix
         twin.scratch = twin.stays = 0
         twin.written = np.zeros_like(self.written)
-        twin.counts = Counter()
+        twin.policy = None if self.policy is None else self.policy.fork()
+        twin.losses = self.losses.fork()
         twin._marks = WeakSet(self._marks)
         twin._first = self._first
         return twin
 
-    def evict(self, layer: int, slots: Sequence[int]) -> None:
-        """Drop these slots of one layer; the others keep their order and their positions."""
-        length = int(self.lengths[layer])
-        remaining = np.setdiff1d(np.arange(length), np.asarray(slots, dtype=np.int64))
+    def become(self, other: Self) -> None:
+        """Hold what `other`, of the same kind, holds, and forget all else, marks included; `other` is used up."""
+        vars(self).clear()
+        vars(self).update(vars(other))
+
+    def evict(self, layer: int, slots: Sequence[int], heads: Sequence[int] | None = None) -> None:
+        """Drop these slots of one layer; the others keep their order and their positions.
+
+        heads: key-value heads that lose them, None for all. A slot takes memory until all heads have lost it.
+        """
+        length, dropped = int(self.lengths[layer]), np.asarray(slots, dtype=np.int64)
+        if heads is not None:
+            self._doubt(layer, int(dropped.min(initial=length)))
+            dropped = self.losses.lose(layer, length, dropped, heads)
+        remaining = np.setdiff1d(np.arange(length), dropped)
         if len(remaining) < length:
             first = int((remaining == np.arange(len(remaining))).sum())
             self.blocks.own(first, length, self.length, self._first)
-            self._put([layer], first, self._select(first, length, remaining[first:] - first))
-            self._part()
-            self._places[layer, : len(remaining)] = self._places[layer, remaining]
-            self._cut(layer, first)
+            self.blocks.put([layer], first, self.blocks.take(first, length, remaining[first:] - first))
+            self.places.part()
+            self.places.gather([layer], 0, remaining)
+            self.losses.gather(layer, remaining)
+            self._doubt(layer, first)
             self.lengths[layer] = len(remaining)
         self._forget()
 
@@ -234,14 +270,28 @@ class KVCache:
         """How many tentative rows each of these layers has been given."""
         return self.written if layers is None else self.written[np.asarray(layers, dtype=np.int64)]
 
-    def _check(self, rows: np.ndarray, layers: Sequence[int] | None) -> None:
-        """Rows that may become content: written, and in positions that ascend behind it."""
+    def _check(self, rows: list[int], layers: Sequence[int] | None) -> int:
+        """The position of the last of rows that may become content: written, and ascending behind it."""
         known = self.written.max() if layers is None else self._known(layers).min()
-        if rows.min() < 0 or rows.max() >= known:
-            raise IndexError(f"rows {rows.tolist()} are not all among the {known} tentative rows")
-        places = self.positions[0, self.lengths[0] + rows]
-        if places[0] < self.next_position or (np.diff(places) <= 0).any():
-            raise IndexError(f"rows at positions {places.tolist()} do not ascend from {self.next_position} on")
+        if min(rows) < 0 or max(rows) >= known:
+            raise IndexError(f"rows {rows} are not all among the {known} tentative rows")
+        start = int(self.lengths[0])
+        held = self.places.of(0)[start : start + max(rows) + 1].tolist()
+        places = [held[row] for row in rows]
+        if places[0] < self.next_position or any(after <= before for before, after in pairwise(places)):
+            raise IndexError(f"rows at positions {places} do not ascend from {self.next_position} on")
+        last: int = places[-1]
+        return last
+
+    def _sort_out(self, rows: np.ndarray, lengths: list[int], written: list[int], layers: Sequence[int] | None) -> None:
+        """Make content of these rows in layers that differ, or not in the order in which they lie."""
+        alike: dict[tuple[int, int], list[int]] = {}
+        for layer in range(len(lengths)) if layers is None else layers:
+            alike.setdefault((lengths[layer], written[layer]), []).append(layer)
+        if len(alike) > 1:
+            self.places.part()
+        for (start, given), those in alike.items():
+            self._gather(those, start, rows[rows < given])
 
     def _gather(self, layers: list[int], start: int, rows: np.ndarray) -> None:
         """Make these tentative rows the content after `start` in layers that are alike."""
@@ -249,51 +299,34 @@ class KVCache:
         moved = np.flatnonzero(rows != np.arange(m))
         if len(moved):
             first = int(moved[0])
-            self._put(layers, start + first, self._select(start, start + self.scratch, rows[first:]))
-            places = self._places if len(self._places) == 1 else self._places[layers]
-            places = places[:, start + rows]
-            self._places[slice(None) if len(self._places) == 1 else layers, start : start + m] = places
+            self.blocks.put(layers, start + first, self.blocks.take(start, start + self.scratch, rows[first:]))
+            self.places.gather(layers, start, rows)
         self.lengths[layers] += m
 
-    def _select(self, start: int, stop: int, rows: np.ndarray) -> torch.Tensor:
-        """Copies of these slots of [start, stop), counted from `start`: [layers, 2, kv_heads, m, head_dim]."""
-        slots = self.blocks.read(start, stop)
-        return slots.index_select(3, torch.from_numpy(rows).to(slots.device, non_blocking=True))
-
-    def _put(self, layers: list[int], start: int, data: torch.Tensor) -> None:
-        """Write `data` [all layers, 2, kv_heads, m, head_dim] to the slots of these layers from `start` on."""
-        done, every = 0, len(layers) == len(self.lengths)
-        for slots in self.blocks.pieces(start, start + data.shape[3]):
-            part = data[:, :, :, done : done + slots.shape[3]]
-            if every:
-                slots.copy_(part)
-            else:
-                slots[layers] = part[layers]
-            done += slots.shape[3]
-
-    def _set_places(self, starts: set[int], stays: int, positions: np.ndarray) -> None:
-        """Store the positions of new rows behind the content of layers of these lengths, and what stays there."""
-        stop, room = max(starts) + stays + len(positions), self._places.shape[1]
-        if stop > room:
-            wider = np.zeros((len(self._places), max(stop, 2 * room, self.capacity)), dtype=np.int32)
-            wider[:, :room] = self._places
-            self._places = wider
-        if len(starts) > 1:
-            self._part()
-        for start in starts:
-            alike = slice(None) if len(starts) == 1 else self.lengths == start
-            self._places[alike, start + stays : start + stays + len(positions)] = positions
-
-    def _part(self) -> None:
-        """Let layers differ in their positions."""
-        if len(self._places) < len(self.lengths):
-            self._places = self._places.repeat(len(self.lengths), axis=0)
+    def _same(self, positions: np.ndarray, stays: int) -> int:
+        """How many tentative rows stand where they stood before a pass over rows at `positions`."""
+        start = int(self.lengths[0])
+        before = self.places.of(0)[start + stays : start + self.scratch]
+        n = min(len(before), len(positions))
+        other = np.flatnonzero(before[:n] != positions[:n])
+        return stays + (int(other[0]) if len(other) else n)
 
     def _cut(self, layer: int, length: int) -> None:
         """Forget the slots of one layer from `length` on, and the marks that counted on them."""
         self.lengths[layer] = length
+        self.losses.cut(layer, length)
+        self._doubt(layer, length)
+
+    def _doubt(self, layer: int, length: int) -> None:
+        """Forget the marks that counted on more than the first slots of a layer."""
         for mark in [mark for mark in self._marks if mark.lengths[layer] > length]:
             self._marks.discard(mark)
+
+    def _shorten(self) -> None:
+        """Some content was forgotten, and all that was tentative."""
+        if self.policy is not None:
+            self.policy.cut(self.lengths)
+        self._forget()
 
     def _forget(self) -> None:
         """No row is tentative any more."""

@@ -16,7 +16,7 @@ from .artifact import read_tensors
 from .config import ModelConfig
 from .int4 import Int4Linear
 from .int8 import Int8Linear
-from .native import BLOCK
+from .packed import BLOCK
 from .store import Progress, replacing
 from .weights import Dense, Kept, Layer, Linear, Weights
 

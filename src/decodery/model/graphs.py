@@ -18,9 +18,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import visibility
-from .batch import Batch, Scores, tapped_layers
+from .batch import Batch, Cost, Scores
 from .blocks import Slab
 from .cache import KVCache
+from .route import WHOLE, stops
+from .sites import Site, Tap, Visits
 
 if TYPE_CHECKING:
     from .transformer import Transformer
@@ -30,7 +32,7 @@ MOST_ROWS = 64
 _LEAST_CAPACITY = 256
 _MOST_ARENAS = 16
 
-Result = tuple[torch.Tensor, dict[int, torch.Tensor]]
+Result = tuple[torch.Tensor, dict[Site, torch.Tensor]]
 
 
 class StaticPasses:
@@ -47,16 +49,16 @@ class StaticPasses:
         self._arenas: OrderedDict[tuple[int, int], _Arena] = OrderedDict()
         self._lock = threading.Lock()
 
-    def forward(self, model: Transformer, batch: Batch, taps: Sequence[int] = ()) -> Scores | None:
+    def forward(self, model: Transformer, batch: Batch, visits: Visits) -> Scores | None:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
 
         It fits if it has at most `MOST_ROWS` padded rows, all tokens with complete caches, in a causal model and
-        without gradients, and if its arena is within the budget.
+        without gradients, if nothing is read or changed but the residual stream is read, and if its arena is within
+        the budget.
         """
         caches = _caches(model, batch)
-        if not caches:
+        if not caches or visits.changes() or any(place.name != "residual" for place in visits.where.values()):
             return None
-        where = tapped_layers(taps, model.config.num_layers)
         places, rows = _power(len(caches)), _power(max(map(len, batch.segments)))
         if places * rows > MOST_ROWS:
             return None
@@ -65,7 +67,7 @@ class StaticPasses:
         capacity = max(_LEAST_CAPACITY, _power(max(needed, int(batch.positions.max()) + 1)))
         with self._lock, torch.inference_mode(False), torch.no_grad():
             arena = self._arena(model, places, capacity)
-            return None if arena is None else arena.forward(model, batch, caches, rows, where)
+            return None if arena is None else arena.forward(model, batch, caches, rows, visits.where)
 
     def _arena(self, model: Transformer, places: int, capacity: int) -> _Arena | None:
         key, config = (places, capacity), model.config
@@ -112,10 +114,10 @@ class _Arena:
         # Sharing a pool, graphs reuse each other's intermediate memory: they never run at the same time.
         self.pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
         self._guests: list[weakref.ref[Slab] | None] = [None] * shape[0]
-        self._passes: dict[tuple[int, tuple[int, ...]], _StaticPass] = {}
+        self._passes: dict[tuple[int, tuple[Site, ...]], _StaticPass] = {}
 
     def forward(
-        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[int, int]
+        self, model: Transformer, batch: Batch, caches: list[KVCache], rows: int, where: dict[Tap, Site]
     ) -> Scores:
         taps = tuple(sorted(set(where.values())))
         places = self._admit(caches)
@@ -130,8 +132,10 @@ class _Arena:
             cache.wrote(range(self.config.num_layers))
         wanted, bounds = batch.logit_rows
         # The next replay overwrites what this one returns, so the caller gets copies.
-        hidden = {tap: tapped[after][: batch.rows].clone() for tap, after in where.items()}
-        return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets)
+        hidden = {tap: tapped[place][: batch.rows].clone() for tap, place in where.items()}
+        row_bytes = self.memory[0, 0, :, :, 0].nbytes
+        costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
+        return Scores(logits[: len(wanted)].clone(), bounds, hidden, batch.offsets, costs)
 
     def clear(self, keep: Sequence[int | None] = ()) -> None:
         """Give every cache but those at the places `keep` memory of its own, scratch rows included."""
@@ -169,7 +173,7 @@ class _StaticPass:
     int64; lengths [places] int64, the first slot to write; masks [kinds of layers, places, rows, capacity] bool.
     """
 
-    def __init__(self, arena: _Arena, rows: int, taps: tuple[int, ...]) -> None:
+    def __init__(self, arena: _Arena, rows: int, taps: tuple[Site, ...]) -> None:
         places, capacity, device = arena.memory.shape[0], arena.memory.shape[4], arena.memory.device
         self._arena, self._rows, self._taps = arena, rows, taps
         self._masks = (len(arena.tables), places, rows, capacity)
@@ -207,9 +211,10 @@ class _StaticPass:
         """Logits [places * rows, vocab] of the wanted rows and tapped states of the own ones; what follows is void."""
         tokens, positions, own, wanted, lengths, masks = self._fields(self._inputs)
         step = StaticStep(self._arena, positions, lengths, masks)
-        layers = range(self._arena.config.num_layers)
-        hidden, tapped = model.blocks(model.embed_tokens(tokens), step, layers, self._taps)
-        return model.head(hidden[wanted]), {tap: state[own] for tap, state in tapped.items()}
+        visits = Visits.reading(self._taps)
+        hidden = visits.visit(Site("residual", 0), model.embed_tokens(tokens))
+        hidden = model.blocks(hidden, step, stops(WHOLE, self._arena.config.num_layers), visits)
+        return model.head(hidden[wanted]), {place: state[own] for place, state in visits.states.items()}
 
     def replay(self, model: Transformer) -> Result:
         """The same by one launch; the first call captures it."""
@@ -279,7 +284,13 @@ def _caches(model: Transformer, batch: Batch) -> list[KVCache]:
         return []
     caches = []
     for segment in batch.segments:
-        if segment.embeddings is not None or segment.cache is None or segment.cache.evicted or segment.stays:
+        if (
+            segment.states is not None
+            or segment.cache is None
+            or segment.cache.evicted
+            or segment.stays
+            or segment.picks
+        ):
             return []
         caches.append(segment.cache)
     return caches

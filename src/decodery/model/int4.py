@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from ..errors import UnsupportedModel
-from . import native
+from . import kernels, packed
 from .int8 import quantize_rows
 
 if TYPE_CHECKING:
-    from .native import Packed
+    from .packed import Packed
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Int4Linear:
     def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4Linear:
         """[out, in] floating point; each block's range is cut into 15 even steps. `in` must be a multiple of 32."""
         outputs, inputs = weight.shape
-        if inputs % native.BLOCK:
+        if inputs % packed.BLOCK:
             raise UnsupportedModel(
-                f"int4 needs layers whose inputs come in blocks of {native.BLOCK}, not {inputs}: use int8"
+                f"int4 needs layers whose inputs come in blocks of {packed.BLOCK}, not {inputs}: use int8"
             )
-        blocks = weight.detach().float().view(outputs, -1, native.BLOCK)
+        blocks = weight.detach().float().view(outputs, -1, packed.BLOCK)
         least, most = blocks.amin(dim=-1), blocks.amax(dim=-1)
         step = ((most - least) / 15.0).half()
         least = least.half()
@@ -59,25 +59,25 @@ class Int4Linear:
 
     def dense(self) -> torch.Tensor:
         """[out, in] float32: the weights this layer stands for."""
-        blocks = self.values().view(self.shape[0], -1, native.BLOCK)
+        blocks = self.values().view(self.shape[0], -1, packed.BLOCK)
         return (blocks * self.step.float()[..., None] + self.least.float()[..., None]).view(self.shape)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""
-        if native.library() is None or rows.device.type != "cpu":
+        if kernels.library() is None or rows.device.type != "cpu":
             return self.portable(rows)
         if self._packed is None:
-            self._packed = native.Packed(self)
+            self._packed = packed.Packed(self)
         return self._packed(rows.float())
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
         """The same arithmetic in PyTorch alone."""
         outputs, inputs = self.shape
         whole, scale = quantize_rows(rows.float())
-        whole = whole.view(len(rows), -1, native.BLOCK)
-        values = self.values().view(outputs, -1, native.BLOCK)
+        whole = whole.view(len(rows), -1, packed.BLOCK)
+        values = self.values().view(outputs, -1, packed.BLOCK)
         result = torch.zeros(len(rows), outputs, device=rows.device)
-        for block in range(inputs // native.BLOCK):
+        for block in range(inputs // packed.BLOCK):
             of_group = scale[:, block // 2, None]
             sums = whole[:, block] @ values[:, block].T
             result += sums * self.step[:, block].float() * of_group

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from . import native
+from . import kernels, packed
 
 if TYPE_CHECKING:
-    from .native import Packed
+    from .packed import Packed
 
 
 STEP = float(np.float32(1) / np.float32(127))
@@ -49,10 +49,10 @@ class Int8Linear:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""
-        if native.library() is None or rows.device.type != "cpu":
+        if kernels.library() is None or rows.device.type != "cpu":
             return self.portable(rows)
         if self._packed is None:
-            self._packed = native.Packed(self)
+            self._packed = packed.Packed(self)
         return self._packed(rows.float())
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ class Int8Linear:
         outputs = self.weight.shape[0]
         result = torch.zeros(len(rows), outputs, device=rows.device)
         for group in range(scale.shape[1]):
-            span = slice(group * native.GROUP, (group + 1) * native.GROUP)
+            span = slice(group * packed.GROUP, (group + 1) * packed.GROUP)
             weight = self.weight[:, span].float()
             # Sums of 64 products stay below 2^24: exact in float32, whatever the order.
             part = whole[:, group, : weight.shape[1]] @ weight.T
@@ -83,8 +83,8 @@ class Int8Linear:
 def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[N, in] float32 -> whole numbers in [-127, 127], [N, groups, 64] float32, and scales [N, groups]."""
     n, inputs = rows.shape
-    groups = -(-inputs // native.GROUP)
-    parts = pad(rows, (0, groups * native.GROUP - inputs)).view(n, groups, native.GROUP)
+    groups = -(-inputs // packed.GROUP)
+    parts = pad(rows, (0, groups * packed.GROUP - inputs)).view(n, groups, packed.GROUP)
     largest = parts.abs().amax(dim=-1)
     finite, tiny = largest.isfinite(), largest < 1e-30
     # PyTorch turns division by or of a plain number into multiplication by a rounded reciprocal, hence the tensor.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ..errors import CorruptFile, ModelNotFound, VocabularyMismatch
+from ..errors import CorruptFile, VocabularyMismatch
+from .artifact import Artifact
 from .config import ModelConfig
-from .store import replacing
 
-FORMAT = "decodery units 1"
-_MOST_BYTES = 1 << 26
+_KIND = "set of placeholders"
+_MADE = "make some with decodery train units"
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,38 +38,13 @@ class Placeholders:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        from safetensors.torch import save_file
-
-        with replacing(path) as temporary:
-            save_file(
-                {"embeddings": self.data.detach().float().contiguous()},
-                temporary,
-                metadata={"format": FORMAT, "facts": json.dumps(dict(self.facts))},
-            )
+        Artifact(_KIND, {"embeddings": self.data.detach().float()}, self.facts).save(path)
 
     @classmethod
     def load(cls, path: Path) -> Placeholders:
         """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
-        from safetensors import SafetensorError, safe_open
-
-        wrong = f"{path} holds no units, or is damaged: make some with decodery train units"
-        try:
-            size = path.stat().st_size
-        except OSError as error:
-            raise ModelNotFound(
-                f"there are no units at {path}: make some with decodery train units, or correct the path"
-            ) from error
-        if size > _MOST_BYTES:
-            raise CorruptFile(wrong)
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise CorruptFile(wrong)
-                facts, data = json.loads(metadata["facts"]), file.get_tensor("embeddings")
-        except (OSError, KeyError, ValueError, RecursionError, SafetensorError) as error:
-            raise CorruptFile(wrong) from error
-        sound = isinstance(facts, dict) and data.ndim == 2 and 0 not in data.shape and data.dtype == torch.float32
-        if not sound or not bool(torch.isfinite(data).all()):
-            raise CorruptFile(wrong)
-        return cls(data, facts)
+        found = Artifact.read(path, _KIND, _MADE)
+        data = found.tensors.get("embeddings")
+        if data is None or data.ndim != 2 or 0 in data.shape or data.dtype != torch.float32:
+            raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {_MADE}")
+        return cls(data, found.facts)

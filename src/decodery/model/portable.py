@@ -12,8 +12,12 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from .attention import visible
 from .batch import Batch, Segment
 from .config import ModelConfig, Rope
+from .picks import Picks
+from .route import Stop
+from .sites import Site, Visits
 from .weights import Layer, Weights
 
 LANES = 16
@@ -31,29 +35,38 @@ class PortableStack:
         self.weights = weights
         self._angles = angles
 
-    def layers(
-        self, hidden: torch.Tensor, batch: Batch, run: Sequence[int], taps: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """See `native.Int8Stack.layers`."""
         config = self.config
         hidden = hidden.float()
-        tapped = {0: hidden} if 0 in taps else {}
         tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
-        for index in run:
+        for index, attention, mlp in run:
             layer = self.weights.layers[index]
-            rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
-            context = self._attention(layer, index, hidden, batch, *tables[rope])
-            hidden = hidden + self._branch(layer.output(context), layer.post_attention_norm)
-            gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            opened = (silu(gate) if config.activation == "silu" else gelu(gate)) * up
-            hidden = hidden + self._branch(layer.down(opened), layer.post_mlp_norm)
-            if index + 1 in taps:
-                tapped[index + 1] = hidden
-        return hidden, tapped
+            if attention:
+                rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
+                context = self._attention(layer, index, hidden, batch, *tables[rope])
+                context = visits.visit(Site("head_out", index), context)
+                branch = self._branch(layer.output(context), layer.post_attention_norm)
+                hidden = hidden + visits.visit(Site("attn_out", index), branch)
+            if mlp:
+                gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+                opened = (silu(gate) if config.activation == "silu" else gelu(gate)) * up
+                branch = self._branch(layer.down(opened), layer.post_mlp_norm)
+                hidden = hidden + visits.visit(Site("mlp_out", index), branch)
+            hidden = visits.visit(Site("residual", index + 1), hidden)
+        return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `native.Int8Stack.head`."""
-        return self.weights.head(self._norm(hidden.float(), self.weights.norm))
+        return self.project(self.final_norm(hidden))
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `native.Int8Stack.final_norm`."""
+        return self._norm(hidden.float(), self.weights.norm)
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `native.Int8Stack.project`."""
+        return self.weights.head(normed.float())
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_norm(rows, weight.float(), self.config.norm_eps)
@@ -80,29 +93,49 @@ class PortableStack:
             else:
                 segment.cache.write(index, keys[rows], values[rows])
                 seen_keys, seen_values = segment.cache.view(index)
-            slots = visible_slots(segment, index, config.window(index))
-            parts.append(attend(queries[rows], seen_keys.float(), seen_values.float(), slots))
+            seen_keys, seen_values = seen_keys.float(), seen_values.float()
+            if segment.picks:
+                parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config.window(index)))
+                continue
+            slots = [np.flatnonzero(row) for row in visible(segment, index, config.window(index))]
+            parts.append(attend(queries[rows], seen_keys, seen_values, slots)[0])
         return torch.cat(parts)
 
 
-def visible_slots(segment: Segment, layer: int, window: int | None) -> list[np.ndarray]:
-    """The slots each row sees, in logical order: cached ones, then tentative ones, its own pass's last."""
-    n = len(segment)
-    cached = 0 if segment.cache is None else int(segment.cache.lengths[layer])
-    seen = np.concatenate((np.ones((n, cached), dtype=bool), segment.seen()), axis=1)
-    if window is not None:
-        old = np.zeros(0) if segment.cache is None else segment.cache.positions[layer, : cached + segment.stays]
-        positions = np.concatenate((old, segment.positions))
-        seen &= np.abs(positions[None, :] - segment.positions[:, None]) < window
-    return [np.flatnonzero(row) for row in seen]
+def attend_picked(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
+) -> torch.Tensor:
+    """`attend` of what each key-value head of a segment's cache still has and its policy selects."""
+    picks = Picks.of(segment, layer, queries, window)
+    n, heads, dim = queries.shape
+    group = heads // len(keys)
+    context = torch.empty(n, heads, dim)
+    for head in range(len(keys)):
+        own = slice(head * group, (head + 1) * group)
+        found, weights, picks.mass[:, own] = attend(
+            queries[:, own], keys[head : head + 1], values[head : head + 1], picks.lists(head)
+        )
+        context[:, own] = found.view(n, group, dim)
+        if picks.weights is not None:
+            picks.weights[:, picks.starts[head * n] : picks.starts[(head + 1) * n]] = weights
+    flat = context.view(n, heads * dim)
+    picks.settle(flat)
+    return flat
 
 
-def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]) -> torch.Tensor:
-    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim] -> [n, heads * head_dim].
+def attend(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim]; the slots each row reads.
 
-    Neighbouring rows of which each sees the beginning of what the last one sees are computed together.
+    Returns the context [n, heads * head_dim], the weights [heads, slots of all rows one after another] and the
+    logarithms of their sums [n, heads]. Neighbouring rows of which each sees the beginning of what the last one sees
+    are computed together.
     """
-    n, first, parts = len(slots), 0, []
+    n, first = len(slots), 0
+    parts: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
+    mass: list[torch.Tensor] = []
     finite = bool(values.isfinite().all())
     while first < n:
         last = first + 1
@@ -111,9 +144,12 @@ def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slot
             last += 1
         index = torch.from_numpy(slots[last - 1]).to(keys.device)
         lengths = torch.tensor([len(row) for row in slots[first:last]], device=keys.device)
-        parts.append(_attend_together(queries[first:last], keys[:, index], values[:, index], lengths))
+        part, shares, sums = _attend_together(queries[first:last], keys[:, index], values[:, index], lengths)
+        parts.append(part)
+        weights += [row[:, :length] for row, length in zip(shares, lengths.tolist(), strict=True)]
+        mass.append(sums)
         first = last
-    return torch.cat(parts)
+    return torch.cat(parts), torch.cat(weights, dim=1), torch.cat(mass)
 
 
 def _begins(longer: np.ndarray, shorter: np.ndarray) -> bool:
@@ -122,26 +158,32 @@ def _begins(longer: np.ndarray, shorter: np.ndarray) -> bool:
 
 def _attend_together(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor
-) -> torch.Tensor:
-    """Row i sees the first lengths[i] of the given keys and values [kv_heads, L, head_dim]."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Row i sees the first lengths[i] of the given keys and values [kv_heads, L, head_dim].
+
+    Returns the context [n, heads * head_dim], the weights [n, heads, L] and the logarithms of their sums [n, heads].
+    """
     n, heads, dim = queries.shape
     kv_heads, seen = keys.shape[:2]
     grouped = queries.view(n, kv_heads, heads // kv_heads, 1, dim)
     scores = lane_sum(grouped * keys[None, :, None])
     hidden = torch.arange(seen, device=keys.device) >= lengths[:, None]
     scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
-    weights = exponential(scores - scores.amax(dim=-1, keepdim=True)).masked_fill(hidden[:, None, None], 0.0)
+    largest = scores.amax(dim=-1, keepdim=True)
+    weights = exponential(scores - largest).masked_fill(hidden[:, None, None], 0.0)
     blocks = -(-seen // VALUE_BLOCK)
     room = blocks * VALUE_BLOCK - seen
     weights_by_block = pad(weights, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
     values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
-    sums = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device)
+    blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device)
     for i in range(VALUE_BLOCK):
-        sums += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
+        blocked += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
     total = torch.zeros(n, kv_heads, heads // kv_heads, dim, device=keys.device)
     for block in range(blocks):
-        total += sums[..., block, :]
-    return (total * (1.0 / lane_sum(weights))[..., None]).reshape(n, heads * dim)
+        total += blocked[..., block, :]
+    sums = lane_sum(weights)[..., None]
+    mass = (largest + sums.log()).reshape(n, heads)
+    return (total * (1.0 / sums)).reshape(n, heads * dim), (weights * (1.0 / sums)).reshape(n, heads, seen), mass
 
 
 def lane_sum(values: torch.Tensor) -> torch.Tensor:

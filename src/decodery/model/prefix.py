@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..errors import CorruptFile
-from .artifact import Artifact, fingerprint, remembered
+from .artifact import Artifact, remembered
 from .batch import Batch, Scores
 from .cache import KVCache
 from .config import ModelConfig
-from .protocol import LanguageModel
+from .protocol import Capabilities, LanguageModel, OpenModel
+from .route import WHOLE, Route
+from .sites import Tap
 
 _KIND = "set of learned prefixes"
 
@@ -92,33 +94,43 @@ class Prefixed:
 
     @property
     def dtype(self) -> torch.dtype:
-        return getattr(self.model, "dtype", torch.float32)
+        return self.model.dtype
 
     @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
     @property
-    def exact_rows(self) -> bool:
-        """See `Transformer.exact_rows`."""
-        return bool(getattr(self.model, "exact_rows", False))
+    def capabilities(self) -> Capabilities:
+        return self.model.capabilities
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.model)
+        return self.model.fingerprint
 
     def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See `Transformer.embed_tokens`."""
-        embed: Callable[[torch.Tensor], torch.Tensor] = self.model.embed_tokens  # type: ignore[attr-defined]
-        return embed(tokens)
+        """See `OpenModel.embed_tokens`."""
+        return self._opened.embed_tokens(tokens)
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `OpenModel.final_norm`."""
+        return self._opened.final_norm(hidden)
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `OpenModel.project`."""
+        return self._opened.project(normed)
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()
         cache.prepend(self.prefix.data)
         return cache
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
-        return self.model.forward(batch, taps=taps, layers=layers)
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+        return self.model.forward(batch, taps=taps, route=route)
+
+    @property
+    def _opened(self) -> OpenModel:
+        return cast(OpenModel, self.model)
 
     def __eq__(self, other: object) -> bool:
         return (other.model if isinstance(other, Prefixed) else other) is self.model

@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 
 from .batch import Batch, Scores
 from .cache import KVCache
 from .config import ModelConfig
+from .route import WHOLE, Route
+from .sites import Tap
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a model can do beyond scoring rows of tokens.
+
+    exact_rows: a row's result is the same, bit for bit, whatever other rows share the pass. states: takes embeddings or
+    hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`. routes: enters and leaves at any
+    layer and skips sublayers. sites: names of those that can be read and changed, see `sites.site`. policies: attention
+    asks the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and
+    vocabulary projection can be called apart, see `OpenModel`. gradients: passes can be differentiated.
+    """
+
+    exact_rows: bool = False
+    states: bool = False
+    routes: bool = False
+    sites: frozenset[str] = frozenset()
+    policies: bool = False
+    parts: bool = False
+    gradients: bool = False
 
 
 class Reader(Protocol):
@@ -22,7 +45,24 @@ class Reader(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of keys and values."""
+        ...
+
+    @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells its weights from another's, "" where it does not say: the same in every precision it is kept in.
+
+        Two files of one model that was quantized in two ways are two models; a model fine-tuned without touching its
+        embeddings and norms is the one it was made from.
+        """
+        ...
 
     def new_cache(self) -> KVCache: ...
 
@@ -31,10 +71,40 @@ class Reader(Protocol):
 class LanguageModel(Reader, Protocol):
     """Anything that scores rows of tokens against a cache."""
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.
 
-        taps: after how many layers hidden states are returned, counted from either end, see `tapped_layers`. layers:
-        which layers to run, None for all.
+        taps: where hidden states are read, see `sites.site`. route: which way the rows take. Raises SettingsError for
+        what the model does not have, UnsupportedModel for what it cannot do.
         """
         ...
+
+
+class EmbeddingModel(LanguageModel, Protocol):
+    """A model with `Capabilities.states`."""
+
+    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[n] ids -> [n, hidden], scaled as the family scales them."""
+        ...
+
+
+class OpenModel(EmbeddingModel, Protocol):
+    """A model with `Capabilities.parts`."""
+
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] states after the last layer -> as the vocabulary projection sees them."""
+        ...
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """The vocabulary projection alone: [m, hidden] -> [m, vocab] logits, at least float32."""
+        ...
+
+
+def takes_states(model: Reader) -> TypeGuard[EmbeddingModel]:
+    """Whether a model takes embeddings for rows."""
+    return model.capabilities.states
+
+
+def is_open(model: Reader) -> TypeGuard[OpenModel]:
+    """Whether the parts of a model can be called apart."""
+    return model.capabilities.parts

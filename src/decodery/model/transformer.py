@@ -10,17 +10,20 @@ import numpy as np
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
-from . import native
 from .artifact import digest
-from .attention import attend, rotate, visibility
-from .batch import Batch, Scores, Segment, tapped_layers
+from .attention import attend, attend_by_policy, rotate, visibility
+from .batch import Batch, Cost, Scores, Segment
 from .cache import KVCache
 from .config import ModelConfig, Rope
 from .graphs import StaticPasses, StaticStep
 from .int8 import Int8Linear
+from .kernels import library
 from .native import Int8Stack
 from .portable import PortableStack
+from .protocol import Capabilities
 from .rope import rope_table
+from .route import WHOLE, Route, Stop, attending, stops
+from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
 from .weights import Layer, Weights
 
@@ -39,7 +42,7 @@ class Transformer:
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: Int8Stack | PortableStack | None = None
         if isinstance(weights.head, Int8Linear) and self.device.type == "cpu":
-            stack = PortableStack if native.library() is None else Int8Stack
+            stack = PortableStack if library() is None else Int8Stack
             self._stack = stack(config, weights, self.angles)
         self.static: StaticPasses | None = None
         if self.device.type == "cuda":
@@ -50,14 +53,15 @@ class Transformer:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
-    @property
-    def exact_rows(self) -> bool:
-        """Whether a row's result is the same, bit for bit, whatever other rows share the pass."""
-        return self._stack is not None
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        exact = self._stack is not None
+        return Capabilities(
+            exact, states=True, routes=True, sites=SITES, policies=True, parts=True, gradients=not exact
+        )
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `artifact.fingerprint`."""
         norms = [norm for layer in self.weights.layers for norm in (layer.attention_norm, layer.mlp_norm)]
         return digest(self.weights.embedding, *norms, self.weights.norm)
 
@@ -65,111 +69,122 @@ class Transformer:
         config = self.config
         return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        if self.static is not None and layers is None:
-            scores = self.static.forward(self, batch, taps)
+        visits = Visits.of(batch, taps, route, self.config.num_layers)
+        if self.static is not None and route == WHOLE:
+            scores = self.static.forward(self, batch, visits)
             if scores is not None:
                 return scores
         if self._stack is not None:
             with one_thread():
-                return self._pass(batch, taps, layers)
-        return self._pass(batch, taps, layers)
+                return self._pass(batch, visits, route)
+        return self._pass(batch, visits, route)
 
-    def _pass(self, batch: Batch, taps: Sequence[int], layers: Sequence[int] | None) -> Scores:
-        where = tapped_layers(taps, self.config.num_layers, layers)
-        hidden, states = self.layers(self.embed(batch), batch, layers, taps=list(where.values()))
-        tapped = {tap: states[after] for tap, after in where.items()}
+    def _pass(self, batch: Batch, visits: Visits, route: Route) -> Scores:
+        hidden = self.layers(self.embed(batch), batch, visits, route)
         rows, bounds = batch.logit_rows
         if not np.array_equal(rows, np.arange(batch.rows)):
             hidden = hidden[_to_device(rows, self.device)]
-        return Scores(self.head(hidden), bounds, tapped, batch.offsets)
+        logits = self.head(hidden, visits)
+        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+        costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
+        return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
 
     def embed(self, batch: Batch) -> torch.Tensor:
-        """[N, hidden] input embeddings of the rows; a segment's own embeddings are taken as they are."""
+        """[N, hidden] what enters the first layer: the tokens' embeddings, or a segment's own states as they are."""
         parts = []
         for segment in batch.segments:
-            if segment.embeddings is not None:
-                parts.append(segment.embeddings.to(self.device, self.dtype))
+            if segment.states is not None:
+                parts.append(segment.states.to(self.device, self.dtype))
             else:
                 assert segment.tokens is not None
                 parts.append(self.embed_tokens(_to_device(segment.tokens, self.device)))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[n] ids -> [n, hidden], scaled as the family scales them."""
+        """See `OpenModel.embed_tokens`."""
         if self.weights.kept is not None:
             tokens = self.weights.kept.rows[tokens]
         rows = self.weights.embedding[tokens].to(self.dtype)
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
     def layers(
-        self,
-        hidden: torch.Tensor,
-        batch: Batch,
-        run: Sequence[int] | None = None,
-        *,
-        taps: Sequence[int] = (),
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Run the layers `run` (None: all) over [N, hidden]; returns the residual stream and the tapped states.
-
-        taps are counted from the front here.
-        """
-        run = range(self.config.num_layers) if run is None else run
-        _open_caches(batch, self.config.causal, run)
+        self, hidden: torch.Tensor, batch: Batch, visits: Visits | None = None, route: Route = WHOLE
+    ) -> torch.Tensor:
+        """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
+        layers, visits = self.config.num_layers, Visits.reading(()) if visits is None else visits
+        _open_caches(batch, self.config.causal, None if route == WHOLE else attending(route, layers))
+        run = stops(route, layers)
+        hidden = visits.enter(run[0].layer if run else 0, hidden)
         if self._stack is not None:
-            return self._stack.layers(hidden, batch, run, taps)
-        return self.blocks(hidden, _Pass(self, batch), run, taps)
+            return self._stack.layers(hidden, batch, run, visits)
+        return self.blocks(hidden, _Pass(self, batch), run, visits)
 
     def blocks(
-        self, hidden: torch.Tensor, step: _Pass | StaticStep, run: Sequence[int], taps: Sequence[int] = ()
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        self, hidden: torch.Tensor, step: _Pass | StaticStep, run: Sequence[Stop], visits: Visits
+    ) -> torch.Tensor:
         """`layers` with positions, caches and masks taken from `step`."""
-        tapped = {0: hidden} if 0 in taps else {}
-        for index in run:
-            hidden = self._block(index, hidden, step)
-            if index + 1 in taps:
-                tapped[index + 1] = hidden
-        return hidden, tapped
+        for stop in run:
+            hidden = self._block(stop, hidden, step, visits)
+        return hidden
 
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+    def head(self, hidden: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
         """Final norm and vocabulary projection: [M, hidden] -> [M, vocab] logits, at least float32.
 
         Tokens that the model has no output for get -inf.
         """
-        logits, kept = self.outputs(hidden), self.weights.kept
-        if kept is None:
-            return logits
-        every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
-        return every.index_copy_(1, kept.ids, logits)
+        if visits is not None and Site("final_norm") in visits:
+            logits = self.project(visits.visit(Site("final_norm"), self.final_norm(hidden)))
+        else:
+            logits = self._spread(self.outputs(hidden))
+        return logits if visits is None else visits.visit(Site("logits"), logits)
 
     def outputs(self, hidden: torch.Tensor) -> torch.Tensor:
         """`head`, of the tokens alone that have an output."""
         if self._stack is not None:
             return self._stack.head(hidden)
-        return self.project(rms_norm(hidden, hidden.shape[-1:], self.weights.norm, self.config.norm_eps))
+        return self._outputs(self.final_norm(hidden))
 
-    def project(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The vocabulary projection alone: [M, hidden] -> [M, vocab] logits, at least float32."""
-        logits = self.weights.head(hidden)
-        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """See `OpenModel.project`."""
+        return self._spread(self._outputs(normed))
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] states after the last layer, tapped -> as the vocabulary projection sees them."""
+        """See `OpenModel.final_norm`."""
+        if self._stack is not None:
+            return self._stack.final_norm(hidden)
         return self._norm(hidden, self.weights.norm.to(hidden.dtype))
 
-    def _block(self, index: int, hidden: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
-        config, layer = self.config, self.weights.layers[index]
-        branch = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)
-        if config.sandwich_norms:
-            branch = self._norm(branch, layer.post_attention_norm)
-        hidden = hidden + branch
-        gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-        gate = silu(gate) if config.activation == "silu" else gelu(gate, approximate="tanh")
-        branch = layer.down(gate * up)
-        if config.sandwich_norms:
-            branch = self._norm(branch, layer.post_mlp_norm)
-        return hidden + branch
+    def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
+        logits = self.weights.head(normed) if self._stack is None else self._stack.project(normed)
+        return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+    def _spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of all tokens, from those of the tokens that have an output."""
+        kept = self.weights.kept
+        if kept is None:
+            return logits
+        every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        return every.index_copy_(1, kept.ids, logits)
+
+    def _block(self, stop: Stop, hidden: torch.Tensor, step: _Pass | StaticStep, visits: Visits) -> torch.Tensor:
+        config, index = self.config, stop.layer
+        layer = self.weights.layers[index]
+        if stop.attention:
+            context = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)
+            branch = layer.output(visits.visit(Site("head_out", index), context))
+            if config.sandwich_norms:
+                branch = self._norm(branch, layer.post_attention_norm)
+            hidden = hidden + visits.visit(Site("attn_out", index), branch)
+        if stop.mlp:
+            gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+            gate = silu(gate) if config.activation == "silu" else gelu(gate, approximate="tanh")
+            branch = layer.down(gate * up)
+            if config.sandwich_norms:
+                branch = self._norm(branch, layer.post_mlp_norm)
+            hidden = hidden + visits.visit(Site("mlp_out", index), branch)
+        return visits.visit(Site("residual", index + 1), hidden)
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
@@ -184,7 +199,7 @@ class Transformer:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
         cos, sin = step.angles(index)
         queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        return layer.output(step.attend(index, queries, keys, values))
+        return step.attend(index, queries, keys, values)
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
@@ -229,8 +244,13 @@ class _Pass:
             else:
                 segment.cache.write(layer, own_keys, own_values)
                 seen_keys, seen_values = segment.cache.view(layer)
-            scale = self.model.config.attention_scale
-            parts.append(attend(queries[first:last], seen_keys, seen_values, self.mask(number, layer), scale))
+            own, config = queries[first:last], self.model.config
+            if segment.cache is not None and segment.cache.policy is not None:
+                own = own * config.attention_scale
+                part = attend_by_policy(own, seen_keys, seen_values, segment, layer, config.window(layer))
+            else:
+                part = attend(own, seen_keys, seen_values, self.mask(number, layer), config.attention_scale)
+            parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mask(self, number: int, layer: int) -> torch.Tensor | None:
@@ -245,14 +265,14 @@ class _Pass:
         return self._masks[key]
 
 
-def _open_caches(batch: Batch, causal: bool, run: Sequence[int]) -> None:
+def _open_caches(batch: Batch, causal: bool, layers: Sequence[int] | None) -> None:
     """Make room in every cache; give rows of a bidirectional model sight of each other."""
     for number, segment in enumerate(batch.segments):
         if not causal and segment.mask is None:
             mask = np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
             batch.segments[number] = segment = dataclasses.replace(segment, mask=mask)
         if segment.cache is not None:
-            segment.cache.reserve(segment.positions, segment.stays, run)
+            segment.cache.reserve(segment.positions, segment.stays, layers)
         elif segment.stays:
             raise ValueError("rows can stay only in a cache, and this segment has none")
 

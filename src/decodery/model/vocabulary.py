@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from ..errors import SettingsError
 from .tokenizer import Tokenizer
 
 
@@ -37,3 +38,13 @@ class Vocabulary:
     def bytes_of(self, tokens: list[int]) -> bytes:
         """The text of some tokens; special ones have none."""
         return b"".join(self.pieces[token] for token in tokens if token not in self.special_ids)
+
+    def holding(self, texts: Iterable[str]) -> tuple[int, ...]:
+        """Ids of the tokens that hold any of `texts`. Raises SettingsError for one that no token holds whole."""
+        found = set[int]()
+        for text in texts:
+            ids = {id for id, piece in enumerate(self.pieces) if text.encode() in piece} if text else set()
+            if not ids:
+                raise SettingsError(f"no token of this model holds {text!r}: give shorter texts to break at")
+            found |= ids
+        return tuple(sorted(found))

@@ -1,4 +1,4 @@
-// What Python hands over: plain structs of pointers and counts, mirrored field by field in native.py.
+// What Python hands over: plain structs of pointers and counts, mirrored field by field in kernels.py.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -41,8 +41,13 @@ struct Run {
     int32_t first, end;
 };
 
-// One sequence's rows. Its slots are `runs` one after another. Content is slots [0, lengths[layer]), then come `stays` tentative rows of earlier passes, and the rows are written behind these.
+// One sequence's rows. Its slots are `runs` one after another. Content is slots [0, lengths[layer]), then come `stays`
+// tentative rows of earlier passes, and the rows are written behind these.
 // mask: [rows][stays + rows] bytes, null for causal order where nothing stays.
+// starts, picked: null, or which slots each row of each key-value head reads in the layer at hand, ascending: row r of
+// head h reads picked[starts[h * rows + r]] up to where the next one's begin, [kv_heads * rows + 1] in all.
+// weights, mass: null, or where attention's weights go, [heads / kv_heads][starts' last], and the logarithms of their
+// sums before they were made to sum to one, [rows][heads].
 struct Segment {
     const Run* runs;
     const int64_t* lengths;
@@ -52,15 +57,32 @@ struct Segment {
     int64_t slots_stride;
     int32_t run_count, rows, stays;
     int32_t bf16;                                       // cache elements: 0 float32, 1 bfloat16
+    const int32_t *starts, *picked;
+    float *weights, *mass;
+};
+
+// What is left out of a layer, and where a pass stops in it, in this order: before attention, when keys and values are
+// written; behind it, before the output projection; before each sublayer's result is added to the stream; at the end.
+enum Mark : int32_t {
+    skip_attention = 1, skip_mlp = 2,
+    at_select = 4, at_heads = 8, at_attention = 16, at_mlp = 32, at_residual = 64
 };
 
 // One pass over some layers. cos, sin: [2 (global, local)][rows][head_dim / 2]. taps: per layer run, where the hidden
-// states after it are copied, or null.
+// states after it are copied, or null. marks: per layer run, of `Mark`.
+// A pass that stops returns with next, the layer of the run it is in, and stopped, the mark; called again, it goes on
+// from there. At the end next is run_count. memory: what it works in, which must last from call to call where it stops
+// (of decodery_room bytes); null where it does not. queries [rows][heads][head_dim, rounded up to 16], context [rows][heads *
+// head_dim] and branch [rows][hidden]: set by the first call, to be read and changed at a stop.
 struct Pass {
     float* hidden;
     const Segment* segments;
     const int32_t* run;
+    const int32_t* marks;
     float* const* taps;
     const float *cos[2], *sin[2];
     int32_t rows, segment_count, run_count;
+    int32_t next, stopped;
+    char* memory;
+    float *queries, *context, *branch;
 };

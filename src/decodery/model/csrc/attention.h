@@ -82,14 +82,14 @@ static void score_list(const float* q, const Slots<E>& keys, int32_t dim, const 
 }
 
 // In place: scores to exponentials of their distance from the largest; returns the sum.
-static float softmax(float* scores, int32_t n) {
+static float softmax(float* scores, int32_t n, float& largest) {
     f16 top = splat(-__builtin_inff());
     for (int32_t i = 0; i < n; i += 16) {
         const f16 s = load(scores + i);
         if (i + 16 <= n) top = larger(s, top);
         else for (int32_t lane = 0; lane < n - i; ++lane) top[lane] = s[lane] > top[lane] ? s[lane] : top[lane];
     }
-    const float m = maximum<float>(top);
+    const float m = largest = maximum<float>(top);
     f16 sum = splat(0.0f);
     for (int32_t i = 0; i < n; i += 16) {
         const f16 e = exponential(load(scores + i) - m);
@@ -154,10 +154,15 @@ INLINE const float* as_floats(const Bf16* rows, int32_t n, int32_t dim, float* r
     return room;
 }
 
-// Queries (already scaled) with what each of them sees; out: where each result goes. scores: `count` rows of
+// Where each query's result goes, and if not null its weights and the logarithm of their sum.
+struct Wanted {
+    float *const *out, *const *weights, *const *mass;
+};
+
+// Queries (already scaled) with what each of them sees. scores: `count` rows of
 // score_stride floats; sums: 2 * count rows of head_dim, rounded up; room: value_block rows of it.
 template <int C, class E>
-static void attend(const float* const* queries, const Visible* visible, float* const* out, int32_t count,
+static void attend(const float* const* queries, const Visible* visible, const Wanted& wanted, int32_t count,
                    const Slots<E>& keys, const Slots<E>& values, int32_t dim, float* scores, int64_t score_stride,
                    float* sums, float* room) {
     const int32_t wide = chunks<C>(dim) * 16;
@@ -178,7 +183,13 @@ static void attend(const float* const* queries, const Visible* visible, float* c
         const Visible& seen = visible[i];
         float* own = scores + i * score_stride + (seen.begin - begin);
         score_list<C, E>(queries[i], keys, dim, seen.list, seen.count, own + (seen.end - seen.begin));
-        inverse[i] = 1.0f / softmax(own, seen.total());
+        float largest;
+        const float sum = softmax(own, seen.total(), largest);
+        inverse[i] = 1.0f / sum;
+        if (wanted.weights[i] != nullptr) {
+            for (int32_t k = 0; k < seen.total(); ++k) wanted.weights[i][k] = own[k] * inverse[i];
+            *wanted.mass[i] = largest + __builtin_logf(sum);
+        }
         weighted[i] = {sums + 2 * i * wide, sums + (2 * i + 1) * wide, own, 0};
         for (int32_t c = 0; c < 2 * wide; c += 16) store(weighted[i].sum + c, splat(0.0f));
     }
@@ -196,6 +207,6 @@ static void attend(const float* const* queries, const Visible* visible, float* c
         const int32_t* list = visible[i].list;
         weighted[i].template add<C, E>(dim, wide, visible[i].count, [&](int32_t k) { return values[list[k]]; });
         close_block(weighted[i].sum, weighted[i].block, wide);
-        for (int32_t c = 0; c < wide; c += 16) store(out[i] + c, load(weighted[i].sum + c) * inverse[i], dim - c);
+        for (int32_t c = 0; c < wide; c += 16) store(wanted.out[i] + c, load(weighted[i].sum + c) * inverse[i], dim - c);
     }
 }

@@ -15,7 +15,7 @@ namespace avx2_vnni {
 #include "avx2_kernels.h"
 }  // namespace avx2_vnni
 
-const Kernels avx2_vnni_kernels = {"AVX2 VNNI", avx2_vnni::run_layers, avx2_vnni::run_head, avx2_vnni::run_linear, avx2_vnni::run_read,
+const Kernels avx2_vnni_kernels = {"AVX2 VNNI", avx2_vnni::run_layers, avx2_vnni::run_norm, avx2_vnni::run_head, avx2_vnni::run_linear, avx2_vnni::run_read,
     avx2_vnni::run_topk};
 #if defined(__clang__)
 #pragma clang attribute pop

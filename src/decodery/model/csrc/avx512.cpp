@@ -60,7 +60,7 @@ INLINE f16 reduce16(const f16* s) {
 #include "topk.h"
 }  // namespace avx512
 
-const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_head, avx512::run_linear, avx512::run_read,
+const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,
     avx512::run_topk};
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -189,8 +189,20 @@ EXPORT void decodery_pack4(const uint8_t* values, const uint16_t* step, const ui
     }
 }
 
-// Returns 0, or 1 when there is no memory. ticks: [stages] or null.
-EXPORT int32_t decodery_layers(const Model* model, const Pass* pass, int64_t* ticks) {
+// Bytes of working memory that a pass needs.
+EXPORT int64_t decodery_room(const Model* model, const Pass* pass) {
+    State state = {};
+    state.model = model;
+    state.pass = pass;
+    Rows* rows;
+    int32_t *starts, *own;
+    Layout size{nullptr};
+    arrange(state, size, measure(*model, *pass), rows, starts, own);
+    return int64_t(size.used);
+}
+
+// Runs a pass to its end or its next stop. Returns 0, or 1 when there is no memory. ticks: [stages] or null.
+EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     State state = {};
     state.model = model;
     state.pass = pass;
@@ -198,14 +210,25 @@ EXPORT int32_t decodery_layers(const Model* model, const Pass* pass, int64_t* ti
     const Sizes sizes = measure(*model, *pass);
     Rows* rows;
     int32_t *starts, *own;
-    Layout size{nullptr};
-    arrange(state, size, sizes, rows, starts, own);
-    if (!arena.reserve(size.used)) return 1;
-    Layout layout{arena.memory};
+    char* memory = pass->memory;
+    if (memory == nullptr) {
+        if (!arena.reserve(size_t(decodery_room(model, pass)))) return 1;
+        memory = arena.memory;
+    }
+    Layout layout{memory};
     arrange(state, layout, sizes, rows, starts, own);
     list_rows(*pass, rows, starts, own);
     state.rows = rows;
+    pass->queries = state.queries;
+    pass->context = state.context;
+    pass->branch = state.branch;
+    // The threads read where they begin while one of them writes where they end.
+    int32_t next = 0, stopped = 0;
+    state.next = &next;
+    state.stopped = &stopped;
     run_parallel(threads, chosen->layers, &state);
+    pass->next = next;
+    pass->stopped = stopped;
     return 0;
 }
 
@@ -227,6 +250,11 @@ static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows
     }
     run_parallel(threads, job, &state);
     return 0;
+}
+
+// Final norm: [rows][hidden] -> [rows][hidden].
+EXPORT int32_t decodery_norm(const Model* model, const float* hidden, int32_t rows, float* normed) {
+    return run_one(chosen->norm, *model, hidden, rows, normed);
 }
 
 // Final norm and head: [rows][hidden] -> logits [rows][vocab].

@@ -91,13 +91,8 @@ struct Runner {
     // Adds the layer's result, normed first if the family does so, to the residual stream.
     void project_residual(const Linear& linear, const Quantized& a, const float* post_norm) {
         if (post_norm != nullptr) {
-            project(linear, a, state.branch);
-            const Range mine = my_rows();
-            for (int32_t row = mine.begin; row < mine.end; ++row) {
-                normalize(state.branch + int64_t(row) * model.hidden, post_norm, model.hidden, model.eps, scratch());
-                add(pass.hidden + int64_t(row) * model.hidden, scratch());
-            }
-            return meet(stage_norm);
+            project_branch(linear, a, post_norm);
+            return add_branch();
         }
         multiply(linear, a, pass.rows, thread, team, [&](int32_t panel, int32_t row, f16 y0, f16 y1) {
             const int32_t first = panel * panel_width, left = model.hidden - first;
@@ -106,6 +101,23 @@ struct Runner {
             if (left > 16) store(to + 16, load(to + 16, left - 16) + y1, left - 16);
         });
         meet(stage_matmul);
+    }
+    // The same in two halves, between which the result lies in state.branch.
+    void project_branch(const Linear& linear, const Quantized& a, const float* post_norm) {
+        project(linear, a, state.branch);
+        if (post_norm == nullptr) return;
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            float* branch = state.branch + int64_t(row) * model.hidden;
+            normalize(branch, post_norm, model.hidden, model.eps, branch);
+        }
+        lap(stage_norm);
+    }
+    void add_branch() {
+        const Range mine = my_rows();
+        for (int32_t row = mine.begin; row < mine.end; ++row)
+            add(pass.hidden + int64_t(row) * model.hidden, state.branch + int64_t(row) * model.hidden);
+        meet(stage_norm);
     }
     void add(float* to, const float* x) const {
         for (int32_t i = 0; i < model.hidden; i += 16)
@@ -189,15 +201,23 @@ struct Runner {
         const Segment& segment = pass.segments[s];
         const int32_t dim = model.head_dim, wide = round_up(dim, 16), group = model.heads / model.kv_heads;
         const float* queries[most_queries];
-        float* out[most_queries];
+        float *out[most_queries], *weights[most_queries], *mass[most_queries];
         Visible visible[most_queries];
         int32_t* list = state.lists + thread * state.lists_stride;
+        const int32_t* starts = segment.starts == nullptr ? nullptr : segment.starts + kv_head * segment.rows;
+        const int64_t picked = starts == nullptr ? 0 : segment.starts[model.kv_heads * segment.rows];
         for (int32_t i = span.begin; i < span.end; ++i) {
             const int32_t row = i / group, head = kv_head * group + i % group, n = i - span.begin;
             const int64_t at = int64_t(state.rows[s].first + row) * model.heads + head;
             queries[n] = state.queries + at * wide;
             out[n] = state.context + at * dim;
-            if (n > 0 && i % group > 0) visible[n] = visible[n - 1];
+            weights[n] = mass[n] = nullptr;
+            if (starts != nullptr) {
+                visible[n] = {0, 0, segment.picked + starts[row], starts[row + 1] - starts[row]};
+                if (segment.weights == nullptr) continue;
+                weights[n] = segment.weights + i % group * picked + starts[row];
+                mass[n] = segment.mass + int64_t(row) * model.heads + head;
+            } else if (n > 0 && i % group > 0) visible[n] = visible[n - 1];
             else list = look(segment, state.rows[s], layer, index, row, list, visible[n]);
         }
         const Slots<E> keys(segment, index, 0, kv_head, dim), values(segment, index, 1, kv_head, dim);
@@ -205,9 +225,10 @@ struct Runner {
         float* room = sums + 2 * most_queries * wide;
         float* scores = room + value_block * wide;
         const int32_t count = span.end - span.begin;
-        if (dim == 64) attend<4>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums, room);
-        else if (dim == 128) attend<8>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums, room);
-        else attend<0>(queries, visible, out, count, keys, values, dim, scores, state.score_stride, sums, room);
+        const Wanted wanted = {out, weights, mass};
+        if (dim == 64) attend<4>(queries, visible, wanted, count, keys, values, dim, scores, state.score_stride, sums, room);
+        else if (dim == 128) attend<8>(queries, visible, wanted, count, keys, values, dim, scores, state.score_stride, sums, room);
+        else attend<0>(queries, visible, wanted, count, keys, values, dim, scores, state.score_stride, sums, room);
     }
 
     // Work items are (segment, key-value head, some of its queries), handed out one by one.
@@ -235,18 +256,39 @@ struct Runner {
         meet(stage_attention);
     }
 
-    void layer(int32_t index) {
+    // Runs a layer from behind the mark `from` on; returns the mark it stops at, 0 at its end.
+    int32_t layer(int32_t index, int32_t marks, int32_t from) {
         const Layer& layer = model.layers[index];
-        norm_quantize(layer.attention_norm);
-        project(layer.qkv, state.narrow, state.qkv);
-        rope(layer, index);
-        attention(layer, index);
-        quantize_rows(state.context, model.heads * model.head_dim, state.wide);
-        project_residual(layer.output, state.wide, layer.post_attention_norm);
-        norm_quantize(layer.mlp_norm);
-        project_gated(layer.gate_up);
-        quantize_rows(state.act, model.intermediate, state.inner);
-        project_residual(layer.down, state.inner, layer.post_mlp_norm);
+        if ((marks & skip_attention) == 0 && from <= at_attention) {
+            if (from < at_select) {
+                norm_quantize(layer.attention_norm);
+                project(layer.qkv, state.narrow, state.qkv);
+                rope(layer, index);
+                if (marks & at_select) return at_select;
+            }
+            if (from < at_heads) {
+                attention(layer, index);
+                if (marks & at_heads) return at_heads;
+            }
+            if (from < at_attention) {
+                quantize_rows(state.context, model.heads * model.head_dim, state.wide);
+                if (add_or_stop(layer.output, state.wide, layer.post_attention_norm, marks & at_attention)) return at_attention;
+            } else add_branch();
+        }
+        if ((marks & skip_mlp) == 0 && from <= at_mlp) {
+            if (from < at_mlp) {
+                norm_quantize(layer.mlp_norm);
+                project_gated(layer.gate_up);
+                quantize_rows(state.act, model.intermediate, state.inner);
+                if (add_or_stop(layer.down, state.inner, layer.post_mlp_norm, marks & at_mlp)) return at_mlp;
+            } else add_branch();
+        }
+        return from < at_residual ? marks & at_residual : 0;
+    }
+    bool add_or_stop(const Linear& linear, const Quantized& a, const float* post_norm, int32_t stops) {
+        if (stops) project_branch(linear, a, post_norm);
+        else project_residual(linear, a, post_norm);
+        return stops != 0;
     }
 };
 
@@ -254,8 +296,13 @@ static void run_layers(void* context, int32_t thread, Team& team) {
     const State& state = *static_cast<const State*>(context);
     Runner runner(state, thread, team);
     const Pass& pass = *state.pass;
-    for (int32_t i = 0; i < pass.run_count; ++i) {
-        runner.layer(pass.run[i]);
+    int32_t from = pass.stopped;
+    for (int32_t i = pass.next; i < pass.run_count; ++i, from = 0) {
+        const int32_t stop = runner.layer(pass.run[i], pass.marks[i], from);
+        if (stop != 0) {
+            if (thread == 0) *state.next = i, *state.stopped = stop;
+            return;
+        }
         if (pass.taps[i] == nullptr) continue;
         const Range mine = runner.my_rows();
         const int64_t hidden = state.model->hidden;
@@ -263,6 +310,16 @@ static void run_layers(void* context, int32_t thread, Team& team) {
                          size_t(mine.end - mine.begin) * hidden * sizeof(float));
         // The next barrier comes before anybody writes the residual stream again.
     }
+    if (thread == 0) *state.next = pass.run_count, *state.stopped = 0;
+}
+
+static void run_norm(void* context, int32_t thread, Team& team) {
+    const State& state = *static_cast<const State*>(context);
+    const Runner runner(state, thread, team);
+    const int64_t hidden = state.model->hidden;
+    const Range mine = runner.my_rows();
+    for (int64_t row = mine.begin; row < mine.end; ++row)
+        normalize(state.pass->hidden + row * hidden, state.model->norm, int32_t(hidden), state.model->eps, state.logits + row * hidden);
 }
 
 static void run_head(void* context, int32_t thread, Team& team) {

@@ -73,5 +73,5 @@ INLINE f16 reduce16(const f16* s) {
 #include "topk.h"
 }  // namespace portable
 
-const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_head, portable::run_linear, portable::run_read,
+const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_norm, portable::run_head, portable::run_linear, portable::run_read,
     portable::run_topk};

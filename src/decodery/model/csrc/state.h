@@ -44,6 +44,7 @@ struct State {
     int64_t scratch_stride, lists_stride, score_stride;
     float* logits;                         // head only: [rows][vocab]
     int64_t* ticks;                        // thread 0's time per stage, or null
+    int32_t *next, *stopped;               // where the pass has come to
 };
 
 enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, stage_count };
@@ -51,7 +52,7 @@ enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, 
 // What one instruction set provides.
 struct Kernels {
     const char* name;
-    Job layers, head, linear, read;
+    Job layers, norm, head, linear, read;
     bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
 };
 #if defined(__x86_64__)

@@ -1,0 +1,47 @@
+"""What a model's weights are kept in, and how many bytes of them a pass reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from .protocol import LanguageModel
+from .transformer import Transformer
+
+
+def precision(model: LanguageModel) -> str:
+    """What the linear layers' weights are kept in: "int4", "int8", "bfloat16", "float32", ..."""
+    if not isinstance(model, Transformer):
+        return str(model.dtype).removeprefix("torch.")
+    tensors = list(_tensors([layer.qkv for layer in model.weights.layers] + [model.weights.head]))
+    for kind, name in ((torch.uint8, "int4"), (torch.int8, "int8")):
+        if any(tensor.dtype == kind for tensor in tensors):
+            return name
+    return str(tensors[0].dtype).removeprefix("torch.")
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """Bytes of weights every pass reads: all layers, norms and the head; of the embedding only a few rows are read.
+
+    Zero for a model whose weights cannot be seen.
+    """
+    if not isinstance(model, Transformer):
+        return 0
+    weights = model.weights
+    seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
+    return sum(seen.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors inside lists and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))

@@ -1,0 +1,154 @@
+"""The native kernels: found, loaded and called without PyTorch's headers, through a plain C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+from ..errors import CorruptFile, OutOfMemory
+
+
+class LinearStruct(ctypes.Structure):
+    _fields_ = [
+        ("weight", c_void_p), ("scale", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32),
+        ("bits", c_int32),
+    ]  # fmt: skip
+
+
+class LayerStruct(ctypes.Structure):
+    _fields_ = [
+        ("qkv", LinearStruct), ("output", LinearStruct), ("gate_up", LinearStruct), ("down", LinearStruct),
+        ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p), ("window", c_int32), ("rope", c_int32),
+    ]  # fmt: skip
+
+
+class ModelStruct(ctypes.Structure):
+    _fields_ = [
+        ("layers", POINTER(LayerStruct)), ("norm", c_void_p), ("head", LinearStruct), ("hidden", c_int32),
+        ("intermediate", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
+        ("gelu", c_int32), ("eps", c_float), ("attention_scale", c_float),
+    ]  # fmt: skip
+
+
+class RunStruct(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p), ("layer_stride", c_int64), ("kind_stride", c_int64), ("head_stride", c_int64),
+        ("first", c_int32), ("end", c_int32),
+    ]  # fmt: skip
+
+
+class SegmentStruct(ctypes.Structure):
+    _fields_ = [
+        ("runs", POINTER(RunStruct)), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
+        ("mask", c_void_p), ("slots_stride", c_int64), ("run_count", c_int32), ("rows", c_int32), ("stays", c_int32),
+        ("bf16", c_int32), ("starts", c_void_p), ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p),
+    ]  # fmt: skip
+
+
+class PassStruct(ctypes.Structure):
+    _fields_ = [
+        ("hidden", c_void_p), ("segments", POINTER(SegmentStruct)), ("run", c_void_p), ("marks", c_void_p),
+        ("taps", c_void_p), ("cos", c_void_p * 2), ("sin", c_void_p * 2), ("rows", c_int32), ("segment_count", c_int32),
+        ("run_count", c_int32), ("next", c_int32), ("stopped", c_int32), ("memory", c_void_p), ("queries", c_void_p),
+        ("context", c_void_p), ("branch", c_void_p),
+    ]  # fmt: skip
+
+
+_STRUCTS = (LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct)  # in the order of csrc/abi.h
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The loaded kernels with as many threads as PyTorch uses, or None where they were not built.
+
+    Raises CorruptFile where they were built from other sources than this file belongs to.
+    """
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name("_native" + suffix)
+        if not path.exists():
+            continue
+        try:
+            lib = ctypes.CDLL(str(path))
+        except OSError:
+            return None
+        check_layout(lib, path)
+        lib.decodery_kernels.restype = c_char_p
+        lib.decodery_read.restype = c_double
+        lib.decodery_read.argtypes = [c_void_p, c_int64]
+        lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+        lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+        lib.decodery_room.restype = c_int64
+        lib.decodery_room.argtypes = [c_void_p, c_void_p]
+        lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
+        lib.decodery_norm.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+        lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
+        lib.decodery_threads(torch.get_num_threads())
+        return lib
+    return None
+
+
+def check_layout(lib: object, path: Path) -> None:
+    """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
+    size = getattr(lib, "decodery_size", None)
+    ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
+    if size is None or [size(i) for i in range(len(ours))] != ours:
+        raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")
+
+
+def kernel_sets() -> list[str]:
+    """Names of the instruction sets usable on this machine, the fastest (and chosen) first."""
+    lib = library()
+    names: list[str] = []
+    while lib is not None and (name := lib.decodery_kernels(len(names))) is not None:
+        names.append(name.decode())
+    return names
+
+
+def choose(kernels: str) -> None:
+    """Use this one of `kernel_sets()` from now on; all of them give the same results."""
+    lib = library()
+    assert lib is not None
+    lib.decodery_choose(kernel_sets().index(kernels))
+
+
+def status() -> str:
+    """One sentence: which kernels are in use, or why none."""
+    names = kernel_sets()
+    if names:
+        return f"int8 runs on native kernels ({names[0]}, {torch.get_num_threads()} threads)"
+    return "int8 runs on PyTorch alone: the native kernels were not built (install a C++ compiler and reinstall)"
+
+
+def read_bandwidth(*, mebibytes: int = 512, rounds: int = 5) -> float:
+    """Fastest streaming read of a buffer larger than the caches, by all threads, in GB/s (1e9 bytes per second)."""
+    buffer = torch.ones(mebibytes * 2**20 // 8, dtype=torch.float64)
+    size = buffer.nbytes
+    lib = library()
+    if lib is None:
+        return max(size / seconds for seconds in _sum_times(buffer, rounds)) / 1e9
+    return max(size / lib.decodery_read(buffer.data_ptr(), size) for _ in range(rounds)) / 1e9
+
+
+def _sum_times(buffer: torch.Tensor, rounds: int) -> list[float]:
+    from time import perf_counter
+
+    times = []
+    for _ in range(rounds):
+        begin = perf_counter()
+        buffer.sum()
+        times.append(perf_counter() - begin)
+    return times
+
+
+def check(code: int) -> None:
+    """Raise OutOfMemory where a kernel says that there was none for what it works in."""
+    if code:
+        raise OutOfMemory("no memory for the working buffers of a pass: use a shorter chunk or fewer sequences at once")

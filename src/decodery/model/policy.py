@@ -1,0 +1,88 @@
+"""What attention reads: the hook by which a cache's policy decides, and sees what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import torch
+
+from ..contract import Contract
+
+if TYPE_CHECKING:
+    from .batch import Segment
+
+
+@dataclass(eq=False)
+class Attention:
+    """One segment's attention in one layer. Slots are those of its cache: content, then tentative rows.
+
+    queries: [n, heads, head_dim], normed, turned and scaled. keys, values: [kv_heads, slots, head_dim], the rows' own
+    included. seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where
+    some heads have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read; mass: [n, heads], the
+    logarithm of the sum of exponentials that the weights were divided by; context: [n, heads, head_dim], what was read.
+    """
+
+    layer: int
+    segment: Segment
+    queries: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    seen: np.ndarray
+    weights: torch.Tensor | None = None
+    mass: torch.Tensor | None = None
+    context: torch.Tensor | None = None
+
+
+class AttentionPolicy(Contract):
+    """Decides which slots of a cache attention reads; held by the cache, in the same way whatever computes attention.
+
+    What is tentative may be forgotten again: a policy counts nothing before `kept` says that it has become content. A
+    row always reads itself. observes: whether `observe` wants attention's weights. merges: whether `merge` has anything
+    to add.
+    """
+
+    observes: bool = False
+    merges: bool = False
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool; None for all of them."""
+        return None
+
+    def observe(self, attention: Attention) -> None:
+        """Look at `attention.weights`, of rows that are still tentative."""
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        """What goes on as the rows' context [n, heads, head_dim]: joined, by `mass`, with what lies elsewhere."""
+        assert attention.context is not None
+        return attention.context
+
+    def kept(self, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        """These tentative rows of the last pass became content, as `KVCache.keep` says; the others are gone."""
+
+    def cut(self, lengths: np.ndarray) -> None:
+        """Content was cut back to these lengths [layers]."""
+
+    def fork(self) -> Self:
+        """What a fork of the cache gets; a policy without memory of its own can be shared."""
+        return self
+
+
+def reads(policy: AttentionPolicy | None, attention: Attention, kv_heads: int) -> np.ndarray:
+    """[kv_heads, n, slots] bool: what each row of each key-value head reads."""
+    chosen = None if policy is None else policy.select(attention)
+    seen = attention.seen if chosen is None else attention.seen & chosen
+    seen = np.broadcast_to(seen, (kv_heads, *seen.shape[-2:])).copy()
+    n, slots = seen.shape[1:]
+    seen[:, np.arange(n), slots - n + np.arange(n)] = True
+    return seen
+
+
+def settle(policy: AttentionPolicy | None, attention: Attention) -> torch.Tensor:
+    """Show a policy what was read; returns the context that goes on."""
+    assert attention.context is not None
+    if policy is not None and policy.observes:
+        policy.observe(attention)
+    return policy.merge(attention) if policy is not None and policy.merges else attention.context

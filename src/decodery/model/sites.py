@@ -1,0 +1,175 @@
+"""Named places of a pass, where hidden states are read and where a segment's own rows may be changed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ..errors import SettingsError
+from .route import Route, stops
+
+if TYPE_CHECKING:
+    from .batch import Batch, Segment
+
+Tap = int | str
+"""A site, named as `site` says."""
+
+OF_LAYERS = ("head_out", "attn_out", "mlp_out")
+OF_OUTPUTS = ("final_norm", "logits")
+SITES = frozenset(("residual", *OF_LAYERS, *OF_OUTPUTS))
+
+
+class Site(NamedTuple):
+    """residual: the stream after so many layers, 0 the embeddings. The others as `site` says, with their layer or 0."""
+
+    name: str
+    layer: int = 0
+
+
+@functools.lru_cache(maxsize=4096)
+def site(tap: Tap, layers: int) -> Site:
+    """The place a tap of a model of so many layers names.
+
+    A number is the residual stream [n, hidden] after so many layers: 0 the embeddings, -1 after the last one. So are
+    "embed", "resid_pre.L" and "resid_post.L", before and after layer L. "head_out.L": [n, heads * head_dim], what the
+    heads read, before the output projection; "attn_out.L" and "mlp_out.L": [n, hidden], what a sublayer adds to the
+    stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what the vocabulary projection is given and what it
+    gives, for the rows whose logits are wanted. Layers count from either end. Raises SettingsError for any other.
+    """
+    if isinstance(tap, int):
+        after = tap if tap >= 0 else layers + 1 + tap
+        if not 0 <= after <= layers:
+            raise SettingsError(
+                f"there is no state after layer {tap} of {layers}: taps are 0 (the embeddings) to {layers}, "
+                f"or -1 (after the last layer) to {-layers - 1}"
+            )
+        return Site("residual", after)
+    name, dot, number = tap.partition(".")
+    if not dot and name == "embed":
+        return Site("residual", 0)
+    if not dot and name in OF_OUTPUTS:
+        return Site(name)
+    if dot and name in ("resid_pre", "resid_post", *OF_LAYERS) and number.removeprefix("-").isdecimal():
+        layer = int(number) if int(number) >= 0 else layers + int(number)
+        if 0 <= layer < layers:
+            return Site(name, layer) if name in OF_LAYERS else Site("residual", layer + (name == "resid_post"))
+    raise SettingsError(
+        f"there is no site {tap!r} in a model of {layers} layers: sites are embed, final_norm, logits, and for L "
+        f"from 0 to {layers - 1}, or from -1 down, resid_pre.L, resid_post.L, {', '.join(f'{n}.L' for n in OF_LAYERS)}"
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Intervention:
+    """A change of a segment's rows at one site, from now on: keys and values of earlier rows stay as they are.
+
+    change: given the rows there [n, width] and their segment, returns what they are to be; it must neither write to
+    what it is given nor depend on anything else that shares the pass.
+    """
+
+    site: Tap
+    change: Callable[[torch.Tensor, Segment], torch.Tensor]
+
+
+class Visits:
+    """What one pass has to do at its sites. A site that is read shows the rows after all changes there.
+
+    where: the site of every tap. states: what was read, by site.
+    """
+
+    def __init__(
+        self, where: dict[Tap, Site], changes: dict[Site, list[tuple[int, Intervention]]], batch: Batch | None
+    ) -> None:
+        self.where = where
+        self.states: dict[Site, torch.Tensor] = {}
+        self._wanted = set(where.values())
+        self._changes = changes
+        self._batch = batch
+
+    @classmethod
+    def of(cls, batch: Batch, taps: Sequence[Tap], route: Route, layers: int) -> Visits:
+        """The visits of a pass over a route. Raises SettingsError for a site that the pass does not come by."""
+        where = {tap: site(tap, layers) for tap in taps}
+        changes: dict[Site, list[tuple[int, Intervention]]] = {}
+        for number, segment in enumerate(batch.segments):
+            for intervention in segment.interventions:
+                changes.setdefault(site(intervention.site, layers), []).append((number, intervention))
+        if route.layers is not None or route.skip:
+            _check(where.values() | changes.keys(), route, layers)
+        return cls(where, changes, batch)
+
+    @classmethod
+    def reading(cls, places: Sequence[Site]) -> Visits:
+        """Visits that read at these places and change nothing."""
+        return cls({f"{place.name}.{place.layer}": place for place in places}, {}, None)
+
+    def __contains__(self, place: Site) -> bool:
+        return place in self._wanted or place in self._changes
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._wanted | self._changes.keys())
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted or self._changes)
+
+    def changed(self, place: Site) -> bool:
+        """Whether some rows are changed there."""
+        return place in self._changes
+
+    def changes(self) -> bool:
+        """Whether some rows are changed anywhere."""
+        return bool(self._changes)
+
+    def enter(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Rows as they enter a layer; behind the first one they are states, which were changed there already."""
+        place = Site("residual", layer)
+        if layer == 0:
+            return self.visit(place, rows)
+        if place in self._wanted:
+            self.states[place] = rows
+        return rows
+
+    def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+        """The rows of all segments as they go on from `place`; kept where they are wanted."""
+        if place in self._changes:
+            rows = self._change(place, rows)
+        if place in self._wanted:
+            self.states[place] = rows
+        return rows
+
+    def tapped(self) -> dict[Tap, torch.Tensor]:
+        """What was read, by the taps as they were asked for."""
+        return {tap: self.states[place] for tap, place in self.where.items()}
+
+    def _change(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+        assert self._batch is not None
+        bounds = self._batch.logit_rows[1] if place.name in OF_OUTPUTS else self._batch.offsets
+        rows = rows.clone()
+        for number, intervention in self._changes[place]:
+            own = slice(bounds[number], bounds[number + 1])
+            changed = intervention.change(rows[own], self._batch.segments[number])
+            if changed.shape != rows[own].shape:
+                raise SettingsError(
+                    f"an intervention at {intervention.site} was given rows {list(rows[own].shape)} and returned "
+                    f"{list(changed.shape)}"
+                )
+            rows[own] = changed.to(rows.dtype)
+        return rows
+
+
+def _check(places: set[Site], route: Route, layers: int) -> None:
+    """Raise SettingsError unless the route comes by all of these."""
+    run = stops(route, layers)
+    passed = {Site(name) for name in OF_OUTPUTS} | {Site("residual", run[0].layer if run else 0)}
+    for stop in run:
+        passed.add(Site("residual", stop.layer + 1))
+        passed |= {Site("head_out", stop.layer), Site("attn_out", stop.layer)} if stop.attention else set()
+        passed |= {Site("mlp_out", stop.layer)} if stop.mlp else set()
+    for place in places - passed:
+        if place.name == "residual":
+            raise SettingsError(f"there is no state after layer {place.layer} in a pass that leaves that layer out")
+        raise SettingsError(f"there is no {place.name}.{place.layer} in a pass that leaves that sublayer out")
