@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from . import constrain as constrain
     from . import draft as draft
     from . import sample as sample
+    from . import score as score
     from . import search as search
     from . import source as source
     from . import suggest as suggest

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from .tables import tables_of
+
 _ROOT = Path(__file__).parent
 _MARKS = ("\n@register(", "\n__all__ = ")
 """What stands in a file that has something to show; the others are not parsed."""
@@ -18,7 +20,10 @@ _MARKS = ("\n@register(", "\n__all__ = ")
 
 @dataclass(frozen=True)
 class Description:
-    """What one method says of itself. paper and year are None where there is no source."""
+    """What one method says of itself. paper and year are None where there is no source.
+
+    needs, gives: its tables in words, see `core.needs`; needs ends with what it was registered with.
+    """
 
     name: str
     family: str
@@ -27,18 +32,26 @@ class Description:
     guarantee: str
     lossless: bool
     needs: tuple[str, ...]
+    gives: tuple[str, ...]
     summary: str
 
     def as_dict(self) -> dict[str, Any]:
         """What `decodery methods --json` prints of it."""
         values = {field.name: getattr(self, field.name) for field in fields(Description)}
-        return values | {"needs": list(self.needs)}
+        return values | {"needs": list(self.needs), "gives": list(self.gives)}
 
 
 def facts(
-    name: str, *, paper: str = "", guarantee: str = "", lossless: bool = False, needs: Any = (), doc: str | None = None
+    name: str,
+    *,
+    paper: str = "",
+    guarantee: str = "",
+    lossless: bool = False,
+    needs: Any = (),
+    doc: str | None = None,
+    tables: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> dict[str, Any]:
-    """The fields of a `Description` but its family, from the arguments of `register` and the class's docstring."""
+    """The fields of a `Description` but its family, from the arguments of `register`, docstring and tables."""
     year = re.search(r"\((\d{4})\)\s*$", paper)
     return {
         "name": name,
@@ -46,7 +59,8 @@ def facts(
         "year": int(year[1]) if year else None,
         "guarantee": guarantee or ("the law of the output is unchanged" if lossless else "changes the output"),
         "lossless": lossless,
-        "needs": tuple(needs),
+        "needs": (*tables[0], *needs),
+        "gives": tables[1],
         "summary": inspect.cleandoc(doc or "").partition("\n")[0],
     }
 
@@ -68,7 +82,7 @@ def catalogue(family: str) -> dict[str, Entry]:
     found = [
         Entry(described, module, cls)
         for module, body in _parsed(family)
-        for described, cls in _registered(body, family)
+        for described, cls in _registered(body, family, module)
     ]
     return {entry.described.name: entry for entry in sorted(found, key=lambda entry: entry.described.name)}
 
@@ -96,11 +110,14 @@ def _parsed(family: str) -> list[tuple[str, list[ast.stmt]]]:
     return found
 
 
-def _registered(body: list[ast.stmt], family: str) -> Iterator[tuple[Description, str]]:
+def _registered(body: list[ast.stmt], family: str, module: str) -> Iterator[tuple[Description, str]]:
     for node in body:
         for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
             if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "register":
                 assert isinstance(node, ast.ClassDef)
                 (name,) = (ast.literal_eval(value) for value in mark.args)
                 given = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in mark.keywords}
-                yield Description(family=family, **facts(name, doc=ast.get_docstring(node), **given)), node.name
+                given = {key: value for key, value in given.items() if key not in ("texts", "local")}
+                tables = tables_of(node, module)
+                said = facts(name, doc=ast.get_docstring(node), tables=tables, **given)
+                yield Description(family=family, **said), node.name

@@ -35,6 +35,10 @@ class SettingsError(DecoderyError):
     """A setting is out of range or contradicts another one."""
 
 
+class NotTrusted(SettingsError):
+    """A stranger asks for what reads files, fetches models or runs programs."""
+
+
 class ConstraintError(DecoderyError):
     """What may be written is described wrongly, cannot be enforced exactly, or goes beyond the limits."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from functools import cached_property
@@ -10,6 +10,7 @@ from typing import Any
 
 from .budget.base import MOST_NODES, Policy
 from .core.memory import Memory
+from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
 from .decode.engine import Engine
 from .decode.request import Request
@@ -20,7 +21,8 @@ from .model.load import LoadedModel
 from .model.store import Progress, silent
 from .model.vocabulary import Vocabulary
 from .output import Output, Piece
-from .registry import method_of, resolve
+from .registry import resolve
+from .resolving import build_sampler, left_by, resolve_carrier, resolve_drafter, resolve_source
 from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
 from .settings import checked
@@ -78,8 +80,9 @@ class LM:
         """Decode a prompt to the end; a list of outputs for a list of texts or for n > 1 (prompt by prompt).
 
         settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
-        of n has seed `seed + i`. keep_cache: let outputs keep what the model read, so that a later text that begins
-        alike goes on from there (`reuse=output`); it takes the memory of the whole text until the output is let go.
+        of n has seed `seed + i`, modulo 2^64. keep_cache: let outputs keep what the model read, so that a later text
+        that begins alike goes on from there (`reuse=output`); it takes the memory of the whole text until the output
+        is let go.
         """
         several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
         prompts: list[Any] = list(prompt) if several else [prompt]
@@ -126,7 +129,7 @@ class LM:
 
         search: its settings, as in "coupling:key=secret,top_k=50". Raises SettingsError where the message does not fit.
         """
-        method = _carrier(search)
+        method = resolve_carrier(search)
         if method.message:
             raise SettingsError("the message is given twice: leave it out of the search's settings")
         method = replace(method, message=message)
@@ -149,7 +152,7 @@ class LM:
         """
         tokens = self.tokenizer.encode(text, special=False) if isinstance(text, str) else list(text)
         request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
-        return _carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
+        return resolve_carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
     def drafts(
         self,
@@ -234,13 +237,12 @@ class LM:
         eos = () if ignore_eos else self.tokenizer.eos_ids
         if shortcuts.get("dry"):
             breakers = shortcuts.get("dry_breakers")
-            shortcuts["dry_breakers"] = self.tokens_with(DRY_BREAKERS if breakers is None else breakers)
+            shortcuts["dry_breakers"] = self.vocabulary.holding(DRY_BREAKERS if breakers is None else breakers)
         built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
         if constraint is not None:
-            compiled = self._compiled(constraint)
-            if ignore_eos or (stop and not compiled.ends_anywhere):
-                raise SettingsError("a constrained text ends where it is complete: leave out stop and ignore_eos")
-            built = Sampler((Constrained(compiled), *built.warps))
+            if ignore_eos:
+                raise SettingsError("a constrained text ends where it is complete: leave out ignore_eos")
+            built = Sampler((Constrained(self._compiled(constraint)), *built.warps))
         return Request(
             tokens,
             max_new_tokens=max_new_tokens,
@@ -253,23 +255,9 @@ class LM:
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             eos_ids=tuple(eos),
             logprobs=logprobs,
-            reuse=_left_by(reuse),
+            reuse=left_by(reuse),
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
         )
-
-    def tokens_with(self, texts: Iterable[str]) -> tuple[int, ...]:
-        """Ids of the tokens that hold any of `texts`. Raises SettingsError for one that no token holds whole."""
-        found = set[int]()
-        for text in texts:
-            holding = {token for token, piece in enumerate(self._pieces) if text.encode() in piece} if text else set()
-            if not holding:
-                raise SettingsError(f"no token of this model holds {text!r}: give shorter texts to break at")
-            found |= holding
-        return tuple(sorted(found))
-
-    @cached_property
-    def _pieces(self) -> list[bytes]:
-        return [self.tokenizer.piece(token) for token in range(self.tokenizer.vocab_size)]
 
     def output(self, seq: Sequence, *, keep_cache: bool = False) -> Output:
         """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
@@ -305,61 +293,6 @@ class LM:
         tokens = self.encode(prompt, raw=raw)
         settings = {"raw": raw, **settings}
         first = engine.submit(self.request(tokens, **settings))
-        seeds = range(first.seed + 1, first.seed + n)
+        seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
         return [first, *others]
-
-
-def _carrier(search: Any) -> Any:
-    """A search that writes a message into a text and reads it back."""
-    method = resolve("search", search)
-    if not hasattr(method, "read"):
-        known = method_of(method)
-        name = known.name if known is not None else type(method).__name__
-        raise SettingsError(f"{name} carries no message: hide and reveal with the search coupling")
-    return method
-
-
-def _left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:
-    """What an earlier text left to go on from."""
-    if not isinstance(earlier, Output):
-        return earlier
-    if earlier.kept is None:
-        raise SettingsError("that output kept nothing to go on from: ask for it with keep_cache=True")
-    return earlier.kept
-
-
-def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
-    """A drafter by name; None and "none" mean no speculation."""
-    if drafter is None or drafter == "none":
-        return None
-    return resolve("draft", drafter)
-
-
-def resolve_source(source: Source | str | None, encode: Callable[[str], list[int]]) -> Source | None:
-    """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
-    if source is None or source == "none":
-        return None
-    resolved: Source = resolve("source", source)
-    return resolved.encoded(encode)
-
-
-def build_sampler(
-    sampler: Sampler | Ordered[Any] | None,
-    temperature: float | None,
-    min_new_tokens: int,
-    eos: Ordered[int],
-    shortcuts: dict[str, Any],
-) -> Sampler:
-    """The sampler that the settings of one request describe."""
-    if sampler is None:
-        return Sampler.from_settings(
-            temperature=0.0 if temperature is None else temperature,
-            min_new_tokens=min_new_tokens,
-            eos_ids=tuple(eos),
-            **shortcuts,
-        )
-    given = [name for name, value in {"temperature": temperature, **shortcuts}.items() if value is not None]
-    if given or min_new_tokens:
-        raise SettingsError(f"give either sampler or {', '.join(given or ['min_new_tokens'])}, not both")
-    return sampler if isinstance(sampler, Sampler) else Sampler(sampler)

@@ -9,10 +9,12 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
+from threading import RLock
 from typing import Any, TypeVar
 
 from .catalogue import Description, catalogue, facts
 from .contract import require_complete
+from .core.needs import Gives, Needs, said
 from .errors import SettingsError, UnknownMethod
 from .plugins import import_entry_points
 from .spec import build, listing, parts
@@ -27,7 +29,7 @@ FAMILIES = (
     "budget",
     "constrain",
     "search",
-    "search.scorers",
+    "score",
     "suggest",
     "diffuse",
     "kv",
@@ -40,26 +42,42 @@ FAMILIES = (
 _PACKAGE = __name__.rpartition(".")[0]
 _registered: dict[str, dict[str, Method]] = {}
 _discovered: set[str] = set()
+_beginning: set[str] = set()
+_discovery = RLock()
 
 C = TypeVar("C", bound=type)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method(Description):
-    """One registered method: what it says of itself, and its dataclass."""
+    """One registered method: what it says of itself, and its dataclass.
+
+    texts: settings that are text and nothing else. local: whether it is for this machine's own user alone.
+    """
 
     cls: type
+    texts: tuple[str, ...] = ()
+    local: bool = False
 
 
 def register(
-    name: str, *, paper: str = "", guarantee: str = "", lossless: bool = False, needs: Sequence[str] = ()
+    name: str,
+    *,
+    paper: str = "",
+    guarantee: str = "",
+    lossless: bool = False,
+    needs: Sequence[str] = (),
+    texts: Sequence[str] = (),
+    local: bool = False,
 ) -> Callable[[C], C]:
     """Class decorator that makes a frozen dataclass known under `name`.
 
     paper: "Title (year)" or "". guarantee: what holds, in a few words. lossless: True where the method leaves
-    the law of the output as it is. needs: capabilities it asks for, such as "hidden states". The family is
-    the package the class lives in or, for a class outside this project, the package of the base class it
-    derives from.
+    the law of the output as it is. needs: what it asks for beyond its table (`cls.needs`), such as "a trained head".
+    The family is the package the class lives in or, for a class outside this project, the package of the base class
+    it derives from. texts: settings that strangers may give because they are text and nothing else: no path, model or
+    program. Settings of other kinds of text are for whoever runs the process, and so is a `local` method, which reads
+    files or runs programs whatever its settings are.
 
     Raises TypeError for a class that is no frozen dataclass, has no family or lacks a method of its base, ValueError
     for a name taken by another class.
@@ -79,8 +97,15 @@ def register(
         taken = _origin(known[name].cls) if name in known else entry and (entry.module, entry.cls)
         if taken and taken != _origin(cls):
             raise ValueError(f"the {family} method {name!r} is already registered by {taken[1]}: choose another name")
-        said = facts(name, paper=paper, guarantee=guarantee, lossless=lossless, needs=needs, doc=cls.__doc__)
-        known[name] = Method(family=family, **said, cls=cls)
+        if entry and taken == (entry.module, entry.cls):
+            known[name] = Method(**vars(entry.described), cls=cls, texts=tuple(texts), local=local)
+            return cls
+        own, given = getattr(cls, "needs", None), getattr(cls, "gives", None)
+        tables = said(own) if isinstance(own, Needs) else (), said(given) if isinstance(given, Gives) else ()
+        found = facts(
+            name, paper=paper, guarantee=guarantee, lossless=lossless, needs=needs, doc=cls.__doc__, tables=tables
+        )
+        known[name] = Method(family=family, **found, cls=cls, texts=tuple(texts), local=local)
         return cls
 
     return add
@@ -168,9 +193,13 @@ def _discover(family: str) -> None:
         return
     if family not in FAMILIES:
         raise UnknownMethod(f"there is no family {family!r} of methods; the families are {listing(FAMILIES)}")
-    # Marked first: a module that resolves a method of its own family while it is imported must not come back
-    # here.
-    _discovered.add(family)
-    for entry in catalogue(family).values():
-        importlib.import_module(entry.module)
-    import_entry_points()
+    with _discovery:
+        if family in _beginning:
+            # A module that resolves a method of its own family while it is imported must not come back here.
+            return
+        _beginning.add(family)
+        for entry in catalogue(family).values():
+            importlib.import_module(entry.module)
+        import_entry_points()
+        # Not before: other threads would miss what is not imported yet.
+        _discovered.add(family)

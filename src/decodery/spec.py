@@ -11,10 +11,13 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from .errors import SettingsError
+from .contract import Contract
+from .errors import NotTrusted, SettingsError
 
 if TYPE_CHECKING:
     from .registry import Method
@@ -50,6 +53,8 @@ def parts(spec: str) -> tuple[str, str]:
 def build(method: Method, settings: str) -> Any:
     """An instance of `method` from the text "key=value,key=value"."""
     kinds = typing.get_type_hints(method.cls)
+    if _stranger.get() and method.local:
+        raise NotTrusted(f"{method.name} reads files or runs programs, which is not for requests from a network")
     names = [field.name for field in dataclasses.fields(method.cls) if field.init]
     known = f"its settings are {listing(names)}" if names else "it has no settings"
     values: dict[str, Any] = {}
@@ -68,6 +73,8 @@ def build(method: Method, settings: str) -> Any:
             values[key] = _parse(text, kinds[key], "/:")
         except ValueError:
             raise SettingsError(f"{method.name}: {key}={text} is not {_kind_name(kinds[key])}") from None
+        if _stranger.get():
+            _check_stranger(method, key, kinds[key], values[key])
     if objects := beyond_text(method):
         raise SettingsError(
             f"{method.name} needs {listing(objects)}, which no text can give: build the method in Python"
@@ -75,6 +82,49 @@ def build(method: Method, settings: str) -> Any:
     if missing := [name for name in _required(method) if name not in values]:
         raise SettingsError(f"{method.name} needs {listing(missing)}, as in {method.name}:{missing[0]}=...")
     return method.cls(**values)
+
+
+@contextmanager
+def from_network() -> Iterator[None]:
+    """Within it, and on this thread, specs are a stranger's: settings that may be paths or models are refused.
+
+    Whole numbers beyond `MOST_NUMBER` are refused too, as memory and time grow with them.
+    """
+    token = _stranger.set(True)
+    try:
+        yield
+    finally:
+        _stranger.reset(token)
+
+
+def _check_stranger(method: Method, key: str, kind: Any, value: Any) -> None:
+    if free_text(kind) and key not in method.texts and not (value is None or isinstance(value, int | float)):
+        raise NotTrusted(
+            f"{method.name}: {key} may name a file, a model or a program, which is not for requests from a network"
+        )
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, int) and abs(number) > MOST_NUMBER:
+            raise NotTrusted(
+                f"{method.name}: {key}={number} is more than a request may ask for, which is {MOST_NUMBER}"
+            )
+
+
+def free_text(kind: Any) -> bool:
+    """Whether a setting takes any text, and that text is not the name of another method."""
+    members = set(_members(kind))
+    # A family's base type lives in its `base`; other types that a text may stand for are read from files.
+    nested = [each for each in members if isinstance(each, type) and issubclass(each, Contract)]
+    return str in members and not any(each.__module__.endswith(".base") for each in nested)
+
+
+def _members(kind: Any) -> Iterator[Any]:
+    if typing.get_origin(kind) in (typing.Literal, Callable):
+        return
+    arguments = typing.get_args(kind)
+    if not arguments:
+        yield kind
+    for each in arguments:
+        yield from _members(each)
 
 
 def beyond_text(method: Method) -> list[str]:
@@ -121,6 +171,11 @@ def _parse(text: str, kind: Any, separators: str) -> Any:
         return kind(text)
     raise ValueError(text)
 
+
+MOST_NUMBER = 1024
+"""The largest whole number in a stranger's settings."""
+
+_stranger: ContextVar[bool] = ContextVar("stranger", default=False)
 
 _SIGN = re.compile(r'"[^"]*"|.', re.DOTALL)
 """One sign of a method's settings; what stands between double quotes is one."""

@@ -15,8 +15,10 @@ from typing import Any, TypeVar, cast, overload
 import torch
 
 from ..contract import Contract
-from ..model.batch import Batch, Segment
-from ..model.protocol import LanguageModel, Reader
+from ..model.batch import Batch, Cost, Segment
+from ..model.protocol import Capabilities, LanguageModel, Reader
+from ..model.route import WHOLE, Route
+from ..model.sites import Tap
 
 T = TypeVar("T")
 
@@ -25,22 +27,27 @@ T = TypeVar("T")
 class Ask:
     """The wish to see the rows of a segment scored by a model.
 
-    taps: after how many layers hidden states are wanted. role: what the rows are counted under in the trace, such as
-    "draft"; empty for those of the text's own model.
+    taps: where hidden states are read, see `model.sites.site`. role: what another model than the text's own goes by in
+    the ledger, such as "draft". route: which way the rows take through the model.
     """
 
     model: LanguageModel
     segment: Segment
-    taps: tuple[int, ...] = ()
+    taps: tuple[Tap, ...] = ()
     role: str = ""
+    route: Route = WHOLE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, hidden]} of all."""
+    """The answer. logits: [m, vocab] of the rows whose logits the segment wants; hidden: {tap: [n, width]} of all.
+
+    cost: what the rows cost, where the model says so.
+    """
 
     logits: torch.Tensor
-    hidden: dict[int, torch.Tensor] = field(default_factory=dict)
+    hidden: dict[Tap, torch.Tensor] = field(default_factory=dict)
+    cost: Cost | None = None
 
 
 Asking = Generator[list[Ask], list[Scored], T]
@@ -50,12 +57,15 @@ Asking = Generator[list[Ask], list[Scored], T]
 class Composed(Contract, Reader):
     """What scores a text by asking others: models in several contexts, several models, layers of one model."""
 
+    capabilities = Capabilities()
+    fingerprint = ""
+
     @abstractmethod
-    def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
         """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
 
 
-def score(model: Reader, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
+def score(model: Reader, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
     """One segment, scored by a model or by what a source composes."""
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
@@ -64,7 +74,7 @@ def score(model: Reader, segment: Segment, taps: Sequence[int] = (), role: str =
 
 
 def score_all(
-    model: Reader, segments: Sequence[Segment], taps: Sequence[int] = (), role: str = ""
+    model: Reader, segments: Sequence[Segment], taps: Sequence[Tap] = (), role: str = ""
 ) -> Asking[list[Scored]]:
     """Several segments, scored together."""
     if isinstance(model, Composed):
@@ -105,14 +115,17 @@ def together(askings: Sequence[Asking[T]]) -> Asking[list[T]]:
 
 
 def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
-    """One pass per model over all asks. An ask that cannot be served gets the error, and never takes others with it."""
-    groups: dict[LanguageModel, list[int]] = {}
+    """One pass per model and route over all asks.
+
+    An ask that cannot be served gets the error, and never takes others with it.
+    """
+    groups: dict[tuple[LanguageModel, Route], list[int]] = {}
     for number, ask in enumerate(asks):
-        groups.setdefault(ask.model, []).append(number)
+        groups.setdefault((ask.model, ask.route), []).append(number)
     answers: dict[int, Scored | Exception] = {}
-    for model, members in groups.items():
+    for (model, route), members in groups.items():
         try:
-            answers.update(zip(members, _pass(model, [asks[number] for number in members]), strict=True))
+            answers.update(zip(members, _pass(model, route, [asks[number] for number in members]), strict=True))
         except Exception as error:
             if len(members) == 1:
                 answers[members[0]] = error
@@ -143,10 +156,11 @@ def drive(found: Any) -> Any:
         return stop.value
 
 
-def _pass(model: LanguageModel, asks: Sequence[Ask]) -> list[Scored]:
-    taps = sorted({tap for ask in asks for tap in ask.taps})
-    scores = model.forward(Batch([ask.segment for ask in asks]), taps=taps)
+def _pass(model: LanguageModel, route: Route, asks: Sequence[Ask]) -> list[Scored]:
+    taps = list(dict.fromkeys(tap for ask in asks for tap in ask.taps))
+    scores = model.forward(Batch([ask.segment for ask in asks]), taps=taps, route=route)
+    costs: list[Cost | None] = [*scores.costs] or [None] * len(asks)
     return [
-        Scored(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps})
+        Scored(scores.of(number), {tap: scores.hidden_of(number, tap) for tap in ask.taps}, costs[number])
         for number, ask in enumerate(asks)
     ]

@@ -58,6 +58,11 @@ def mix(*words: int) -> int:
     return state
 
 
+def nth_seed(seed: int, number: int) -> int:
+    """The seed of text `number` of several that begin with `seed`: they count up, and on from 0 after 2**64 - 1."""
+    return (seed + number) & _MASK
+
+
 def draw(seed: int, position: int, token: int = 0, stream: int = ACCEPT) -> float:
     """One uniform number in (0, 1): the same as `uniform`, without the cost of tensors."""
     bits = _finish((mix(seed, stream, position) + token * _STEP) & _MASK) >> 12

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 from .memory import Memory
 from .trace import Trace
@@ -54,8 +55,12 @@ class Sequence:
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
     ranked it by, higher is better; None where nothing was ranked.
     like: a sequence with the same prompt and source, whose prefill this one will share by forking its cache.
+    prompt_logprobs: how many likeliest tokens to report beside each of the prompt's; told: those that are known, from
+    its second token on. salt, trees: see `Request`. cached: how many tokens of the prompt others had read before;
+    prompt_kept: whether it has been left for others in turn.
     paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the drafter has seen:
-    where they are read again, because the cache was given up, it is not shown them twice.
+    where they are read again, because the cache was given up, it is not shown them twice. branches: all forks of a text
+    that a search has, itself included, while they are about; None for a text that is decoded by itself.
     """
 
     tokens: list[int]
@@ -90,6 +95,13 @@ class Sequence:
     shown: int = 0
     source: Source | None = None
     like: Sequence | None = None
+    branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False, compare=False)
+    prompt_logprobs: int | None = None
+    told: list[TokenLogprob] = field(default_factory=list)
+    salt: str = ""
+    trees: bool = False
+    cached: int = 0
+    prompt_kept: bool = False
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""
@@ -123,15 +135,19 @@ class Sequence:
 
         The trace stays common to both: it counts what all branches cost together. Drafters do not follow.
         """
-        return replace(
+        twin = replace(
             self,
             tokens=list(self.tokens),
             cache=self.cache.fork(),
             text=None if self.text is None else self.text.fork(),
             token_logprobs=list(self.token_logprobs),
+            told=list(self.told),
             drafter=None,
             draft_state=None,
         )
+        if twin.branches is not None:
+            twin.branches[id(twin)] = twin
+        return twin
 
     def twin(self) -> Sequence:
         """A text of its own that goes on from here as this one would: with its drafter, its budget, and their memory.
@@ -144,7 +160,8 @@ class Sequence:
             drafter=self.drafter,
             draft_state=deepcopy(self.draft_state, dict(shared)),
             budget_state=deepcopy(self.budget_state, dict(shared)),
-            trace=Trace(list(self.trace.steps)),
+            trace=Trace(list(self.trace.steps), deepcopy(self.trace.ledger)),
+            branches=None,
         )
 
     def fail(self, error: Exception) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..errors import NumericalError
-from ..model.native import library
+from ..model.kernels import library
 
 _STRIDE = 64
 """Tokens per group. Group maxima cost one sweep over the row, which is what bounds this on a CPU."""

@@ -1,9 +1,25 @@
-"""What each step did, and the figures of a whole generation."""
+"""What each step did, what all of them spent, and the figures of a whole generation."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from .ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """The draft of one step and what became of it.
+
+    tokens, parents: [n] of its nodes, of which the first is the pending token, with parent -1. path: the nodes below it
+    that were accepted; emitted: what the text grew by, behind them the one token that the rule chose.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    path: list[int]
+    emitted: list[int]
 
 
 @dataclass(slots=True)
@@ -12,10 +28,9 @@ class Step:
 
     nodes: drafted tokens (the pending one not counted); accepted: how many of them became text; emitted: tokens the
     sequence grew by; rows: rows fed to the model. Times are in seconds and those of the whole pass, which the
-    sequences of a batch share. prefill: the pass read prompt tokens. counts: what else the step cost or did,
-    such as rows fed to a second model, by name; `extra_passes` and `extra_rows` are passes that a rule asked for.
-    choices: for every node with children that the rule came to, top down, which of them it accepted, counted from 0 in
-    draw order, -1 for none, and how many it had.
+    sequences of a batch share. prefill: the pass read prompt tokens. choices: for every node with children that the
+    rule came to, top down, which of them it accepted, counted from 0 in draw order, -1 for none, and how many it had.
+    tree: the draft itself, where the request asked to keep it.
     """
 
     nodes: int = 0
@@ -28,8 +43,8 @@ class Step:
     choose: float = 0.0
     commit: float = 0.0
     sequences: int = 1
-    counts: dict[str, float] = field(default_factory=dict)
     choices: list[tuple[int, int]] = field(default_factory=list)
+    tree: DraftTree | None = None
 
     @property
     def seconds(self) -> float:
@@ -38,9 +53,13 @@ class Step:
 
 @dataclass(slots=True)
 class Trace:
-    """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out."""
+    """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out.
+
+    ledger: all that was spent, prefill and other models than the target included.
+    """
 
     steps: list[Step] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def decoding(self) -> list[Step]:
@@ -90,19 +109,6 @@ class Trace:
         parts = ("propose", "score", "choose", "commit")
         return {part: sum(getattr(step, part) for step in self.decoding) / total for part in parts}
 
-    @property
-    def counts(self) -> dict[str, float]:
-        """What all steps, prefill included, cost or did beyond their rows; empty for a single model.
-
-        "X passes", "X rows" and "X seconds" are those of another reader: a draft model, another context. A pass that
-        several texts share counts whole in each, its seconds by their share of its rows.
-        """
-        total: dict[str, float] = {}
-        for step in self.steps:
-            for name, amount in step.counts.items():
-                total[name] = total.get(name, 0) + amount
-        return total
-
     def summary(self) -> dict[str, Any]:
         """The figures as plain data."""
         return {
@@ -113,7 +119,7 @@ class Trace:
             "seconds": round(self.seconds, 4),
             "prefill_seconds": round(self.prefill_seconds, 4),
             "share": {part: round(value, 4) for part, value in self.share.items()},
-            **({"counts": {name: round(n, 4) for name, n in counts.items()}} if (counts := self.counts) else {}),
+            "ledger": self.ledger.summary(),
         }
 
     def to_dict(self) -> dict[str, Any]:

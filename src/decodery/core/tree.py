@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+
+from ..model.protocol import EmbeddingModel
 
 Origin = Literal["deterministic", "sampled", "without-replacement"]
 UNKNOWN = -1
@@ -145,9 +147,9 @@ class TokenTree:
         """Children of `node` in the order they were drawn in."""
         return np.flatnonzero((self.parents == node) & (self.tokens != UNKNOWN))
 
-    def embedded(self, model: Any) -> torch.Tensor:
+    def embedded(self, model: EmbeddingModel) -> torch.Tensor:
         """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
-        rows: torch.Tensor = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
+        rows = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
         if self.inputs is not None:
             rows[torch.from_numpy(self.tokens == UNKNOWN)] = self.inputs.to(rows)
         return rows

@@ -1,11 +1,18 @@
-"""What a step took and cost: the time of its parts, and what others than the target read for it."""
+"""What a step took and cost: the time of its parts, and what every request spent on it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 
 from ..core.trace import Step
+from ..model.cache import resident
+from ..model.protocol import LanguageModel
+from ..model.route import Route
 from .task import Turn
+
+OWN = "model"
+"""What an engine's own model goes by in ledgers."""
 
 
 class StepClock:
@@ -25,23 +32,25 @@ class StepClock:
         self.mark = ended
 
 
-def spend(run: Turn, number: int, seconds: float, shared: set[tuple[int, str]]) -> None:
-    """Count what others than the target read. seconds: per row of the pass; shared: who takes part in it as what."""
-    ask = run.asks[number]
-    if not ask.role:
-        return
-    rows, first = len(ask.segment), (id(run), ask.role) not in shared
-    shared.add((id(run), ask.role))
-    for unit, amount in (("passes", int(first)), ("rows", rows), ("seconds", seconds * rows)):
-        name = f"{ask.role} {unit}"
-        run.spent[name] = run.spent.get(name, 0) + amount
+def spend(places: Sequence[tuple[Turn, int]], own: LanguageModel, seconds: float) -> None:
+    """Enter a pass in the ledgers of those who took part. places: their asks, by number; seconds: per row.
+
+    own: the engine's model. What went over several models or routes was one of each.
+    """
+    known: set[tuple[int, str, LanguageModel, Route]] = set()
+    for run, number in places:
+        ask = run.asks[number]
+        name = ask.role if ask.role and ask.model != own else OWN
+        rows, key = len(ask.segment), (id(run.ledger), name, ask.model, ask.route)
+        run.ledger.spend(name, rows, seconds * rows, first=key not in known)
+        known.add(key)
+        if ask.segment.cache is not None:
+            run.caches.add(ask.segment.cache)
+    for ledger, caches in {id(run): (run.ledger, run.caches) for run, _ in places}.values():
+        # Before anything is kept or given up: a pass takes the most memory at its end.
+        ledger.bytes = max(ledger.bytes, resident(caches))
 
 
 def new_steps(run: Turn, known: dict[int, int]) -> list[Step]:
-    """The steps recorded since, of which the last hears what others than the target have read."""
-    steps = [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]
-    if steps and run.spent:
-        for name, amount in run.spent.items():
-            steps[-1].counts[name] = steps[-1].counts.get(name, 0) + amount
-        run.spent = {}
-    return steps
+    """The steps recorded since."""
+    return [step for trace in run.traces for step in trace.steps[known.get(id(trace), 0) :]]

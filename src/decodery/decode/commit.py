@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
+
 import torch
 
 from ..core.sequence import Sequence, TokenLogprob
 from ..core.tree import TokenTree
 from ..verify.base import Accepted, Laws
+
+_TOGETHER = 64
+"""Rows of the vocabulary's size that are normalised at a time."""
 
 
 def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> list[int]:
@@ -19,12 +24,13 @@ def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> li
     emitted: list[int] = []
     for token, node in zip(run, chosen_at, strict=True):
         if seq.logprobs is not None:
-            seq.token_logprobs.append(_logprob(laws.row(node), token, seq.logprobs))
+            seq.token_logprobs += logprobs(laws.row(node)[None], [token], seq.logprobs)
         seq.tokens.append(token)
         emitted.append(token)
         _check_stop(seq, token)
         if seq.finished:
             break
+    seq.trace.ledger.tokens += len(emitted)
     if seq.sampler.stateful:
         last = chosen_at[len(emitted) - 1]
         seq.sampler_state = seq.sampler.after(laws.context(last), emitted[-1], laws.row(last))
@@ -44,8 +50,14 @@ def _check_stop(seq: Sequence, token: int) -> None:
             seq.finish_reason, seq.stopped_by = "stop", found
 
 
-def _logprob(logits: torch.Tensor, token: int, top: int) -> TokenLogprob:
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    values, ids = logprobs.topk(min(top, len(logprobs)))
-    pairs = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(logprobs[token]), pairs)
+def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:
+    """Of the token that follows each row, and of the `top` likeliest beside it. logits: [n, vocab], the model's own."""
+    found: list[TokenLogprob] = []
+    for first in range(0, len(tokens), _TOGETHER):
+        here = tokens[first : first + _TOGETHER]
+        rows = torch.log_softmax(logits[first : first + len(here)].float(), dim=-1)
+        values, ids = rows.topk(min(top, rows.shape[-1]))
+        chosen = rows[torch.arange(len(here)), torch.tensor(here)].tolist()
+        for token, own, near, how in zip(here, chosen, ids.tolist(), values.tolist(), strict=True):
+            found.append(TokenLogprob(token, own, list(zip(near, how, strict=True))))
+    return found

@@ -16,12 +16,14 @@ from ..budget.cost import CONTEXT, cost_curve
 from ..core.ask import Asking, answer
 from ..core.memory import Memory
 from ..core.sequence import Sequence
-from ..core.text import Detokenizer, TextStream
+from ..core.text import Detokenizer
 from ..core.trace import Step
-from ..errors import PromptError, SettingsError
-from ..model.cache import KVCache
-from ..model.protocol import LanguageModel, Reader
+from ..errors import OutOfMemory, SettingsError
+from ..model.protocol import LanguageModel
 from .account import StepClock, new_steps, spend
+from .opening import opened
+from .preempt import read_again
+from .prefixes import PrefixCache
 from .request import Request
 from .schedule import Limits, Schedule
 from .task import Task, Turn, Work
@@ -43,7 +45,8 @@ class Engine:
     Prompts are read in chunks of `prefill_chunk` tokens; texts that read and texts that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
     from sequence to sequence; its own by default. pass_seconds: as in `Budget`; measured by default. limits: of a pass
-    and of what is in progress.
+    and of what is in progress. prefixes: what texts leave for later ones whose prompts begin alike; nothing by default.
+    rows: of the model's last pass.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class Engine:
         memory: Memory | None = None,
         pass_seconds: Callable[[int], np.ndarray] | None = None,
         limits: Limits | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self.model = model
         self.memory = memory or Memory()
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
-        self._schedule = Schedule(limits or Limits(), prefill_chunk)
+        self.rows = 0
+        self._schedule = Schedule(limits or Limits(), prefill_chunk, prefixes)
         self._running: Turn | None = None
         self._passes = 0
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
@@ -68,7 +73,7 @@ class Engine:
 
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
-        seq = self.open(request)
+        seq = self._text(request)
         if like is not None and (like.tokens[: like.prompt_length] != seq.tokens or like.source != seq.source):
             raise SettingsError(
                 "a sequence can share the prefill of another one only if their prompts are the same, and their sources"
@@ -78,9 +83,9 @@ class Engine:
             seq.budget_state = seq.budget.start(seq)
         if seq.drafter is not None:
             seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.weighs_cost or (seq.budget is not None and seq.budget.weighs_cost):
+            if seq.drafter.needs.costs or (seq.budget is not None and seq.budget.needs.costs):
                 self._pass_seconds(len(seq.tokens))
-        self._schedule.add(Turn(seq, traces=[seq.trace]))
+        self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
         return seq
 
     def enter(self, asking: Asking[T]) -> Work[T]:
@@ -97,37 +102,39 @@ class Engine:
 
     def open(self, request: Request) -> Sequence:
         """A text of which nothing is read yet, for a task that decodes it by itself."""
-        prompt = [int(token) for token in request.prompt]
-        _check_prompt(prompt, self.model)
-        model = self.model if request.source is None else request.source.over(self.model, prompt)
-        _check_prompt(prompt, model)
-        request.rule.fits(model)
-        _check_taps(request, model)
-        seq = Sequence(
-            tokens=prompt,
-            prompt_length=len(prompt),
-            cache=_resume(request, prompt) or model.new_cache(),
-            sampler=request.sampler,
-            rule=request.rule,
-            drafter=request.drafter,
-            vocab_size=model.vocab_size,
-            model=model,
-            max_nodes=request.max_nodes,
-            detokenizer=self._detokenizer,
-            seed=request.seed,
-            max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
-            eos_ids=frozenset(request.eos_ids),
-            logprobs=request.logprobs,
-            memory=self.memory,
-            budget=request.budget,
-            source=request.source,
-        )
-        if self._detokenizer is not None:
-            seq.text = TextStream(self._detokenizer(), request.stop)
-        seq.sampler_state = seq.sampler.init(prompt)
+        seq = self._text(request)
         if self._running is not None:
             self._running.traces.append(seq.trace)
+            seq.branches = self._running.branches
+            seq.branches[id(seq)] = seq
         return seq
+
+    def _text(self, request: Request) -> Sequence:
+        """A text of which nothing is read yet; what it will spend is that of the task in whose turn it is made."""
+        seq = opened(request, self.model, self.memory, self._detokenizer)
+        if self._running is not None:
+            seq.trace.ledger = self._running.ledger
+        return seq
+
+    @property
+    def running(self) -> int:
+        """Tasks in progress."""
+        return len(self._schedule.runs)
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that wait until there is a place and memory for them."""
+        return self._schedule.waiting
+
+    @property
+    def held(self) -> int:
+        """Bytes of keys and values, of texts in progress and of those that are kept for later ones."""
+        return self._schedule.held
+
+    @property
+    def preemptions(self) -> int:
+        """How often a text gave its memory back."""
+        return self._schedule.preemptions
 
     def run(self, tasks: Iterable[Task]) -> None:
         """Step until all of these are finished; then raise the error of the first that failed, if one did."""
@@ -149,12 +156,15 @@ class Engine:
         if self._schedule.busy(seq):
             raise ValueError("a text can be forked where a step has ended: step on until its rule has decided")
         twin = seq.twin()
-        self._schedule.add(Turn(twin, traces=[twin.trace]))
+        self._schedule.add(Turn(twin, traces=[twin.trace], ledger=twin.trace.ledger))
         return twin
 
-    def preempt(self, seq: Sequence) -> None:
-        """Give back all memory that models need for a text; it reads itself again when it goes on, and is the same."""
-        self._schedule.preempt(seq)
+    def preempt(self, task: Task) -> None:
+        """Give back all memory that models need for a task, at the next step at which nothing of it is half done.
+
+        What was read for it is read again when it goes on, and its result is the same.
+        """
+        self._schedule.preempt(task)
 
     @torch.no_grad()
     def step(self) -> list[Task]:
@@ -163,6 +173,10 @@ class Engine:
         begun = self._schedule.turns()
         for run, rows, nodes in begun:
             self._begin(run, rows, nodes)
+        for run in self._schedule.active:
+            if run.lost and run.waiting is None:
+                run.interrupt(read_again(run.lost, self._schedule.limits.rows))
+                self._resume(run)
         fresh = {id(run) for run, _, _ in begun}
         runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
         for _ in range(_SIDE_ROUNDS):
@@ -212,13 +226,16 @@ class Engine:
         found = answer([run.asks[number] for run, number in places])
         scored = perf_counter()
         rows = sum(len(run.asks[number].segment) for run, number in places)
-        shared: set[tuple[int, str]] = set()
+        if not side:
+            self.rows = rows
+        spend(places, self.model, (scored - begin) / max(rows, 1))
         for (run, number), each in zip(places, found, strict=True):
             run.answers[number] = each
             run.served = self._passes
-            spend(run, number, (scored - begin) / max(rows, 1), shared)
         steps: list[Step] = []
         for run in runs:
+            if any(isinstance(each, OutOfMemory) for each in run.answers) and self._schedule.starve(run):
+                continue
             if not run.waits:
                 known = {id(trace): len(trace.steps) for trace in run.traces}
                 self._resume(run)
@@ -240,7 +257,7 @@ class Engine:
         policy = seq.budget
         if policy is None or seq.drafter is None or seq.remaining <= 1 or seq.position == 0:
             return limit
-        if policy.asks:
+        if policy.needs.pauses:
             limit = replace(limit, ask=partial(policy.goes_on, seq))
         return policy.bound(seq, limit, texts)
 
@@ -252,45 +269,3 @@ class Engine:
             self._costs = np.array([curve.seconds(n) for n in rows]), curve.token + curve.row_token * rows
         near, token = self._costs
         return near + max(0, context - CONTEXT) * token
-
-
-def _check_prompt(prompt: list[int], model: Reader) -> None:
-    limit, vocab = model.config.max_positions, model.vocab_size
-    if not prompt:
-        raise PromptError("the prompt is empty: give at least one token")
-    if len(prompt) >= limit:
-        raise PromptError(
-            f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
-            "one new token fits"
-        )
-    if not 0 <= min(prompt) <= max(prompt) < vocab:
-        raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
-
-
-def _check_taps(request: Request, model: Reader) -> None:
-    taps = (*request.rule.taps, *(request.drafter.taps if request.drafter else ()))
-    layers = model.config.num_layers
-    deepest = max((tap if tap >= 0 else -1 - tap for tap in taps), default=0)
-    if deepest > layers:
-        raise SettingsError(
-            f"hidden states after layer {deepest} are asked for, and the model has {layers} layers: use what was "
-            "trained for this model"
-        )
-
-
-def _resume(request: Request, prompt: list[int]) -> KVCache | None:
-    """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
-
-    None where there is none, or where a source may have read something else in the prompt's place.
-    """
-    earlier = request.reuse
-    if earlier is None or earlier.source is not None or request.source is not None:
-        return None
-    shared = 0
-    for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):
-        if ours != theirs:
-            break
-        shared += 1
-    cache = earlier.cache.fork()
-    cache.truncate(min(shared, cache.next_position))
-    return cache

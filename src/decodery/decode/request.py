@@ -5,20 +5,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..budget.base import LARGEST, MOST_NODES, Policy
 from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
 from ..errors import SettingsError
-from ..registry import method_of
-from ..sample.base import Stage
+from ..registry import method_of, resolve
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..verify.awrs import AWRS
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
+from .fit import refuse
+
+if TYPE_CHECKING:
+    from ..model.protocol import LanguageModel
+    from ..search.base import Search
+
+_KINDS: dict[str, tuple[str, type]] = {
+    "drafter": ("draft", Drafter),
+    "rule": ("verify", Rule),
+    "budget": ("budget", Policy),
+    "source": ("source", Source),
+}
 
 
 @dataclass
@@ -28,9 +40,13 @@ class Request:
     sampler: greedy by default. drafter: None for no speculation. budget: how much to draft, None where the drafter
     alone decides. max_nodes: drafted tokens per step at most, whatever both want. stop: strings that end the text and
     are cut from it. eos_ids: tokens that end it. logprobs: how many likeliest tokens to report beside each emitted one
-    (0: the emitted one alone). reuse: a finished text whose cache serves as far as its tokens agree with the prompt;
-    not used where there is a source. source: what makes the logits out of one or more models and contexts, None for
-    the model alone.
+    (0: the emitted one alone); prompt_logprobs: the same of the prompt's tokens, but the first. reuse: a finished text
+    whose cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes
+    the logits out of one or more models and contexts, None for the model alone. search: whose branches these are, None
+    for a text of its own. salt: texts share what was read of their prompts with those of the same salt only. trees:
+    keep the draft of every step in the trace.
+
+    drafter, rule, budget and source may be names, as in "prompt-lookup:length=5".
 
     What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
     are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
@@ -49,6 +65,10 @@ class Request:
     budget: Policy | None = None
     source: Source | None = None
     max_nodes: int = MOST_NODES
+    search: Search | None = None
+    prompt_logprobs: int | None = None
+    salt: str = ""
+    trees: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
@@ -59,63 +79,39 @@ class Request:
             raise SettingsError(f"seed must be a whole number of 64 bits, from 0 to 2^64 - 1, not {self.seed!r}")
         if any(not isinstance(string, str) or not string for string in self.stop):
             raise SettingsError("stop must be non-empty strings")
-        if self.logprobs is not None and not 0 <= self.logprobs <= 100:
-            raise SettingsError(f"logprobs must lie between 0 and 100, not {self.logprobs}")
-        if not isinstance(self.rule, Rule):
-            raise SettingsError(
-                f"rule must be a verification rule of tokens, such as decodery.verify's Coupled(), not {self.rule!r}"
-            )
+        if not isinstance(self.salt, str) or any("\ud800" <= each <= "\udfff" for each in self.salt):
+            raise SettingsError(f"salt must be text, not {self.salt!r}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None and not 0 <= count <= 100:
+                raise SettingsError(f"{name} must lie between 0 and 100, not {count}")
+        self._resolve()
         self._constrain()
-        if self.rule.greedy_only and not self.sampler.greedy:
-            raise SettingsError(
-                f"the rule {type(self.rule).__name__} leaves nothing to chance, so the sampler may hold masks and "
-                "penalties only: use temperature 0"
-            )
-        if self.rule.greedy_only and self.sampler.ranks:
-            raise SettingsError(
-                f"the rule {type(self.rule).__name__} compares log-probabilities, and this sampler (momentum) chooses "
-                "tokens by another score: leave one of them out"
-            )
-        cut = [warp for warp in self.sampler.warps if warp.stage is Stage.TRUNCATION or warp.ranks]
-        if self.rule.checks and cut and constrained(self.sampler.warps):
-            raise SettingsError(
-                f"{type(cut[0]).__name__} looks at what a mask leaves, and the rule {type(self.rule).__name__} has "
-                "none: leave it out, or use the coupled rule with a constraint that has a mask"
-            )
-        if self.drafter is not None and (foreign := self.drafter.origins - self.rule.origins):
-            raise SettingsError(
-                f"the rule {type(self.rule).__name__} cannot verify {' or '.join(sorted(foreign))} drafts of "
-                f"{type(self.drafter).__name__}: use the coupled rule or another drafter"
-            )
-        if self.budget is not None and self.budget.asks and self.drafter is not None and not self.drafter.asks:
-            raise SettingsError(
-                f"the budget {type(self.budget).__name__} stops a drafter between its draws, and "
-                f"{type(self.drafter).__name__} does not ask: use one that does, such as draft-model"
-            )
-        for reader in (self.drafter, self.rule):
-            if reader is not None and reader.taps and self.source is not None and not self.source.tapped:
-                raise SettingsError(
-                    f"{type(reader).__name__} reads hidden states, which {type(self.source).__name__} does not have "
-                    "of every token: use another drafter or rule"
-                )
+        refuse(self)
         self._tell_of_cuts()
 
+    def _resolve(self) -> None:
+        """Let instances take the place of names."""
+        for role, (family, kind) in _KINDS.items():
+            part = getattr(self, role)
+            if isinstance(part, str):
+                setattr(self, role, resolve(family, part))
+            elif not isinstance(part, kind) and not (part is None and role != "rule"):
+                article = "a verification rule of tokens" if role == "rule" else f"a {kind.__name__}"
+                raise SettingsError(f"{role} must be {article} or the name of one, not {part!r}")
+
+    def suits(self, model: LanguageModel) -> None:
+        """Raise SettingsError or UnsupportedModel where `model` does not give what some part needs."""
+        refuse(self, model)
+
     def _constrain(self) -> None:
-        """What a constraint asks of rule and drafter."""
+        """Let what goes with a constraint take the place of rule and drafter."""
         found = constrained(self.sampler.warps)
         if found is None:
             return
-        constraint = found[1]
-        method = method_of(self.rule)
-        if method is not None and not method.lossless:
-            # A rule that takes drafts on trust would write what the constraint forbids.
-            raise SettingsError(f"the rule {method.name} may accept what a constraint forbids: use a lossless rule")
-        if self.rule.checks and constraint.bonus is not None:
-            raise SettingsError("a rule that asks about single tokens excludes them: use policy=hard, not soft")
-        if not constraint.masked and self.rule == Coupled():
+        if not found[1].gives.mask and self.rule == Coupled():
             # The same tokens, without a question about every one of the vocabulary.
             self.rule = AWRS()
-        if self.drafter is not None and not self.rule.checks and not isinstance(self.drafter, Forced):
+        if self.drafter is not None and self.rule.gives.mask and not isinstance(self.drafter, Forced):
             self.drafter = Forced(self.drafter)
 
     def _tell_of_cuts(self) -> None:

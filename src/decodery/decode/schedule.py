@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
-from ..model.blocks import resident
+from ..model.blocks import Slab, resident
 from ..model.cache import KVCache
-from .task import Turn
+from .preempt import behind, caches, drop, withdraw
+from .prefixes import PrefixCache
+from .task import Task, Turn, Work
 from .text import reads, unread
+
+T = TypeVar("T")
 
 _READERS = 4
 """Texts that read get one row in so many, however many texts write."""
@@ -20,8 +28,9 @@ _READERS = 4
 class Limits:
     """Bounds of an engine. rows: of one pass of its model; drafts are trimmed and prompts wait before it is exceeded.
 
-    texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of texts in
-    progress, None for no bound. A text that no longer fits gives its memory back and reads itself again later.
+    texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of tasks in
+    progress and of those that are kept for later ones, None for no bound. What is kept goes first; then a task that no
+    longer fits gives its memory back and is read again later.
     """
 
     rows: int = 1024
@@ -34,10 +43,16 @@ class Limits:
 
 
 class Schedule:
-    """Tasks in progress and tasks that wait. runs: those in progress, the earliest first."""
+    """Tasks in progress and tasks that wait. runs: those in progress, the earliest first.
 
-    def __init__(self, limits: Limits, chunk: int) -> None:
+    prefixes: what texts leave for those that begin alike, None to keep nothing. preemptions: how often a text gave its
+    memory back.
+    """
+
+    def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
         self.limits = limits
+        self.prefixes = prefixes
+        self.preemptions = 0
         self.runs: list[Turn] = []
         self._chunk = chunk
         self._waiting: deque[Turn] = deque()
@@ -47,6 +62,11 @@ class Schedule:
     def texts(self) -> list[Sequence]:
         """Texts that take part in passes, the earliest first."""
         return [run.task for run in self.active if isinstance(run.task, Sequence)]
+
+    @property
+    def waiting(self) -> int:
+        """Tasks that are not in progress yet, or no longer."""
+        return len(self._waiting)
 
     @property
     def active(self) -> list[Turn]:
@@ -66,9 +86,17 @@ class Schedule:
         """Whether a text is in the middle of a turn."""
         return any(run.task is seq and run.asking is not None for run in self.runs)
 
-    def preempt(self, seq: Sequence) -> None:
-        """Take the memory of a text's models from it, before its next turn."""
-        self._preempted.add(id(seq))
+    def preempt(self, task: Task) -> None:
+        """Take the memory of a task's models from it, as soon as that can be."""
+        self._preempted.add(id(task))
+
+    def starve(self, run: Turn) -> bool:
+        """Let a search that found no memory wait until another task has given some back; False where that cannot be."""
+        if len(self.runs) == 1 or not withdraw(run):
+            return False
+        self._put_off(run)
+        run.starved = True
+        return True
 
     def turns(self) -> list[tuple[Turn, int, int]]:
         """Tasks that begin a turn now, how many unread tokens each may read, and how many nodes it may draft."""
@@ -110,9 +138,14 @@ class Schedule:
         for run in (*self.runs, *self._waiting):
             if run.task.finished:
                 run.stop()
-            elif isinstance(run.task, Sequence):
-                _share_prompt(run.task)
+            if isinstance(run.task, Sequence):
+                with suppress(OutOfMemory):  # what is only kept for others is done without
+                    self._keep_prefix(run.task)
+                if run.task.like is not None and not run.task.finished:
+                    _guarded(run, partial(_share_prompt, run.task, run.task.like))
         if any(run.task.finished for run in self.runs):
+            for run in self._waiting:
+                run.starved = False
             self.runs = [run for run in self.runs if not run.task.finished]
         if any(run.task.finished for run in self._waiting):
             self._waiting = deque(run for run in self._waiting if not run.task.finished)
@@ -129,50 +162,102 @@ class Schedule:
 
     def _admit(self) -> None:
         while self._waiting and len(self.runs) < self.limits.texts:
-            task, most = self._waiting[0].task, self.limits.cache_bytes
-            if most is not None and self.runs and isinstance(task, Sequence) and self._held() + _needed(task) > most:
+            first = self._waiting[0]
+            if self.runs and (first.starved or not self._fits(_asked(first))):
                 return
             self.runs.append(self._waiting.popleft())
+            if isinstance(first.task, Sequence):
+                _guarded(first, partial(self._find_prefix, first.task))
+
+    def _find_prefix(self, seq: Sequence) -> None:
+        """Let a text that has read nothing begin with what others have read of its prompt."""
+        if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
+            return
+        if seq.cache.length or not seq.cache.plain:
+            return
+        if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
+            return
+        seq.cache = found
+        if seq.slots is not None:
+            seq.cache.provide(seq.slots)
+        if seq.position == 0:
+            seq.cached = found.next_position
+
+    def _keep_prefix(self, seq: Sequence) -> None:
+        """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
+        if self.prefixes is None or seq.source is not None or seq.position == 0 or seq.error is not None:
+            return
+        if seq.finished or not seq.prompt_kept:
+            seq.prompt_kept = True
+            self.prefixes.add(seq.tokens, seq.cache, seq.salt, final=seq.finished)
 
     def _give_back(self) -> None:
         """Preempt who was named; then the youngest, while the texts in progress hold more than they may."""
         if self._preempted:
             named = [run for run in (*self.runs, *self._waiting) if id(run.task) in self._preempted]
-            for run in named:
-                if run.asking is None:
-                    _drop(run)
-            # Who is in the middle of a turn gives back behind it; who has left is forgotten.
-            self._preempted = {id(run.task) for run in named if run.asking is not None}
-        most = self.limits.cache_bytes
-        while most is not None and self._held() > most:
-            idle = [run for run in self.runs[1:] if run.asking is None and isinstance(run.task, Sequence)]
-            if not idle:
+            # Who is in the middle of something gives back behind it; who has left is forgotten.
+            dropped = {id(run.task) for run in named if _guarded(run, partial(drop, run))}
+            self.preemptions += len(dropped)
+            self._preempted = {id(run.task) for run in named} - dropped
+        while not self._fits(0):
+            candidates = (run for run in self.runs[:0:-1] if _holds(run) and _guarded(run, partial(drop, run)))
+            youngest = next((run for run in candidates if _asked(run)), None)
+            if youngest is None:
                 return
-            _drop(idle[-1])
-            self.runs.remove(idle[-1])
-            self._waiting.appendleft(idle[-1])
+            self.preemptions += 1
+            # Else it would come back at once, read everything again and be put off at its next growth.
+            youngest.starved = True
+            self._put_off(youngest)
 
-    def _held(self) -> int:
-        """Bytes of keys and values that the texts in progress hold, or will as soon as they have read what they have.
+    def _put_off(self, run: Turn) -> None:
+        self.runs.remove(run)
+        self._waiting.appendleft(run)
 
-        What several of them share counts once.
+    def _fits(self, more: int) -> bool:
+        """Whether so many bytes fit beside what is held, where needed once nothing is kept for later texts."""
+        most = self.limits.cache_bytes
+        if most is None or self.held + more <= most:
+            return True
+        if self.prefixes is None or self._holding({}) + more > most:
+            return False
+        while self.held + more > most and self.prefixes.evict():
+            pass
+        return self.held + more <= most
+
+    @property
+    def held(self) -> int:
+        """Bytes of keys and values that are kept, that texts in progress hold, and that these will as soon as they have
+        read what they have. What several of them share counts once.
         """
-        texts = [run.task for run in self.runs if isinstance(run.task, Sequence)]
-        caches = [text.cache for text in texts if isinstance(text.cache, KVCache)]
-        missing = sum(max(_needed(text) - text.cache.bytes, 0) for text in texts if isinstance(text.cache, KVCache))
-        return resident(cache.blocks for cache in caches) + missing
+        return self._holding({} if self.prefixes is None else self.prefixes.slabs)
+
+    def _holding(self, kept: Mapping[int, Slab]) -> int:
+        """`held`, if this were kept."""
+        missing = sum(_missing(run.task) for run in self.runs if isinstance(run.task, Sequence))
+        owed = sum(run.owed for run in self.runs if isinstance(run.task, Work))
+        return resident((cache.blocks for run in self.runs for cache in caches(run)), kept) + missing + owed
 
 
-def _share_prompt(seq: Sequence) -> None:
-    """Take over the prompt that another text has read, once it has."""
-    if seq.like is None:
-        return
-    owner, shared = seq.like.cache, seq.prompt_length - 1
-    if owner.next_position >= shared and not seq.like.paused:
-        seq.cache = owner.fork()
+def _guarded(run: Turn, do: Callable[[], T]) -> T | bool:
+    """What `do` gives; an error ends the task that it is done for, and counts as done."""
+    try:
+        return do()
+    except Exception as error:
+        run.task.fail(error)
+        return True
+
+
+def _share_prompt(seq: Sequence, owner: Sequence) -> None:
+    """Take over the prompt that another text has read, once it has; not what is no plain reading of it."""
+    shared = seq.prompt_length - 1
+    if isinstance(owner.cache, KVCache) and not owner.cache.plain:
+        seq.like = None
+    elif owner.cache.next_position >= shared and not owner.paused:
+        seq.cache = owner.cache.fork()
         seq.cache.truncate(shared)
         if seq.slots is not None:
             seq.cache.provide(seq.slots)
+        seq.told = list(owner.told)
         seq.like = None
 
 
@@ -180,17 +265,22 @@ def _most_nodes(run: Turn) -> int:
     return run.task.max_nodes if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
 
 
-def _drop(run: Turn) -> None:
-    """Take all that models have read of a text from it."""
-    seq = run.task
-    assert isinstance(seq, Sequence)
-    seq.cache = seq.model.new_cache()
-    if seq.slots is not None:
-        seq.cache.provide(seq.slots)
-    if seq.drafter is not None:
-        seq.drafter.forget(seq)
+def _holds(run: Turn) -> bool:
+    """Whether dropping it might free something."""
+    return any(cache.bytes for cache in caches(run))
+
+
+def _asked(run: Turn) -> int:
+    """Bytes that a task which waits will take at once."""
+    return _needed(run.task) if isinstance(run.task, Sequence) else run.owed
 
 
 def _needed(seq: Sequence) -> int:
     """Bytes of keys and values that reading the tokens it has takes."""
-    return seq.cache.slot_bytes * seq.cache.room_for(len(seq.tokens)) if isinstance(seq.cache, KVCache) else 0
+    return sum(cache.slot_bytes * cache.room_for(len(seq.tokens)) for cache in behind(seq))
+
+
+def _missing(seq: Sequence) -> int:
+    """How many of these it has not taken yet."""
+    room = len(seq.tokens)
+    return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
 from ..core.ask import Ask, Asking, Scored
+from ..core.ledger import Ledger, charging
 from ..core.sequence import Sequence
 from ..core.trace import Trace
+from ..model.cache import KVCache
+from ..model.protocol import Reader
 
 T = TypeVar("T")
 
@@ -42,14 +47,28 @@ class Work(Generic[T]):
 
 
 Task = Sequence | Work
+_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Scored | Exception | None]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lost:
+    """What was taken from a cache. model: whose it is; tokens: what it held."""
+
+    model: Reader
+    cache: KVCache
+    tokens: list[int]
 
 
 @dataclass(eq=False)
 class Turn:
     """A task's turn in progress. asks: what it waits for; answers: what of it has been answered.
 
-    traces: of the texts it works on, where steps are recorded. spent: what others than the target read for it since the
-    last of these. served: the number of the last pass it took part in.
+    traces: of the texts it works on, where steps are recorded. ledger: what the request spends, which the texts of a
+    search share. caches: those it asked with and still has. branches: of a search, all it has. lost: what its branches
+    have to read again before it goes on; owed: the bytes that takes; waiting: what it waits for while that is done, as
+    asking, asks and answers; restored: that is done, and it has not gone on since. starved: not to go on before another
+    task has given memory back. served: the number of the last pass it took part in; depth: of how many passes one after
+    another.
     """
 
     task: Task
@@ -57,33 +76,70 @@ class Turn:
     asks: list[Ask] = field(default_factory=list)
     answers: list[Scored | Exception | None] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
-    spent: dict[str, float] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    caches: WeakSet[KVCache] = field(default_factory=WeakSet)
+    branches: WeakValueDictionary[int, Sequence] = field(default_factory=WeakValueDictionary)
+    lost: list[Lost] = field(default_factory=list)
+    owed: int = 0
+    waiting: _Asked | None = None
+    restored: bool = False
+    starved: bool = False
     served: int = 0
+    depth: int = 0
 
     @property
     def waits(self) -> bool:
         """Whether an ask of it is not answered."""
         return any(each is None for each in self.answers)
 
+    def interrupt(self, first: Generator[list[Ask], list[Scored], None]) -> None:
+        """Let `first` come to its end before what is waited for."""
+        assert self.asking is not None
+        self.waiting = self.asking, self.asks, self.answers
+        self.asking, self.asks, self.answers = first, [], []
+
+    def abandon(self) -> None:
+        """Let go of what was begun to read the branches again."""
+        if self.waiting is None:
+            return
+        assert self.asking is not None
+        self.asking.close()
+        (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
+        for each in self.lost:
+            each.cache.become(each.model.new_cache())
+
     def resume(self) -> None:
         """Go on with the answers to the next asks, or to the end of the turn; an error ends the task, never others."""
         assert self.asking is not None
         answers, self.asks, self.answers = self.answers, [], []
+        if answers:
+            if self.waiting is None:
+                self.restored = False
+            self.depth += 1
+            self.ledger.depth = max(self.ledger.depth, self.depth)
         try:
             error = next((each for each in answers if isinstance(each, Exception)), None)
-            if error is not None:
-                self.asks = self.asking.throw(error)
-            else:
-                self.asks = self.asking.send(answers) if answers else next(self.asking)  # type: ignore[arg-type]
+            with charging(self.ledger):
+                if error is not None:
+                    self.asks = self.asking.throw(error)
+                else:
+                    self.asks = self.asking.send(answers) if answers else next(self.asking)  # type: ignore[arg-type]
             self.answers = [None] * len(self.asks)
         except StopIteration:
             self.asking = None
+            if self.waiting is not None:
+                (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
+                self.lost, self.owed, self.restored = [], 0, True
         except Exception as failure:
             self.asking = None
+            self.stop()
             self.task.fail(failure)
 
     def stop(self) -> None:
         """Leave the turn; what it had asked for is not wanted any more."""
-        if self.asking is not None:
-            self.asking.close()
-        self.asking, self.asks, self.answers = None, [], []
+        for asking in (self.asking, self.waiting and self.waiting[0]):
+            if asking is not None:
+                # It is left whatever it makes of that.
+                with suppress(Exception):
+                    asking.close()
+        self.asking, self.asks, self.answers, self.waiting = None, [], [], None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import cast
 
 import torch
 
 from ..budget.base import Budget
 from ..core.ask import Asking, score, settled
 from ..core.sequence import Sequence
-from ..core.trace import Step
+from ..core.trace import DraftTree, Step
 from ..core.tree import TokenTree
 from ..draft.base import Observation
-from ..errors import SettingsError
 from ..model.batch import Segment
+from ..model.protocol import EmbeddingModel
+from ..model.sites import Tap
 from ..verify.base import Accepted, Laws
-from .commit import commit
+from .commit import commit, logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     Tokens that were read before, and lost with the cache, change nothing but the cache.
     """
     start, missing = seq.cache.next_position, unread(seq)
-    shows = seq.drafter is not None and seq.drafter.reads_prompt and start >= seq.shown
+    shows = seq.drafter is not None and seq.drafter.needs.prompt and start >= seq.shown
     if shows and seq.chunk is not None:
         rows = min(rows, seq.chunk)
     end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
@@ -59,17 +61,19 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
         end = min(end, seq.shown)
     chunk = seq.tokens[start : min(end, start + rows)]
     decides = len(chunk) == missing
-    wanted = None if shows else ([len(chunk) - 1] if decides else [])
+    untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
+    all_rows = shows or (untold and start + len(chunk) > len(seq.told))
+    wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
     segment = Segment.chunk(chunk, seq.cache, logit_rows=wanted)
     step = Step(rows=len(chunk), prefill=True)
     if decides:
         yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
         return
-    taps = seq.drafter.taps if seq.drafter is not None and shows else ()
+    taps = seq.drafter.needs.taps if seq.drafter is not None and shows else ()
     scored = yield from score(seq.model, segment, taps)
     seq.trace.steps.append(step)
+    _tell(seq, scored.logits, start)
     seq.cache.keep(range(len(chunk)))
-    _count(seq, step)
     if shows:
         assert seq.drafter is not None
         seq.drafter.observe(seq, _chunk_seen(chunk, scored.logits, scored.hidden, [], start))
@@ -96,10 +100,12 @@ def _decide(
     """
     drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
-    taps = sorted({*rule.taps, *(drafter.taps if drafter is not None and observes else ())})
+    taps = [*dict.fromkeys((*rule.needs.taps, *(drafter.needs.taps if drafter is not None and observes else ())))]
     scored = yield from score(seq.model, segment, taps)
     begin = perf_counter()
     seq.trace.steps.append(step)
+    if step.prefill:
+        _tell(seq, scored.logits, seq.cache.next_position)
     logits = scored.logits[-len(tree) :]
     laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][first:] for tap in taps}, first)
     accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
@@ -112,7 +118,9 @@ def _decide(
     seq.cache.keep([*range(first + 1), *(first + node for node in kept)])
     last.emitted, last.accepted = len(emitted), min(len(accepted.path), len(emitted))
     last.choices = _choices(laws.tree, accepted.path)
-    _count(seq, last)
+    if seq.trees:
+        path = accepted.path[: last.accepted]
+        last.tree = DraftTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
     if drafter is None or not observes:
         return
     if shown is not None:
@@ -120,16 +128,28 @@ def _decide(
         drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
         seq.shown = start + len(shown)
         return
-    hidden = {tap: laws.hidden[tap] for tap in drafter.taps}
+    hidden = {tap: laws.hidden[tap] for tap in drafter.needs.taps}
     start = len(seq.tokens) - len(emitted) - 1
     seen = Observation(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
-    drafter.observe(seq, seen if drafter.asks_ahead else seen.of_tokens())
+    drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
     if seq.budget is not None:
         seq.budget.observe(seq, seen, drafting)
 
 
+def _tell(seq: Sequence, logits: torch.Tensor, start: int) -> None:
+    """Note what was asked about the prompt's own tokens. logits: [n, vocab], the first after the token at `start`.
+
+    What is read again, because the cache was given up, is not noted twice.
+    """
+    known = len(seq.told)
+    if seq.prompt_logprobs is None or not start <= known < start + len(logits):
+        return
+    following = seq.tokens[known + 1 : min(start + len(logits) + 1, seq.prompt_length)]
+    seq.told += logprobs(logits[known - start :], following, seq.prompt_logprobs)
+
+
 def _chunk_seen(
-    chunk: list[int], logits: torch.Tensor, hidden: dict[int, torch.Tensor], emitted: list[int], start: int
+    chunk: list[int], logits: torch.Tensor, hidden: dict[Tap, torch.Tensor], emitted: list[int], start: int
 ) -> Observation:
     """Rows of the prompt, as a chain that came true."""
     tree = TokenTree.chain(chunk[0], chunk[1:])
@@ -140,7 +160,7 @@ def _segment(tree: TokenTree, seq: Sequence) -> Segment:
     """The rows of a tree below what the cache holds."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
     if tree.inputs is not None:
-        return Segment(positions, embeddings=tree.embedded(seq.model), mask=mask, cache=seq.cache)
+        return Segment(positions, states=tree.embedded(cast(EmbeddingModel, seq.model)), mask=mask, cache=seq.cache)
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
 
 
@@ -156,18 +176,9 @@ def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
             f"{name} drafted {len(tree) - 1} nodes to depth {tree.depths.max()} below token "
             f"{tree.tokens[0]}; it may draft {budget.nodes} to depth {budget.depth} below {seq.pending}"
         )
-    if len(tree) > 1 and tree.origin not in seq.rule.origins:
-        raise SettingsError(
-            f"the rule {type(seq.rule).__name__} cannot verify {tree.origin} drafts, as {name} made one: use the "
-            "coupled rule or another drafter"
-        )
-
-
-def _count(seq: Sequence, step: Step) -> None:
-    """Move what the pass counted into its step."""
-    if seq.cache.counts:
-        step.counts |= seq.cache.counts
-        seq.cache.counts.clear()
+    verified = seq.rule.needs.drafts
+    if len(tree) > 1 and verified is not None and tree.origin not in verified:
+        raise ValueError(f"{name} made a {tree.origin} draft, which {type(seq.rule).__name__} cannot verify")
 
 
 def _choices(tree: TokenTree, path: list[int]) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
 from .regex import ReferenceRegex
 from .running import LawBroken, decode
+from .scorers import check_scorer
 from .searches import check_search
 from .states import check_state
 from .statistics import chi_square
@@ -24,6 +25,7 @@ __all__ = [
     "check_constraint",
     "check_distribution",
     "check_identical",
+    "check_scorer",
     "check_search",
     "check_state",
     "check_warp",

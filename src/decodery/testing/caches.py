@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from ..model.batch import Batch, Segment
 from ..model.cache import KVCache, Mark
 from ..model.protocol import LanguageModel
+from ..model.route import WHOLE, Route
 from .laws import LawBroken
 
 _MOST_TOKENS = 60
@@ -20,9 +22,10 @@ def check_cache(
 ) -> float:
     """State-identical, for the caches of `model` alone: any kind that stands behind the interface of `KVCache`.
 
-    Random programs of trees fed in one pass or several, kept paths, cuts, forks, marks and returns to them. After every
-    step every cache of the family must score rows as a model does that reads all of its tokens in one pass. Returns the
-    largest absolute difference of logits seen; raises LawBroken with the step after which one was above `tolerance`.
+    Random programs of trees fed in one pass or several, through all layers or part of them at a time, kept paths, cuts,
+    forks, marks and returns to them. After every step every cache of the family must score rows as a model does that
+    reads all of its tokens in one pass. Returns the largest absolute difference of logits seen; raises LawBroken with
+    the step after which one was above `tolerance`.
     """
     worst = 0.0
     for program in range(programs):
@@ -76,24 +79,38 @@ class _Family:
         positions = text.cache.next_position + mask.sum(axis=1) - 1
         tokens = self.random.integers(self.model.vocab_size, size=n)
         cuts = [0, *sorted({*self.random.integers(1, n, 2).tolist()} if n > 1 else ()), n]
+        lower, upper = self._routes()
+        states = []
         for stays, stop in pairwise(cuts):
             if self.random.random() < 0.3:  # rows that do not stay
-                self._pass(
-                    text.cache, positions[:2], self.random.integers(self.model.vocab_size, size=n)[:2], None, stays
-                )
+                others = self.random.integers(self.model.vocab_size, size=n)[:2]
+                self._pass(Segment(positions[:2], others, cache=text.cache, stays=stays), lower)
             rows = slice(stays, stop)
-            self._pass(text.cache, positions[rows], tokens[rows], mask[rows, :stop], stays)
+            part = Segment(positions[rows], tokens[rows], mask=mask[rows, :stop], cache=text.cache, stays=stays)
+            states.append(self._pass(part, lower))
+        if upper is not None:
+            self._pass(Segment(positions, states=torch.cat(states), mask=mask, cache=text.cache), upper)
         leaf = int(self.random.integers(-1, n))
         path = [] if leaf < 0 else np.flatnonzero(mask[leaf]).tolist()
         text.cache.keep(path)
         text.tokens += tokens[path].tolist()
-        return f"keeping {path} of a tree with the parents {parents}, fed in {len(cuts) - 1} passes"
+        above = "" if upper is None else f", and together from layer {len(lower.layers or ())} on"
+        return f"keeping {path} of a tree with the parents {parents}, fed in {len(cuts) - 1} passes{above}"
 
-    def _pass(
-        self, cache: KVCache, positions: np.ndarray, tokens: np.ndarray, mask: np.ndarray | None, stays: int
-    ) -> None:
-        segment = Segment(positions, tokens, mask=mask, cache=cache, logit_rows=[], stays=stays)
-        self.model.forward(Batch([segment]))
+    def _routes(self) -> tuple[Route, Route | None]:
+        """Through all layers, or where the model can do so at times in two pieces."""
+        layers = self.model.config.num_layers
+        if not self.model.capabilities.routes or layers < 2 or self.random.random() < 0.7:
+            return WHOLE, None
+        parted = int(self.random.integers(1, layers))
+        return Route(tuple(range(parted))), Route(tuple(range(parted, layers)))
+
+    def _pass(self, segment: Segment, route: Route) -> torch.Tensor:
+        """Feed rows; returns what they leave the route with, if it ends early."""
+        segment.logit_rows = []
+        taps = () if route == WHOLE else (f"resid_post.{(route.layers or ())[-1]}",)
+        scores = self.model.forward(Batch([segment]), taps=taps, route=route)
+        return scores.hidden[taps[0]] if taps else torch.empty(0)
 
     def _truncate(self, text: _Text) -> str:
         n = int(self.random.integers(len(text.tokens) // 2, len(text.tokens) + 1))

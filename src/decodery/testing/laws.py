@@ -39,23 +39,25 @@ def check_identical(
     model: LanguageModel,
     prompts: Ordered[Ordered[int]],
     *,
-    drafter: Drafter | None,
-    budget: Policy | None = None,
-    rule: Rule | None = None,
+    drafter: Drafter | str | None,
+    budget: Policy | str | None = None,
+    rule: Rule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | None = None,
+    source: Source | str | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
     near_tie: float = 0.0,
     excuses: int = 0,
     tested: Tested | None = None,
+    plain: Ordered[Sequence] | None = None,
 ) -> list[Sequence]:
     """Greedy-identical and seed-identical: speculation gives exactly the tokens of plain decoding.
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
     preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too. Returns the speculative runs, whose traces tell how much was accepted.
+    is broken too. plain: what plain decoding gave, for whoever compares several drafters with it; decoded by default.
+    Returns the speculative runs, whose traces tell how much was accepted.
     """
     if drafter is None and rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
@@ -66,7 +68,8 @@ def check_identical(
         "max_new_tokens": max_new_tokens,
         "eos_ids": eos_ids,
     }
-    plain = decode(model, prompts, **common)  # type: ignore[arg-type]
+    if plain is None:
+        plain = decode(model, prompts, **common)  # type: ignore[arg-type]
     drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
@@ -82,7 +85,7 @@ def check_identical(
     return drafted
 
 
-def _require_tested(runs: Ordered[Sequence], drafter: Drafter | None, tested: Tested | None) -> None:
+def _require_tested(runs: Ordered[Sequence], drafter: Drafter | str | None, tested: Tested | None) -> None:
     """Raise LawBroken where these runs say nothing of drafts, or nothing at all."""
     passes = sum(run.trace.passes for run in runs)
     if not passes:
@@ -130,11 +133,11 @@ def check_batch(
     model: LanguageModel,
     prompts: Ordered[Ordered[int]],
     *,
-    drafter: Drafter | None = None,
-    budget: Policy | None = None,
-    rule: Rule | None = None,
+    drafter: Drafter | str | None = None,
+    budget: Policy | str | None = None,
+    rule: Rule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | None = None,
+    source: Source | str | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,
     tested: Tested | None = None,

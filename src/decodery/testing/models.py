@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,25 @@ from ..model.batch import Batch, Scores, Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.int8 import Int8Linear
+from ..model.protocol import Capabilities, LanguageModel
+from ..model.route import WHOLE, Route
+from ..model.sites import Tap
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Linear, Weights
+
+
+class Counted:
+    """A model whose passes are counted. rows: of every pass, in order."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, self.rows = model, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, batch: Batch, **settings: Any) -> Scores:
+        self.rows.append(batch.rows)
+        return self.model.forward(batch, **settings)
 
 
 class TableModel:
@@ -30,6 +48,9 @@ class TableModel:
         self.seed = seed
         self.spread = spread
         self.device = torch.device("cpu")
+        self.dtype = torch.float64
+        self.capabilities = Capabilities(exact_rows=True, states=True)
+        self.fingerprint = ""
         self._rows: dict[int, torch.Tensor] = {}
         self.config = ModelConfig(vocab_size, 1, 1, 1, 1, 1, 1, max_positions=4096, family="table")
 
@@ -46,7 +67,7 @@ class TableModel:
             self._rows[key] = (2.0 * noise - 1.0) * self.spread
         return self._rows[key]
 
-    def forward(self, batch: Batch, *, taps: Sequence[int] = (), layers: Sequence[int] | None = None) -> Scores:
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         rows: list[torch.Tensor] = []
         for segment in batch.segments:
             rows += self._segment(segment)
@@ -75,8 +96,8 @@ class TableModel:
 
 def _tokens(segment: Segment) -> np.ndarray:
     """[n] what a segment's rows read, as tokens."""
-    if segment.embeddings is not None:
-        return segment.embeddings[:, 0].round().long().numpy()
+    if segment.states is not None:
+        return segment.states[:, 0].round().long().numpy()
     return np.asarray(segment.tokens, dtype=np.int64)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,11 +77,11 @@ def decode(
     model: LanguageModel,
     prompts: Ordered[Ordered[int]],
     *,
-    drafter: Drafter | None = None,
-    budget: Policy | None = None,
-    rule: Rule | None = None,
+    drafter: Drafter | str | None = None,
+    budget: Policy | str | None = None,
+    rule: Rule | str | None = None,
     sampler: Sampler | None = None,
-    source: Source | None = None,
+    source: Source | str | None = None,
     seeds: Ordered[int] = (0,),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -90,17 +91,16 @@ def decode(
     """Finished sequences for every prompt and seed; all in one batch, or one after another."""
     engine = law_engine(model, prefill_chunk)
     finished: list[Sequence] = []
+    # Names are for the request to resolve.
+    parts: dict[str, Any] = {"drafter": drafter, "budget": budget, "rule": rule or Coupled(), "source": source}
     for prompt, seed in itertools.product(prompts, seeds):
         request = Request(
             prompt,
             max_new_tokens=max_new_tokens,
             sampler=sampler or Sampler.from_settings(),
-            drafter=drafter,
-            budget=budget,
-            rule=rule or Coupled(),
             seed=seed,
             eos_ids=eos_ids,
-            source=source,
+            **parts,
         )
         finished.append(submit(engine, request))
         if not together:

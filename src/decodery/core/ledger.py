@@ -1,0 +1,76 @@
+"""What a request spent, in one object that the engine fills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What one request spent: a text, or a search with all of its branches, those that were left included.
+
+    tokens: written, the first one and those of branches that were given up included. passes: in which the request took
+    part, by model: a pass that several requests share counts once in each of them, so that passes do not add up over
+    requests. rows: fed to each model, of the request alone, so that rows add up. seconds: of passes, by the request's
+    share of their rows. A model's name is "model" for the engine's own, else what it was asked as, such as "draft".
+    What is read again after a preemption counts as often as it is read. scorer_calls: candidates judged by scorers.
+    depth: passes that had to follow each other, however many requests or models shared time with them. bytes: the most
+    that the request's caches of all models held at a time; what branches share counts once, what two requests share in
+    both. counts: what else was done, by name, such as "rejections" of a rule: it tells why, and is no further cost.
+    """
+
+    tokens: int = 0
+    passes: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    scorer_calls: int = 0
+    depth: int = 0
+    bytes: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def spend(self, model: str, rows: int, seconds: float, *, first: bool) -> None:
+        """Rows of one pass of a model; first: they are the request's first in this pass."""
+        self.passes[model] = self.passes.get(model, 0) + first
+        self.rows[model] = self.rows.get(model, 0) + rows
+        self.seconds[model] = self.seconds.get(model, 0.0) + seconds
+
+    def summary(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        return {
+            "tokens": self.tokens,
+            "passes": dict(self.passes),
+            "rows": dict(self.rows),
+            "seconds": {name: round(value, 4) for name, value in self.seconds.items()},
+            "scorer_calls": self.scorer_calls,
+            "depth": self.depth,
+            "bytes": self.bytes,
+            **({"counts": {name: round(n, 4) for name, n in self.counts.items()}} if self.counts else {}),
+        }
+
+
+_charged: ContextVar[Ledger | None] = ContextVar("charged", default=None)
+
+
+@contextmanager
+def charging(ledger: Ledger) -> Iterator[None]:
+    """What is counted inside is this request's."""
+    token = _charged.set(ledger)
+    try:
+        yield
+    finally:
+        _charged.reset(token)
+
+
+def charged() -> Ledger:
+    """The ledger of the request in whose turn this is called; outside an engine one that nobody reads."""
+    return _charged.get() or Ledger()
+
+
+def count(name: str, amount: float = 1) -> None:
+    """Note under `name` what the request in whose turn this is called did."""
+    counts = charged().counts
+    counts[name] = counts.get(name, 0) + amount

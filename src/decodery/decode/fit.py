@@ -1,0 +1,137 @@
+"""The one place that says what does not go together: what every part of a request needs, and who does not give it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from ..core.needs import Needs, in_words
+from ..errors import SettingsError, UnsupportedModel
+from ..model.sites import site
+from ..registry import method_of
+from ..sample.base import Stage
+from ..sample.constraint import Constrained, constrained
+from ..verify.coupled import Coupled
+
+if TYPE_CHECKING:
+    from ..model.protocol import LanguageModel
+    from .request import Request
+
+_LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
+_OF_MODEL = ("taps", "keys", "states", "routes", "policies", "parts", "exact_rows", "gradients")
+
+
+def refuse(request: Request, model: LanguageModel | None = None) -> None:
+    """Raise where a part of a request needs what another one, or the model, does not give.
+
+    model: what the engine decodes with; None looks at the request alone. Raises SettingsError, UnsupportedModel where
+    the model lacks it, with one sentence: which part needs what, who does not give it, what to do.
+    """
+    for role, name, needs in _parts(request):
+        who = f"the {role} {name}".rstrip()
+        for each in fields(Needs):
+            value = getattr(needs, each.name)
+            if not value:
+                continue
+            if each.name in _OF_MODEL:
+                _refuse_model(request, model, role, who, each.name, value)
+            elif found := _lacking(request, each.name, value):
+                giver, advice = found
+                raise SettingsError(f"{who} needs {in_words(each.name, value)}, which {giver} does not give: {advice}")
+
+
+def _parts(request: Request) -> Iterator[tuple[str, str, Needs]]:
+    """Role, name and needs of everything that takes part."""
+    for warp in request.sampler.warps:
+        if isinstance(warp, Constrained):
+            yield "constraint", "", warp.needs
+        else:
+            yield "warp", name_of(warp), warp.needs
+    for role in ("rule", "drafter", "budget", "source", "search"):
+        if (part := getattr(request, role)) is not None:
+            yield role, name_of(part), part.needs
+
+
+def _refuse_model(request: Request, model: LanguageModel | None, role: str, who: str, name: str, value: Any) -> None:
+    """What is needed of the model, and of the source in its place."""
+    words, source = in_words(name, value), request.source
+    if source is not None and role != "source" and not getattr(source.gives, name):
+        raise SettingsError(
+            f"{who} needs {words}, which the source {name_of(source)} does not give: leave the source out, or use "
+            f"another {role}"
+        )
+    if model is None or name == "keys":
+        return
+    if name == "taps":
+        for tap in value:
+            try:
+                place = site(tap, model.config.num_layers)
+            except SettingsError as error:
+                words = "hidden states that this model does not have, so use what was made for it"
+                raise SettingsError(f"{who} needs {words}: {error}") from error
+            if place.name != "residual" and place.name not in model.capabilities.sites:
+                raise UnsupportedModel(_LACKS.format(who, f"the hidden states at {tap}", type(model).__name__, role))
+    elif not getattr(model.capabilities, name):
+        raise UnsupportedModel(_LACKS.format(who, words, type(model).__name__, role))
+
+
+def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:
+    """Who of a request does not give what is needed, and what to do; None where all is well."""
+    drafter, rule, warps = request.drafter, request.rule, request.sampler.warps
+    if name in ("drafts", "pauses", "draft_states") and drafter is not None:
+        given = getattr(drafter.gives, name)
+        if not given or (name == "drafts" and set(given) - set(value)):
+            kinds = f", whose drafts are {' or '.join(given)}," if name == "drafts" else ""
+            return f"the drafter {name_of(drafter)}{kinds}", _DRAFTERS[name]
+    elif name in ("checked", "mask") and constrained(warps) and not getattr(rule.gives, name):
+        return f"the rule {name_of(rule)}", _RULES[name]
+    elif name in ("greedy", "chance") and request.sampler.greedy != (name == "greedy"):
+        return "the sampler", _SAMPLERS[name]
+    elif name == "law" and (without := [warp for warp in warps if not warp.gives.law]):
+        return f"the warp {name_of(without[0])}", "leave one of the two out"
+    elif name == "plain" and (bent := [warp for warp in warps if warp.stage <= Stage.EDIT]):
+        found = "a constraint" if isinstance(bent[0], Constrained) else f"the warp {name_of(bent[0])}"
+        return found, "leave masks, penalties and constraints out"
+    elif name == "ends" and request.stop:
+        return "a text with stop strings", "leave stop out"
+    elif name == "alone":
+        return _drafting(request)
+    return None
+
+
+_DRAFTERS = {
+    "drafts": "use the coupled rule or another drafter",
+    "pauses": "use a drafter that draws token by token, such as draft-model",
+    "draft_states": "draft with draft-model alone",
+}
+_RULES = {
+    "checked": "use a lossless rule, such as coupled",
+    "mask": "leave it out, or use the coupled rule with a constraint that has a mask and excludes what it forbids",
+}
+_SAMPLERS = {
+    "greedy": "use temperature 0, with masks and penalties alone",
+    "chance": "give a temperature, such as 1",
+}
+
+
+def _drafting(request: Request) -> tuple[str, str] | None:
+    """What of a request is there for drafts alone."""
+    if request.drafter is not None:
+        return f"the drafter {name_of(request.drafter)}", "leave the drafter out, or give None"
+    if request.budget is not None:
+        return f"the budget {name_of(request.budget)}", "leave the budget out"
+    found = constrained(request.sampler.warps)
+    # A constraint without a mask brings this rule along.
+    stands_in = found is not None and not found[1].gives.mask and not request.rule.gives.mask
+    if not isinstance(request.rule, Coupled) and not stands_in:
+        return f"the rule {name_of(request.rule)}", "leave the rule out"
+    return None
+
+
+def name_of(part: Any) -> str:
+    """What a part is registered as, its class's name where it is not; of a composite its parts' names as well."""
+    method = method_of(part)
+    name = type(part).__name__ if method is None else method.name
+    inner = [name_of(each) for each in getattr(part, "parts", ())]
+    return f"{name}({', '.join(inner)})" if inner else name

@@ -1,0 +1,88 @@
+"""Texts as they begin: checked, with nothing of them read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..core.memory import Memory
+from ..core.sequence import Sequence
+from ..core.text import Detokenizer, TextStream
+from ..errors import PromptError
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel, Reader
+from .request import Request
+
+
+def opened(
+    request: Request, target: LanguageModel, memory: Memory, detokenizer: Callable[[], Detokenizer] | None
+) -> Sequence:
+    """A text of which nothing is read yet. memory: what drafters remember beyond it.
+
+    Raises PromptError, SettingsError or UnsupportedModel where `target` cannot serve the request.
+    """
+    prompt = [int(token) for token in request.prompt]
+    _check_prompt(prompt, target)
+    request.suits(target)
+    model = target if request.source is None else request.source.over(target, prompt)
+    _check_prompt(prompt, model)
+    request.rule.fits(model)
+    seq = Sequence(
+        tokens=prompt,
+        prompt_length=len(prompt),
+        cache=_resume(request, prompt) or model.new_cache(),
+        sampler=request.sampler,
+        rule=request.rule,
+        drafter=request.drafter,
+        vocab_size=model.vocab_size,
+        model=model,
+        max_nodes=request.max_nodes,
+        detokenizer=detokenizer,
+        seed=request.seed,
+        max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
+        eos_ids=frozenset(request.eos_ids),
+        logprobs=request.logprobs,
+        memory=memory,
+        budget=request.budget,
+        source=request.source,
+        prompt_logprobs=request.prompt_logprobs,
+        salt=request.salt,
+        trees=request.trees,
+    )
+    if detokenizer is not None:
+        seq.text = TextStream(detokenizer(), request.stop)
+    seq.sampler_state = seq.sampler.init(prompt)
+    return seq
+
+
+def _check_prompt(prompt: list[int], model: Reader) -> None:
+    limit, vocab = model.config.max_positions, model.vocab_size
+    if not prompt:
+        raise PromptError("the prompt is empty: give at least one token")
+    if len(prompt) >= limit:
+        raise PromptError(
+            f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
+            "one new token fits"
+        )
+    if not 0 <= min(prompt) <= max(prompt) < vocab:
+        raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
+
+
+def _resume(request: Request, prompt: list[int]) -> KVCache | None:
+    """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
+
+    None where there is none, where a source may have read something else in the prompt's place, or where all of the
+    prompt has to be read.
+    """
+    earlier = request.reuse
+    if earlier is None or earlier.source is not None or request.source is not None:
+        return None
+    if request.prompt_logprobs is not None or not (isinstance(earlier.cache, KVCache) and earlier.cache.plain):
+        return None
+    shared = 0
+    for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    cache = earlier.cache.fork()
+    cache.truncate(min(shared, cache.next_position))
+    return cache

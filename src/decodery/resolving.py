@@ -1,0 +1,70 @@
+"""What the settings of a text name becomes methods: its drafter, its source, its sampler, what it goes on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+from .core.sequence import KeptText, Sequence
+from .draft.base import Drafter
+from .errors import SettingsError
+from .output import Output
+from .registry import method_of, resolve
+from .sample.sampler import Sampler
+from .source.base import Source
+
+
+def resolve_drafter(drafter: Drafter | str | None) -> Drafter | None:
+    """A drafter by name; None and "none" mean no speculation."""
+    if drafter is None or drafter == "none":
+        return None
+    return resolve("draft", drafter)
+
+
+def resolve_source(source: Source | str | None, encode: Callable[[str], list[int]]) -> Source | None:
+    """A source by name, its texts turned into tokens; None and "none" mean the model alone."""
+    if source is None or source == "none":
+        return None
+    resolved: Source = resolve("source", source)
+    return resolved.encoded(encode)
+
+
+def resolve_carrier(search: Any) -> Any:
+    """A search by name, of those that write a message into a text and read it back."""
+    method = resolve("search", search)
+    if not hasattr(method, "read"):
+        known = method_of(method)
+        name = known.name if known is not None else type(method).__name__
+        raise SettingsError(f"{name} carries no message: hide and reveal with the search coupling")
+    return method
+
+
+def build_sampler(
+    sampler: Sampler | Ordered[Any] | None,
+    temperature: float | None,
+    min_new_tokens: int,
+    eos: Ordered[int],
+    shortcuts: dict[str, Any],
+) -> Sampler:
+    """The sampler that the settings of one request describe."""
+    if sampler is None:
+        return Sampler.from_settings(
+            temperature=0.0 if temperature is None else temperature,
+            min_new_tokens=min_new_tokens,
+            eos_ids=tuple(eos),
+            **shortcuts,
+        )
+    given = [name for name, value in {"temperature": temperature, **shortcuts}.items() if value is not None]
+    if given or min_new_tokens:
+        raise SettingsError(f"give either sampler or {', '.join(given or ['min_new_tokens'])}, not both")
+    return sampler if isinstance(sampler, Sampler) else Sampler(sampler)
+
+
+def left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:
+    """What an earlier text left to go on from."""
+    if not isinstance(earlier, Output):
+        return earlier
+    if earlier.kept is None:
+        raise SettingsError("that output kept nothing to go on from: ask for it with keep_cache=True")
+    return earlier.kept

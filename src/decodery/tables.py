@@ -1,0 +1,80 @@
+"""The tables of needs and gives that classes declare, read from their source: nothing is imported for it.
+
+A class says `needs = Needs(...)`, or has a property whose value depends on its settings; then the table tells what may
+be needed. What a class does not say its bases say.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from .core.needs import USUAL, in_words
+
+_ROOT = Path(__file__).parent
+
+
+def tables_of(node: ast.ClassDef, module: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a class of a module of this package needs and gives, in words."""
+    needs, gives = _told(node, module, "needs"), _told(node, module, "gives")
+    return tuple(needs.values()), tuple(words for name, words in gives.items() if name not in USUAL)
+
+
+def _told(node: ast.ClassDef, module: str, table: str, own: bool = True) -> dict[str, str]:
+    """By field: the words for it."""
+    said = [each for each in node.body if _declares(each, table)]
+    if not said:
+        return _inherited(node, module, table)
+    text = ast.unparse(said[0])
+    found = _inherited(node, module, table) if f"super().{table}" in text else {}
+    if f"{table.title()}.merged(" in text and ".parts" in text:
+        found["composed"] = f"what its parts {table.removesuffix('s')}"
+    for call in ast.walk(said[0]):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in (table.title(), "replace"):
+            for keyword in call.keywords:
+                _take(found, str(keyword.arg), keyword.value, own)
+    return found
+
+
+def _declares(statement: ast.stmt, table: str) -> bool:
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name == table
+    return isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == table
+
+
+def _take(found: dict[str, str], name: str, value: ast.expr, own: bool) -> None:
+    """Add a field; one whose value depends on settings only where the class itself says so."""
+    try:
+        given = ast.literal_eval(value)
+    except ValueError:
+        if own:
+            found[name] = in_words(name, ())
+        return
+    if given:
+        found[name] = in_words(name, given)
+
+
+def _inherited(node: ast.ClassDef, module: str, table: str) -> dict[str, str]:
+    for base in node.bases:
+        if (found := _class(ast.unparse(base), module)) is not None:
+            return _told(*found, table, own=False)
+    return {}
+
+
+@cache
+def _body(module: str) -> list[ast.stmt]:
+    path = _ROOT.joinpath(*module.split(".")[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text(encoding="utf-8")).body
+
+
+def _class(name: str, module: str) -> tuple[ast.ClassDef, str] | None:
+    """A class by the name a module knows it under, and the module of this package that defines it."""
+    for each in _body(module):
+        if isinstance(each, ast.ClassDef) and each.name == name:
+            return each, module
+        if isinstance(each, ast.ImportFrom) and each.level and name in [alias.name for alias in each.names]:
+            home = ".".join([*module.split(".")[: -each.level], *(each.module or "").split(".")])
+            return _class(name, home)
+    return None

@@ -1,0 +1,120 @@
+"""The laws of scorers: what each must keep so that a search may ask when and in whatever company it likes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import numpy as np
+import torch
+
+from ..core.ask import Asking
+from ..core.ledger import Ledger, charged
+from ..decode.engine import Engine
+from ..model.batch import Batch, Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel
+from ..score.base import Candidates, Scorer, judge
+from .models import Counted
+from .running import LawBroken
+
+
+def check_scorer(
+    scorer: Scorer,
+    model: LanguageModel,
+    texts: Ordered[tuple[Ordered[int], Ordered[int]]],
+    *,
+    tolerance: float = 1e-9,
+) -> None:
+    """A score hangs on prompt and candidate alone; scorers keep within their bounds, and spend what the ledger says.
+
+    Candidates are scored together, again, alone, in another order, begun and finished, and by what a model has read
+    of them as well as by nothing: the scores are the same, within `tolerance` where a model is asked, and what was read
+    is left as it was. texts: prompts and what was written after each; those of one prompt are scored together. Raises
+    LawBroken, also where all candidates are worth the same, so that nothing was put to the test.
+    """
+    trial, seen = _Trial(scorer, model, tolerance), list[float]()
+    for prompt in dict.fromkeys(tuple(prompt) for prompt, _ in texts):
+        outputs = [list(output) for own, output in texts if tuple(own) == prompt]
+        for finished in (True, False):
+            if scorer.answers if finished else scorer.prefixes:
+                seen += trial.run(list(prompt), outputs, finished).tolist()
+    if len(set(seen)) < 2:
+        raise LawBroken(f"{scorer} finds all candidates worth the same, so nothing was put to the test")
+
+
+class _Trial:
+    """One scorer put to the test with one model."""
+
+    def __init__(self, scorer: Scorer, model: LanguageModel, tolerance: float) -> None:
+        self.scorer, self.model, self.tolerance = scorer, model, tolerance
+
+    def run(self, prompt: list[int], outputs: list[list[int]], finished: bool) -> torch.Tensor:
+        """Scores [m] of the candidates."""
+        whole = self._candidates(prompt, outputs, finished)
+        before = [(cache.next_position, self._after(cache)) for cache in whole.states or ()]
+        expected = self._score(whole)
+        least, most = self.scorer.bounds
+        if not all(least <= value <= most or value == -np.inf for value in expected.tolist()):
+            raise LawBroken(f"{self.scorer} gave {expected.tolist()}, and its bounds are {least} and {most}")
+        self._same(expected, self._score(whole), "asked again: it remembers, or draws")
+        n = len(outputs)
+        alone = torch.cat([self._score(whole.of([number])) for number in reversed(range(n))]).flip(0)
+        self._same(expected, alone, "scored alone: a score hangs on its candidate only")
+        order = np.random.default_rng(0).permutation(n).tolist()
+        self._same(expected[order], self._score(whole.of(order)), "in another order: a score hangs on its candidate")
+        fresh = Candidates(prompt, outputs, whole.finished, whole.hidden, model=whole.model)
+        self._same(expected, self._score(fresh), "read anew: what was read before may save work, and nothing else")
+        for cache, (position, logits) in zip(whole.states or (), before, strict=True):
+            if cache.next_position != position or not torch.equal(self._after(cache), logits):
+                raise LawBroken(f"{self.scorer} changes what was read of a candidate: work on a fork of it")
+        if (prompt, outputs) != (whole.prompt, whole.outputs):
+            raise LawBroken(f"{self.scorer} changes the tokens it is given")
+        return expected
+
+    def _candidates(self, prompt: list[int], outputs: list[list[int]], finished: bool) -> Candidates:
+        caches, hidden = [], []
+        for output in outputs:
+            cache = self.model.new_cache()
+            chunk = Segment.chunk([*prompt, *output], cache)
+            taps = list(self.scorer.needs.taps)
+            scores = self.model.forward(Batch([chunk]), taps=taps)
+            hidden.append({tap: scores.hidden[tap][-1] for tap in taps})
+            cache.keep(range(len(chunk)))
+            caches.append(cache)
+        states = {tap: torch.stack([each[tap] for each in hidden]) for tap in self.scorer.needs.taps}
+        given = list(prompt), [list(output) for output in outputs], [finished] * len(outputs)
+        return Candidates(*given, states, model=self.model, states=caches)
+
+    def _score(self, candidates: Candidates) -> torch.Tensor:
+        """Scores, asked for in an engine, whose ledger must tell what was run."""
+        counted = Counted(self.model)
+        own = Candidates(
+            candidates.prompt,
+            candidates.outputs,
+            candidates.finished,
+            candidates.hidden,
+            model=counted,
+            states=candidates.states,
+        )
+        found, ledger = Engine(counted).finish(self._judged(own))
+        spent = sum(ledger.passes.values()), sum(ledger.rows.values()), ledger.scorer_calls
+        if spent != (len(counted.rows), sum(counted.rows), len(candidates)):
+            raise LawBroken(
+                f"{self.scorer} judged {len(candidates)} candidates in passes of {counted.rows} rows, and the ledger "
+                f"says {spent[2]}, {spent[0]} and {spent[1]}: yield asks, and leave passes to the engine"
+            )
+        return found.double().cpu()
+
+    def _judged(self, candidates: Candidates) -> Asking[tuple[torch.Tensor, Ledger]]:
+        found = yield from judge(self.scorer, candidates)
+        return found, charged()
+
+    def _after(self, cache: KVCache) -> torch.Tensor:
+        """What the model says after a probe behind what a cache holds."""
+        fork = cache.fork()
+        return self.model.forward(Batch([Segment.chunk([1], fork)])).logits
+
+    def _same(self, expected: torch.Tensor, found: torch.Tensor, when: str) -> None:
+        apart = expected != found
+        if bool(((expected - found).abs()[apart] > self.tolerance).any()):
+            raise LawBroken(f"{self.scorer} gives {found.tolist()} for {expected.tolist()} when {when}")
