@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ..contract import Contract
+from ..core.needs import Gives, Needs
 from ..errors import SettingsError
 
 __all__ = ["Context", "Stage", "Warp"]
@@ -52,14 +53,22 @@ class Warp(Contract):
 
     A row's result depends on that row and its context only, never on what else is in the call. Excluded
     tokens are -inf; every row keeps at least one finite entry. Settings out of range raise SettingsError when
-    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was. ranks: whether what it
-    returns only says which token is best, and is no law: nothing can then be summed along a text.
+    it is made. hears_logprobs: whether a stateful one wants to know how likely a token was.
     """
 
     stage: ClassVar[Stage]
     stateful: ClassVar[bool] = False
     hears_logprobs: ClassVar[bool] = True
-    ranks: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find: a truncation looks at what the mask of a constraint has left."""
+        return Needs(mask=self.stage is Stage.TRUNCATION)
+
+    @property
+    def gives(self) -> Gives:
+        """What others find in its result: no `law` where that only says which token is best."""
+        return Gives(law=True)
 
     @property
     def greedy(self) -> bool:

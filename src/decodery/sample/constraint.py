@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..contract import Contract
+from ..core.needs import Gives, Needs
 from ..errors import ConstraintError
 from .base import Context, Stage, Warp
 
@@ -21,14 +22,21 @@ class Constraint(Contract):
     End tokens are tokens like others: allowed exactly where the text may end. Every state that allowed tokens lead to
     allows at least one token; after an end token that is an end token again.
 
-    masked: whether `allowed` costs less than asking about every token would. ends_anywhere: whether a text that is cut
-    is as good as one that ends, so that stop strings may cut it. bonus: None where what is not allowed is excluded;
-    else nothing is, and the logits of what is not allowed lose this much.
+    bonus: None where what is not allowed is excluded; else nothing is, and the logits of what is not allowed lose this
+    much.
     """
 
-    masked: ClassVar[bool] = True
-    ends_anywhere: ClassVar[bool] = False
     bonus: float | None = None
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find: no `ends` where a text that is cut is as good as one that ends."""
+        return Needs(checked=True, ends=True, mask=self.bonus is not None)
+
+    @property
+    def gives(self) -> Gives:
+        """What rules find: no `mask` where `allowed` costs as much as asking about every token."""
+        return Gives(mask=True)
 
     @abstractmethod
     def init(self, prompt: Sequence[int]) -> Any:
@@ -88,6 +96,10 @@ class Constrained(Warp):
     stage = Stage.MASK
     stateful = True
     hears_logprobs = False
+
+    @property
+    def needs(self) -> Needs:
+        return self.constraint.needs
 
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         if all(self.constraint.idle(context.state) for context in contexts):

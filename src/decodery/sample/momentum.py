@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..core.needs import Gives, Needs
 from ..errors import SettingsError
 from ..registry import register
 from .base import Context, Stage, Warp, require_count, require_number
@@ -37,7 +38,8 @@ class Momentum(Warp):
     stage = Stage.EDIT
     stateful = True
     hears_logprobs = False
-    ranks = True
+    needs = Needs(mask=True)
+    gives = Gives()
 
     def __post_init__(self) -> None:
         require_count("the k of momentum", self.k)

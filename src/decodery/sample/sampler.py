@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.needs import Needs
 from ..core.noise import gumbel_argmax
 from ..errors import NumericalError, SettingsError
 from ..model.threads import one_thread
@@ -158,10 +159,10 @@ class Sampler:
         """True if any warp remembers something, so that contexts carry a state."""
         return any(warp.stateful for warp in self.warps)
 
-    @cached_property
-    def ranks(self) -> bool:
-        """True if a warp leaves no law, only an order of tokens: rules and searches that compare laws refuse it."""
-        return any(warp.ranks for warp in self.warps)
+    @property
+    def needs(self) -> Needs:
+        """What its warps need together."""
+        return Needs.merged(warp.needs for warp in self.warps)
 
     def init(self, prompt: Sequence[int]) -> tuple[Any, ...]:
         """The state before the first output token, one entry per warp."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.needs import Needs
 from .base import Context
 from .constraint import Constrained, Constraint
 from .sampler import Sampler
@@ -40,6 +41,10 @@ class _Timed(Constraint):
     def __init__(self, constraint: Constraint, clock: Clock) -> None:
         self._constraint, self._clock = constraint, clock
         self.bonus = constraint.bonus
+
+    @property
+    def needs(self) -> Needs:
+        return self._constraint.needs
 
     def init(self, prompt: Sequence[int]) -> Any:
         with self._clock:

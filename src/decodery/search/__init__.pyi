@@ -8,8 +8,6 @@ from .diverse_beam import DiverseBeam as DiverseBeam
 from .exact_extract import ExactExtract as ExactExtract
 from .pg_td import PGTD as PGTD
 from .smc import Posterior as Posterior
-from .potential import Potential as Potential
 from .coupling import Reading as Reading
 from .smc import SMC as SMC
 from .base import Search as Search
-from .potential import TextPotential as TextPotential

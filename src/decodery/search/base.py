@@ -7,26 +7,28 @@ requests to the engine.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..contract import Contract
 from ..core.ask import Asking, Scored, score_all
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step
 from ..core.tree import TokenTree
 from ..decode.commit import commit
 from ..decode.text import unread
-from ..errors import SettingsError
 from ..model.batch import Segment
+from ..model.sites import Tap
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
-from ..sample.constraint import constrained
+from ..score.base import Candidates
 from ..verify.base import Accepted, Laws
-from ..verify.coupled import Coupled
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -39,6 +41,11 @@ __all__ = ["Branches", "Search"]
 @dataclass(frozen=True)
 class Search(Contract):
     """A way of answering a request by more than one continuation. Fields are settings; one instance serves many."""
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
+        return Needs(alone=True, greedy=True, law=True)
 
     def bind(self, tokenizer: Tokenizer) -> Search:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
@@ -65,35 +72,17 @@ class Search(Contract):
 class Branches:
     """The branches of one prompt: forked, scored together in one pass, and counted in one trace.
 
-    root: the prompt, of which nothing is read yet; branches are forks of it. name: the search, for errors.
-    draws: whether the search draws tokens by the request's sampler. Raises SettingsError where the request asks for
-    drafts, for a rule or a budget of them, or for chance that the search would have to ignore.
+    root: the prompt, of which nothing is read yet; branches are forks of it. Raises SettingsError where the request
+    lacks what `search` needs.
     """
 
-    def __init__(self, engine: Engine, request: Request, name: str, *, draws: bool = False) -> None:
-        if request.drafter is not None:
-            raise SettingsError(
-                f"{name} scores its candidates together and takes no drafts: leave the drafter out, or give None"
-            )
-        if not draws and not request.sampler.greedy:
-            raise SettingsError(
-                f"{name} chooses tokens by itself, so the sampler may hold masks and penalties only: use temperature 0"
-            )
-        if request.sampler.ranks:
-            raise SettingsError(
-                f"{name} needs the law of the next token, and this sampler (momentum) gives another score: leave it out"
-            )
-        found = constrained(request.sampler.warps)
-        checks = request.rule.checks and found is not None and not found[1].masked
-        if request.budget is not None or not (isinstance(request.rule, Coupled) or checks):
-            unused = "rule" if request.budget is None else "budget"
-            raise SettingsError(f"{name} takes no drafts, so that a {unused} has nothing to do: leave the {unused} out")
-        self.root = engine.open(request)
+    def __init__(self, engine: Engine, request: Request, search: Search) -> None:
+        self.root = engine.open(replace(request, search=search))
         self.model = self.root.model
         self.chunk = engine.prefill_chunk
 
     def ask(
-        self, segments: Ordered[Segment], *, taps: Ordered[int] = (), prefill: bool = False
+        self, segments: Ordered[Segment], *, taps: Ordered[Tap] = (), prefill: bool = False
     ) -> Asking[list[Scored]]:
         """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
         found = yield from score_all(self.model, segments, taps)
@@ -132,6 +121,33 @@ class Branches:
             steps[first].emitted = min(1, len(found[0].generated))
             steps[-1].emitted += len(found[0].generated) - steps[first].emitted
         return found
+
+
+def candidates(branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] | None = None) -> Candidates:
+    """Branches of one prompt, as scorers see them. hidden: see `Candidates`."""
+    first = branches[0]
+    return Candidates(
+        first.tokens[: first.prompt_length],
+        [written(seq) for seq in branches],
+        [seq.finished for seq in branches],
+        hidden or {},
+        texts=None if first.text is None else [seq.text.text for seq in branches if seq.text is not None],
+        decode=None if first.detokenizer is None else partial(_decoded, first),
+        model=first.model,
+        states=[seq.cache for seq in branches],
+    )
+
+
+def written(seq: Sequence) -> list[int]:
+    """The tokens of a text without its end."""
+    tokens = seq.generated
+    return tokens[:-1] if tokens and tokens[-1] in seq.eos_ids else tokens
+
+
+def _decoded(seq: Sequence, tokens: Ordered[int]) -> str:
+    assert seq.detokenizer is not None
+    stream = seq.detokenizer()
+    return stream.push(list(tokens)) + stream.finish()
 
 
 @one_thread()

@@ -38,7 +38,7 @@ class Beam(Search):
         self._ending()
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        branches = Branches(engine, request, "beam search")
+        branches = Branches(engine, request, self)
         group = Group(branches.root, self._ending())
         while group.running:
             beams = [beam.seq for beam in group.running]

@@ -70,10 +70,12 @@ class Group:
         # As many candidates as leave `width` that go on, should every beam be able to end in each way.
         kept = max(2, 1 + ends) * width
         full = len(self.finished) == width
+        last = self.running[0].seq.remaining == 1
         parents, self.running = self.running, []
         ended: list[Hypothesis] = []
         for rank, (total, number, token) in enumerate(_best(parents, logprobs, penalties, kept)):
-            if rank >= width and len(self.running) == width:
+            # Behind the last token nothing goes on, so that nothing is worth keeping beside the best.
+            if rank >= width and (last or len(self.running) == width):
                 break
             parent = parents[number]
             if rank >= width and token in parent.seq.eos_ids:

@@ -10,11 +10,12 @@ import torch
 from torch.nn.functional import normalize
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.topk import topk
-from ..errors import SettingsError, UnsupportedModel
+from ..errors import SettingsError
 from ..model.batch import Segment
-from ..model.protocol import Reader
+from ..model.protocol import Reader, is_open
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     "contrastive-search",
     paper="A Contrastive Framework for Neural Text Generation (2022)",
     guarantee="alpha 0 is greedy decoding",
-    needs=("hidden states",),
 )
 @dataclass(frozen=True)
 class ContrastiveSearch(Search):
@@ -44,16 +44,16 @@ class ContrastiveSearch(Search):
     k: int = 4
     alpha: float = 0.6
 
+    needs = Needs(alone=True, greedy=True, law=True, taps=(-1,), parts=True)
+
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
             raise SettingsError(f"contrastive search needs k >= 1, not {self.k!r}")
         require_number("the alpha of contrastive-search", self.alpha, least=0.0, most=1.0)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        branches = Branches(engine, request, "contrastive search")
+        branches = Branches(engine, request, self)
         seq = branches.root
-        if request.source is not None and getattr(branches.model, "final_norm", None) is None:
-            raise SettingsError("contrastive search reads the model's own hidden states: leave the source out")
         states = _States(branches.model, len(seq.tokens) + seq.max_new_tokens)
         logits = yield from _read(branches, states)
         while not seq.finished:
@@ -81,13 +81,8 @@ class _States:
     """Unit hidden states of all tokens so far. seen: [n, hidden]; taps: the layer they come from."""
 
     def __init__(self, model: Reader, most: int) -> None:
-        norm = getattr(model, "final_norm", None)
-        if norm is None:
-            raise UnsupportedModel(
-                f"contrastive search compares hidden states behind the final norm, which {type(model).__name__} "
-                "does not give: use a model this package runs itself"
-            )
-        self._norm = norm
+        assert is_open(model)
+        self._norm = model.final_norm
         self._all = torch.empty(0)
         self._count, self._most = 0, most
         self.taps = (model.config.num_layers,)

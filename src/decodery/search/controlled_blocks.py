@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
+from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..model.batch import Segment
+from ..model.sites import Tap
 from ..model.store import Progress, silent
-from ..registry import register
-from ..source.value import Value, fitted
+from ..registry import register, resolve
+from ..score.base import Scorer, judge
 from ..verify.base import Laws
-from .base import Branches, Search, choose
+from .base import Branches, Search, candidates, choose
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
 
 
 @register(
@@ -33,29 +37,43 @@ if TYPE_CHECKING:
 class ControlledBlocks(Search):
     """Draws several blocks of tokens at a time, and goes on from the one whose text is worth most.
 
-    value: a `Value`, or the file of a `LinearValue` that was trained for the model. samples: blocks drawn at a time, by
-    the request's own sampler at seeds that count up from its seed. block: tokens; a text that ends in it stops there.
-    Cost: one pass of `samples` rows per token; memory: a cache per block.
+    value: a scorer of beginnings and answers, as in value-head(head=value.safetensors). samples: blocks drawn at a
+    time, by the request's own sampler at seeds that count up from its seed. block: tokens; a text that ends in it stops
+    there. Cost: one pass of `samples` rows per token; memory: a cache per block.
     """
 
-    value: Value | str
+    value: Scorer | str
     samples: int = 4
     block: int = 8
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(alone=True, law=True, taps=self.scorer.needs.taps)
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block < 1:
             raise SettingsError("controlled-blocks needs samples and block of at least 1")
+        object.__setattr__(self, "value", resolve("score", self.value))
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self.value, Scorer)
+        return self.value
+
+    def bind(self, tokenizer: Tokenizer) -> ControlledBlocks:
+        return replace(self, value=self.scorer.bind(tokenizer))
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        branches = Branches(engine, request, "controlled-blocks", draws=True)
-        value = fitted(self.value, branches.model)
+        branches = Branches(engine, request, self)
+        value = self.scorer
+        value.fits(branches.model)
         text = branches.root
         logits = (yield from branches.score([text]))[0]
         while not text.finished:
             drawn = [text.fork() for _ in range(self.samples)]
             rows, hidden = [logits] * self.samples, {}
             for number, each in enumerate(drawn):
-                each.seed = request.seed + number
+                each.seed = nth_seed(request.seed, number)
             for _ in range(self.block):
                 if not (active := [number for number, each in enumerate(drawn) if not each.finished]):
                     break
@@ -64,14 +82,15 @@ class ControlledBlocks(Search):
                     choose(drawn[number], laws.picks([0])[0], rows[number])
                 # The last token of a block is read as well: its state tells what the block is worth.
                 segments = [Segment.chunk([drawn[number].pending], drawn[number].cache) for number in active]
-                found = yield from branches.ask(segments, taps=value.taps)
+                found = yield from branches.ask(segments, taps=value.needs.taps)
                 for scored, number in zip(found, active, strict=True):
                     drawn[number].cache.keep([0])
                     rows[number] = scored.logits[0]
-                    hidden[number] = {tap: scored.hidden[tap][0] for tap in value.taps}
-            states = {tap: torch.stack([hidden[number][tap] for number in range(self.samples)]) for tap in value.taps}
-            worth = value([each.tokens for each in drawn], states)
-            branches.root.trace.steps[-1].counts["values"] = self.samples
+                    hidden[number] = {tap: scored.hidden[tap][0] for tap in value.needs.taps}
+            states: dict[Tap, torch.Tensor] = {
+                tap: torch.stack([hidden[number][tap] for number in range(self.samples)]) for tap in value.needs.taps
+            }
+            worth = yield from judge(value, candidates(drawn, states))
             best = int(worth.argmax())
             text, logits = drawn[best], rows[best]
             text.score = float(worth[best])

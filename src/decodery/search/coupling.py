@@ -47,6 +47,7 @@ class Reading:
     "coupling",
     paper="Minimum Entropy Coupling with Bottleneck (2024)",
     guarantee="averaged over all messages, tokens follow the model's law within the likeliest top_k",
+    texts=("message", "key"),
 )
 @dataclass(frozen=True)
 class Coupling(Search):
@@ -92,7 +93,7 @@ class Coupling(Search):
         message = self.message.encode() if isinstance(self.message, str) else self.message
         if not message:
             raise SettingsError("coupling needs a message to write: set message")
-        branches = Branches(engine, request, "coupling")
+        branches = Branches(engine, request, self)
         seq = branches.root
         belief = self._belief(len(message))
         values = belief.labels[split(self._pad(message), self.bits)]
@@ -125,7 +126,7 @@ class Coupling(Search):
             raise SettingsError(f"a message has at least one byte, not {length}")
         if not tokens:
             raise SettingsError("there is no text to read a message from: give what hide wrote")
-        branches = Branches(engine, replace(request, max_new_tokens=len(tokens) + 1), "coupling")
+        branches = Branches(engine, replace(request, max_new_tokens=len(tokens) + 1), self)
         seq = branches.root
         belief, rows = self._belief(length), _Rows(branches, tokens)
         for token in tokens:
@@ -188,7 +189,7 @@ def _may_end(seq: Sequence) -> bool:
     if found is None:
         return True
     number, constraint = found
-    return constraint.ends_anywhere or constraint.is_complete(seq.sampler_state[number])
+    return not constraint.needs.ends or constraint.is_complete(seq.sampler_state[number])
 
 
 class _Sender:
@@ -221,7 +222,7 @@ class _Rows:
     def __init__(self, branches: Branches, tokens: list[int]) -> None:
         # Nothing follows the last one.
         self.branches, self.tokens = branches, tokens[:-1]
-        self.exact = bool(getattr(branches.model, "exact_rows", False))
+        self.exact = branches.model.capabilities.exact_rows
         self.first, self.logits = 0, torch.empty(0)
 
     def after(self, seq: Sequence) -> Asking[torch.Tensor]:

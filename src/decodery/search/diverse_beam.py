@@ -48,7 +48,7 @@ class DiverseBeam(Search):
         self._ending()
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        branches = Branches(engine, request, "diverse beam search")
+        branches = Branches(engine, request, self)
         groups = [Group(branches.root, self._ending()) for _ in range(self.groups)]
         # All groups begin with the same text, which is read once.
         logits = (yield from branches.score([branches.root])).expand(self.groups, -1)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import PromptError, SettingsError
 from ..model.batch import Segment
 from ..model.store import Progress, silent
 from ..registry import register
-from ..sample.base import Stage
 from .base import Branches, Search, choose
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ _WORDS = 256
     "exact-extract",
     paper="How Optimal is Greedy Decoding for Extractive Question Answering? (2022)",
     guarantee="the span returned has the highest probability of all spans",
+    texts=("passage",),
 )
 @dataclass(frozen=True)
 class ExactExtract(Search):
@@ -56,6 +57,8 @@ class ExactExtract(Search):
     normalised: bool = False
     rows: int = 64
 
+    needs = Needs(alone=True, greedy=True, law=True, plain=True, ends=True)
+
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or self.rows < 1:
             raise SettingsError(f"exact-extract needs rows >= 1, not {self.rows!r}")
@@ -76,7 +79,7 @@ class ExactExtract(Search):
         return replace(self, passage=whole, beginnings=(*self.beginnings, *begun))
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        branches = Branches(engine, request, "exact-extract")
+        branches = Branches(engine, request, self)
         seq = branches.root
         ends = np.array(self.end or sorted(seq.eos_ids), dtype=np.int64)
         self._check(request, seq, ends)
@@ -117,10 +120,6 @@ class ExactExtract(Search):
     def _check(self, request: Request, seq: Sequence, ends: np.ndarray) -> None:
         if len(ends) == 0:
             raise SettingsError("exact-extract needs a token that ends an answer: set end, or let EOS count")
-        if request.stop or any(warp.stage <= Stage.EDIT for warp in request.sampler.warps):
-            raise SettingsError(
-                "exact-extract ranks by the model's own probabilities: leave stop, penalties and constraints out"
-            )
         if seq.max_new_tokens < 2:
             raise SettingsError("exact-extract needs room for a token and its end: set max_new_tokens to 2 or more")
         ids = [*ends.tolist(), *(int(token) for text, _ in self._texts(seq) for token in text)]

@@ -16,6 +16,7 @@ import numpy as np
 from ..contract import Contract
 from ..core.ask import Asking, settled
 from ..errors import ConstraintError
+from .weights import effective_size, log_mean, systematic
 
 _TRIES = 8
 """How often a population of which nothing lives starts again."""
@@ -84,8 +85,8 @@ class World(Protocol[P]):
         """A fork that lost its blocks from `block` on."""
         ...
 
-    def potentials(self, particles: Sequence[P]) -> list[float]:
-        """Log-weights of their texts, by `prefix` or `complete`."""
+    def potentials(self, particles: Sequence[P]) -> list[float] | Asking[list[float]]:
+        """Log-weights of their texts, begun or finished."""
         ...
 
 
@@ -190,7 +191,8 @@ class Population(Generic[P]):
         to find it from these particles; all that are compared with each other need the same.
         """
         living = [each for each in particles if each.alive]
-        found = dict(zip(map(id, living), self.world.potentials(living), strict=True))
+        weights = yield from settled(self.world.potentials(living))
+        found = dict(zip(map(id, living), weights, strict=True))
         if target.rollouts:
             ahead = [each for each in living if not each.finished and found[id(each)] > -math.inf]
             estimates = yield from self._lookahead(ahead, target)
@@ -204,7 +206,8 @@ class Population(Generic[P]):
         rollouts = [self.world.fork(each) for each in particles for _ in range(target.rollouts)]
         yield from settled(self.world.extend(rollouts, None, target.temperature))
         living = [each for each in rollouts if each.alive]
-        ends = dict(zip(map(id, living), self.world.potentials(living), strict=True))
+        ended = yield from settled(self.world.potentials(living))
+        ends = dict(zip(map(id, living), ended, strict=True))
         weights = np.full(len(rollouts), -math.inf)
         for number, rollout in enumerate(rollouts):
             known = len(particles[number // target.rollouts].blocks)
@@ -274,30 +277,3 @@ def move_log_ratio(
         return -math.inf
     gain = sum(target.log_ratio(block) for block in new[cut:]) - sum(target.log_ratio(block) for block in old[cut:])
     return gain + offered - value + math.log(len(old)) - math.log(len(new))
-
-
-def log_mean(log_weights: np.ndarray) -> float:
-    """Log of the mean of exp(log_weights), -inf where all are."""
-    top = float(log_weights.max())
-    return top + math.log(float(np.exp(log_weights - top).mean())) if top > -math.inf else -math.inf
-
-
-def effective_size(log_weights: np.ndarray) -> float:
-    """(sum w)^2 / sum w^2, between 1 and their number; 0 where all weights are 0."""
-    top = log_weights.max()
-    if top == -math.inf:
-        return 0.0
-    weights = np.exp(log_weights - top)
-    return float(weights.sum() ** 2 / (weights**2).sum())
-
-
-def systematic(weights: np.ndarray, uniform: float) -> list[int]:
-    """Indices [n]: number i comes floor or ceil of n times weights[i] often, on average exactly that.
-
-    weights: [n], summing to 1. uniform: one number in (0, 1) that shifts n equal steps.
-    """
-    count = len(weights)
-    edges = np.cumsum(weights)
-    # The last step must meet a particle that lives, whatever the sum rounds to.
-    edges[np.flatnonzero(weights)[-1] :] = np.inf
-    return np.searchsorted(edges, (np.arange(count) + uniform) / count, side="right").tolist()

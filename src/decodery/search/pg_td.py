@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from ..core.ask import Asking
+from ..core.ledger import count
 from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.store import Progress, silent
-from ..registry import register
+from ..registry import register, resolve
 from ..sample.base import require_number
-from .base import Branches, Search, choose, law
+from ..score.base import Scorer, judge
+from .base import Branches, Search, candidates, choose, law
 from .beams import Ending, Group
-from .program_tests import ProgramTests
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
 
-Reward = Callable[[str], float]
 Variant = Literal["p_ucb", "p_uct", "uct"]
 Path = tuple[int, ...]
 """Generated tokens from the end of the prompt on."""
@@ -40,24 +40,24 @@ _KEPT = 16
     paper="Planning with Large Language Models for Code Generation (2023)",
     guarantee="a larger budget never returns a program of smaller reward; budget 1 is greedy decoding",
     needs=("a reward of programs",),
+    local=True,
 )
 @dataclass(frozen=True)
 class PGTD(Search):
     """Completes programs from the nodes of a token tree, and goes where their reward was highest.
 
-    tests: what a finished text is worth, a function of the text (without the prompt) to a number, 1 for a program that
-    passes; or a Python file whose top-level asserts are run against it in a `Sandbox`. budget: programs to generate.
-    k: tokens a node may go on with; beams: the width of completions, 1 is greedy. c, c_base: how much likely and rarely
-    tried tokens are favoured: Q + beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is
-    the best reward seen behind a token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop:
-    end with the first reward of 1. caches: false computes again what is known, for the same result. Returned is the
-    best program seen anywhere, the first among equals, with its reward as score: below 1 it fails. The published search
-    counts every visit of a node; here programs that are known already cost nothing and are not counted, and what holds
-    no other program is left. Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per
-    program.
+    tests: a scorer of finished texts, 1 for a program that passes, as in program-tests(file=tests.py), or any other
+    whose scores tell which of two programs is better. budget: programs to generate. k: tokens a node may go on with;
+    beams: the width of completions, 1 is greedy. c, c_base: how much likely and rarely tried tokens are favoured: Q +
+    beta P sqrt(ln N) / (1 + n) with beta = ln((N + c_base + 1) / c_base) + c, where Q is the best reward seen behind a
+    token; variant "p_uct" has beta = c, "uct" no P and sqrt(ln N / (1 + n)). early_stop: end with the first reward of
+    1. caches: false computes again what is known, for the same result. Returned is the best program seen anywhere, the
+    first among equals, with its reward as score: below 1 it fails. The published search counts every visit of a node;
+    here programs that are known already cost nothing and are not counted, and what holds no other program is left.
+    Memory: the caches of 16 beginnings. Cost: one completion and one run of the tests per program.
     """
 
-    tests: Reward | str
+    tests: Scorer | str
     budget: int = 256
     k: int = 3
     beams: int = 1
@@ -74,8 +74,17 @@ class PGTD(Search):
             raise SettingsError(f"the variant of pg-td is p_ucb, p_uct or uct, not {self.variant!r}")
         require_number("the c of pg-td", self.c, least=0)
         require_number("the c_base of pg-td", self.c_base, above=0)
-        if isinstance(self.tests, str):
-            ProgramTests.read(self.tests)
+        object.__setattr__(self, "tests", resolve("score", self.tests))
+        if not self.scorer.answers:
+            raise SettingsError("pg-td judges whole programs: give a scorer of answers")
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self.tests, Scorer)
+        return self.tests
+
+    def bind(self, tokenizer: Tokenizer) -> PGTD:
+        return replace(self, tests=self.scorer.bind(tokenizer))
 
     def shortcoming(self, score: float) -> str | None:
         if score >= 1:
@@ -86,7 +95,7 @@ class PGTD(Search):
         )
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        programs = Programs(self, Branches(engine, request, "pg-td"))
+        programs = Programs(self, Branches(engine, request, self))
         yield from programs.begin()
         tree = Tree(self, programs, (yield from programs.edges(())))
         while not tree.done:
@@ -187,7 +196,7 @@ class Programs:
         self._greedy: dict[Path, Path] = {}
         self._following: dict[Path, list[tuple[int, float]]] = {}
         self._points: OrderedDict[Path, Sequence] = OrderedDict()
-        self._reward = _reward(settings.tests, branches.root)
+        settings.scorer.fits(branches.model)
 
     def begin(self) -> Asking[None]:
         """Read the prompt."""
@@ -209,7 +218,7 @@ class Programs:
         if known is None:
             seq = yield from self._complete((yield from self._at(path)), path)
             known = tuple(seq.generated)
-            self._value(known, seq)
+            yield from self._value(known, seq)
         return Program(known, self.rewards[known])
 
     def finish(self, rollouts: list[tuple[Path, float]]) -> list[Sequence]:
@@ -217,16 +226,15 @@ class Programs:
         assert self.best is not None
         program, seq = self.best
         seq.score = program.reward
-        self.branches.root.trace.steps[-1].counts.update(
-            programs=len(self.rewards), rollouts=len(rollouts), completions=self.completions
-        )
+        count("programs", len(self.rewards))
+        count("rollouts", len(rollouts))
+        count("completions", self.completions)
         return self.branches.finish([seq])
 
-    def _value(self, path: Path, seq: Sequence) -> None:
+    def _value(self, path: Path, seq: Sequence) -> Asking[None]:
         if path in self.rewards:
             return
-        text = " ".join(map(str, path)) if seq.text is None else seq.text.text
-        reward = float(self._reward(text))
+        (reward,) = (yield from judge(self.settings.scorer, candidates([seq]))).tolist()
         if not math.isfinite(reward):
             raise SettingsError(f"the reward of a program must be a finite number, not {reward}")
         self.rewards[path] = reward
@@ -282,14 +290,3 @@ class Programs:
             if len(self._points) > _KEPT:
                 self._points.popitem(last=False)
         return seq
-
-
-def _reward(tests: Reward | str, root: Sequence) -> Reward:
-    """The function itself, or the tests of a file for programs that begin with the prompt."""
-    if not isinstance(tests, str):
-        return tests
-    head = ""
-    if root.detokenizer is not None:
-        stream = root.detokenizer()
-        head = stream.push(root.tokens) + stream.finish()
-    return ProgramTests.read(tests, head)

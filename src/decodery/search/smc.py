@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count as numbers_from
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.noise import RESAMPLE, draw
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..model.tokenizer import Tokenizer
-from ..registry import register
+from ..registry import register, resolve
 from ..sample.base import require_number
+from ..score.base import Scorer
 from .base import Branches, Search
 from .particles import Population, Target
-from .potential import Potential
 from .walk import Branch, Walk, same_texts
 
 if TYPE_CHECKING:
@@ -57,22 +59,22 @@ class SMC(Search):
     token by token, resampled, and count by what their texts are worth. particles: texts in progress, one cache each.
     block: tokens between two looks at the weights; moves: Metropolis-Hastings steps per particle after resampling, from
     a random block on; None: 1 and 0 without a potential, 64 and 2 with one. target: "tempered" is the law of the
-    request, "powered" the model's own probability of a text to the `power`. potential: see `Potential`; its log-weights
-    are multiplied by `strength`. lookahead: rollouts per particle and block, at rollout_temperature, that estimate what
-    a beginning leads to; 0 takes its potential for that. threshold: resampling below this share of effective particles.
-    accepts, max_rejects: of a constraint's weights, see `decodery.sample.awrs`; None is unlimited. strict: one target
-    throughout; else, as published, weights are those of the tempered target without lookahead and moves go to the
-    powered one with it. answer: "majority" ranks texts by the weight of all their particles, "heaviest" by their
-    heaviest one, "draw" returns one text drawn by weight; scores are the logarithms of these weights. Texts that do not
-    end within max_new_tokens are ended there and count by the probability of that. Sources: the above for constraints,
-    Sampling for Quality for potentials, lookahead and moves.
+    request, "powered" the model's own probability of a text to the `power`. potential: a scorer of whole texts, whose
+    logarithms are multiplied by `strength`; what it says of beginnings only guides. lookahead: rollouts per particle
+    and block, at rollout_temperature, that estimate what a beginning leads to; 0 takes its potential for that.
+    threshold: resampling below this share of effective particles. accepts, max_rejects: of a constraint's weights, see
+    `decodery.sample.awrs`; None is unlimited. strict: one target throughout; else, as published, weights are those of
+    the tempered target without lookahead and moves go to the powered one with it. answer: "majority" ranks texts by the
+    weight of all their particles, "heaviest" by their heaviest one, "draw" returns one text drawn by weight; scores are
+    the logarithms of these weights. Texts that do not end within max_new_tokens are ended there and count by the
+    probability of that. Sources: the above for constraints, Sampling for Quality for potentials, lookahead and moves.
     """
 
     particles: int = 16
     block: int | None = None
     target: Literal["tempered", "powered"] = "tempered"
     power: float = 4.0
-    potential: Potential | None = None
+    potential: Scorer | str | None = None
     strength: float = 1.0
     lookahead: int = 0
     rollout_temperature: float = 0.1
@@ -82,6 +84,8 @@ class SMC(Search):
     max_rejects: int | None = None
     strict: bool = True
     answer: Literal["majority", "heaviest", "draw"] = "majority"
+
+    needs = Needs(alone=True, chance=True, law=True)
 
     def __post_init__(self) -> None:
         least = {"particles": 1, "block": 1, "lookahead": 0, "moves": 0, "accepts": 2, "max_rejects": 2}
@@ -95,13 +99,20 @@ class SMC(Search):
         for name, known in (("target", ("tempered", "powered")), ("answer", ("majority", "heaviest", "draw"))):
             if getattr(self, name) not in known:
                 raise SettingsError(f"the {name} of smc is {', '.join(known)}, not {getattr(self, name)!r}")
-        if self.potential is not None and not isinstance(self.potential, Potential):
-            raise SettingsError(f"the potential of smc must be a Potential, not {self.potential!r}: see TextPotential")
+        if self.potential is not None:
+            object.__setattr__(self, "potential", resolve("score", self.potential))
+            if not self.scorer.answers:
+                raise SettingsError("the potential of smc counts in the end: give a scorer of answers")
         if not self.strict and self.target != "tempered":
             raise SettingsError("strict=false grows texts towards the tempered target: leave target out")
 
     def bind(self, tokenizer: Tokenizer) -> SMC:
-        return self if self.potential is None else replace(self, potential=self.potential.bind(tokenizer))
+        return self if self.potential is None else replace(self, potential=self.scorer.bind(tokenizer))
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self.potential, Scorer)
+        return self.potential
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         branches = self._branches(engine, request)
@@ -124,7 +135,7 @@ class SMC(Search):
         return branches.finish(found)
 
     def posterior(self, engine: Engine, request: Request, progress: Progress = silent) -> Posterior:
-        """The weighted texts themselves. Raises as `run` does; a TextPotential must be bound."""
+        """The weighted texts themselves. Raises as `run` does; a scorer must be bound."""
 
         def find() -> Asking[Posterior]:
             branches = self._branches(engine, request)
@@ -135,9 +146,9 @@ class SMC(Search):
         return engine.finish(find())
 
     def _branches(self, engine: Engine, request: Request) -> Branches:
-        branches = Branches(engine, request, "smc", draws=True)
-        if request.sampler.greedy:
-            raise SettingsError("smc draws its texts: give a temperature, such as 1, for the law that is aimed at")
+        branches = Branches(engine, request, self)
+        if self.potential is not None:
+            self.scorer.fits(branches.model)
         return branches
 
     def _posterior(self, branches: Branches, request: Request, progress: Progress) -> Asking[Posterior]:
@@ -147,7 +158,7 @@ class SMC(Search):
         walk = Walk(
             branches,
             block=block,
-            potential=self.potential,
+            potential=self.scorer if rewarded else None,
             strength=self.strength,
             powered=moving.power is not None,
             accepts=self.accepts,
@@ -165,8 +176,9 @@ class SMC(Search):
         )
         most = branches.root.max_new_tokens
         yield from population.run(lambda length: progress("smc", min(length, most), most))
-        counts = branches.root.trace.steps[-1].counts
-        counts |= {name: amount for name, amount in population.counts.items() if amount}
+        for name, amount in population.counts.items():
+            if amount:
+                count(name, amount)
         kept = [each for each in population.particles if each.log_weight > -math.inf]
         log_weights = np.array([each.log_weight for each in kept])
         total = population.log_normaliser + math.log(self.particles)
@@ -182,5 +194,5 @@ class SMC(Search):
 
 def _uniforms(seed: int) -> Callable[[], float]:
     """One number after another; the first is left to the draw of the answer."""
-    numbers = count(1)
+    numbers = numbers_from(1)
     return lambda: draw(seed, next(numbers), stream=RESAMPLE)

@@ -6,22 +6,23 @@ import math
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count as numbers_from
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..core.ask import Asking
+from ..core.ledger import count
 from ..core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
 from ..core.sequence import Sequence
 from ..core.text import TextStream
 from ..model.threads import one_thread
 from ..sample.awrs import Checks, Trial, weighted
 from ..sample.base import Context
-from .base import Branches, choose
+from ..score.base import Scorer, judge, log_scores
+from .base import Branches, candidates, choose, written
 from .particles import Block, Particle
-from .potential import Potential
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Walk:
         branches: Branches,
         *,
         block: int,
-        potential: Potential | None,
+        potential: Scorer | None,
         strength: float,
         powered: bool,
         accepts: int,
@@ -74,7 +75,7 @@ class Walk:
         self.max_rejects = max_rejects
         self.seed = branches.root.seed
         self._checks = Checks(branches.root.sampler)
-        self._streams = count()
+        self._streams = numbers_from()
         self._first: torch.Tensor | None = None
 
     def start(self, count: int) -> Asking[list[Branch]]:
@@ -113,17 +114,16 @@ class Walk:
         # Forks of what stands here share what their last token leads to.
         yield from self._read(growing())
 
-    def potentials(self, particles: Ordered[Branch]) -> list[float]:
-        found = dict.fromkeys(range(len(particles)), 0.0)
-        if self.potential is None:
-            return list(found.values())
-        for finished, ask in ((True, self.potential.complete), (False, self.potential.prefix)):
-            which = [number for number, each in enumerate(particles) if each.finished is finished]
-            if which:
-                weights = ask([_written(particles[number].seq) for number in which])
-                found |= {number: self.strength * weight for number, weight in zip(which, weights, strict=True)}
-                self._count(potentials=len(which))
-        return list(found.values())
+    def potentials(self, particles: Ordered[Branch]) -> Asking[list[float]]:
+        found, potential = [0.0] * len(particles), self.potential
+        if potential is None:
+            return found
+        which = [number for number, each in enumerate(particles) if each.finished or potential.prefixes]
+        if which:
+            scores = yield from judge(potential, candidates([particles[number].seq for number in which]))
+            for number, weight in zip(which, log_scores(potential, scores).tolist(), strict=True):
+                found[number] = self.strength * weight
+        return found
 
     def _parted(self, seq: Sequence) -> Sequence:
         """A fork with a seed of its own: hashed, so that requests of neighbouring seeds have none in common."""
@@ -193,10 +193,9 @@ class Walk:
         )
 
     def _count(self, **amounts: int) -> None:
-        counts = self.branches.root.trace.steps[-1].counts
         for name, amount in amounts.items():
             if amount:
-                counts[name] = counts.get(name, 0) + amount
+                count(name, amount)
 
 
 def _pick(law: torch.Tensor, seq: Sequence) -> int:
@@ -204,18 +203,12 @@ def _pick(law: torch.Tensor, seq: Sequence) -> int:
 
 
 def _uniforms(seed: int, position: int) -> Callable[[], float]:
-    numbers = count()
+    numbers = numbers_from()
     return lambda: draw(seed, position, next(numbers), REPEAT)
-
-
-def _written(seq: Sequence) -> list[int]:
-    """The tokens of a text without its end."""
-    tokens = seq.generated
-    return tokens[:-1] if tokens and tokens[-1] in seq.eos_ids else tokens
 
 
 def same_texts(sequences: Ordered[Sequence]) -> np.ndarray:
     """[n] number of the first sequence with the same text (the same tokens, where there is no tokenizer)."""
     first: dict[Any, int] = {}
-    keys = [tuple(_written(seq)) if seq.text is None else seq.text.text for seq in sequences]
+    keys = [tuple(written(seq)) if seq.text is None else seq.text.text for seq in sequences]
     return np.array([first.setdefault(key, number) for number, key in enumerate(keys)])

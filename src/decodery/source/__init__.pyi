@@ -3,14 +3,10 @@ from .controlled_decoding import ControlledDecoding as ControlledDecoding
 from .dola import DoLa as DoLa
 from .entropy_adaptive import EntropyAdaptive as EntropyAdaptive
 from .guidance import Guidance as Guidance
-from .value import LinearValue as LinearValue
 from .partial_attention import PartialAttention as PartialAttention
 from .partial_attention import PartialWeights as PartialWeights
-from .value import Reward as Reward
 from .sven import SVEN as SVEN
 from .base import Source as Source
-from .value import TextReward as TextReward
 from .transfer_q import TransferQ as TransferQ
 from .uscd import USCD as USCD
-from .value import Value as Value
 from .uscd import without_examples as without_examples

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..contract import Contract
+from ..core.needs import Gives, Needs
 from ..errors import SettingsError
 from ..model.protocol import LanguageModel, Reader
 
@@ -20,12 +20,17 @@ so that a constraint which forbids all others finds something to choose from."""
 
 @dataclass(frozen=True)
 class Source(Contract):
-    """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes.
+    """What a request is scored by in place of the model alone. Fields are settings; equal ones share their passes."""
 
-    tapped: whether hidden states of the model can be had of every row, which some drafters ask for.
-    """
+    @property
+    def needs(self) -> Needs:
+        """What it must find of the loaded model."""
+        return Needs()
 
-    tapped: ClassVar[bool] = True
+    @property
+    def gives(self) -> Gives:
+        """What of the model can still be had through it, which drafters, rules and searches may need."""
+        return Gives(taps=True)
 
     def encoded(self, encode: Callable[[str], list[int]]) -> Source:
         """This source with its texts turned into token ids."""

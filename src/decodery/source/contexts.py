@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,18 +12,23 @@ import numpy as np
 import torch
 
 from ..core.ask import Asking, Composed, Scored, score
+from ..core.ledger import count
 from ..errors import PromptError, UnsupportedModel, VocabularyMismatch
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.protocol import LanguageModel
+from ..model.sites import Tap
 
 _CHUNK = 512
 
 
 @dataclass(frozen=True)
 class Member:
-    """name: what its passes are counted under. prefix: what it reads in the prompt's place, None: the prompt."""
+    """One who reads. prefix: what it reads in the prompt's place, None: the prompt.
+
+    name: what its model goes by in the ledger, where it is another than the engine's.
+    """
 
     name: str
     model: LanguageModel
@@ -66,7 +70,7 @@ class MemberReading:
             return list(text[:end])
         return [*prefix, *text[self.prompt_length : end]][: max(end + self.shift, 0)]
 
-    def read(self, segment: Segment, rows: Rows, text: list[int], taps: Sequence[int], role: str) -> Asking[Scored]:
+    def read(self, segment: Segment, rows: Rows, text: list[int], taps: Sequence[Tap], role: str) -> Asking[Scored]:
         """Its own rows for a segment of the text: what it has not read yet, then `rows.fed`; the answer is of these."""
         assert segment.tokens is not None
         start = max(len(text), self.first)
@@ -129,7 +133,7 @@ class MemberCaches:
     """The caches of all members of a source over one text, behind the interface of one `KVCache`.
 
     tokens: the text that counts as read, though a member may lag. states: what the source remembers at each of them,
-    set for the rows of a pass by `note` and kept with them. counts: see `KVCache`.
+    set for the rows of a pass by `note` and kept with them.
     """
 
     def __init__(self, readers: list[MemberReading], prompt_length: int) -> None:
@@ -137,7 +141,6 @@ class MemberCaches:
         self.prompt_length = prompt_length
         self.tokens: list[int] = []
         self.states: list[Any] = []
-        self.counts: Counter[str] = Counter()
         self._scratch: Segment | None = None
         self._states: Sequence[Any] = ()
         self._events: Mapping[int, Sequence[str]] = {}
@@ -185,7 +188,8 @@ class MemberCaches:
             assert tokens is not None
             self.tokens.append(int(tokens[row]))
             self.states.append(self._states[row])
-            self.counts.update(self._events.get(row, ()))
+            for event in self._events.get(row, ()):
+                count(event)
         self._scratch = None
 
     def truncate(self, n: int) -> None:
@@ -235,13 +239,19 @@ class Blend(Composed):
         return self.members[0].model.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.members[0].model.dtype
+
+    @property
     def vocab_size(self) -> int:
         return self.members[0].model.vocab_size
 
-    def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
-        """See `Composed`; the passes of members are counted by their names, whatever the role."""
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+        """See `Composed`; members are asked under their names, whatever the role."""
         if segment.tokens is None:
             raise UnsupportedModel("a source of several contexts reads tokens, not embeddings: use another drafter")
+        if segment.interventions:
+            raise UnsupportedModel("rows that a source of several contexts makes cannot be changed on their way")
         contexts, stays = cast(MemberCaches, segment.cache), segment.stays
         whole = contexts.open(segment)
         n = len(whole)
@@ -251,7 +261,7 @@ class Blend(Composed):
         return Scored(scored.logits, {tap: states[stays:] for tap, states in scored.hidden.items()})
 
     @abstractmethod
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
         """Logits [wanted, vocab] of the rows that `part` wants, and the hidden states of all of its rows."""
 
     def new_cache(self) -> KVCache:
@@ -273,7 +283,7 @@ class Part:
     wanted: np.ndarray
     output: np.ndarray
 
-    def read(self, number: int, rows: Rows | None, taps: Sequence[int] = ()) -> Asking[Scored]:
+    def read(self, number: int, rows: Rows | None, taps: Sequence[Tap] = ()) -> Asking[Scored]:
         """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed; of none for None."""
         if rows is None:
             return Scored(torch.empty(0))

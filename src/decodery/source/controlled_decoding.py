@@ -9,14 +9,16 @@ import numpy as np
 import torch
 
 from ..core.ask import Asking, Scored, score
+from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel, Reader
-from ..registry import register
+from ..model.sites import Tap
+from ..registry import register, resolve
 from ..sample.base import require_number
+from ..score.base import Candidates, Scorer, judge
 from .base import EXCLUDED, Source
 from .contexts import Blend, Member, Part
-from .value import Value, fitted
 
 
 @register(
@@ -29,12 +31,12 @@ from .value import Value, fitted
 class ControlledDecoding(Source):
     """Weighs the model's likeliest tokens by exp(strength x value of the prefix with the token).
 
-    value: a `Value`, or the file of a `LinearValue` that was trained for the model. strength: lambda of the paper; 0 is
-    the model among its k likeliest tokens. k: tokens that are considered, all others are excluded. Cost: k rows more
-    per row, in a second pass, where the value reads hidden states; no pass where it reads tokens.
+    value: a scorer of beginnings, as in value-head(head=value.safetensors). strength: lambda of the paper; 0 is the
+    model among its k likeliest tokens. k: tokens that are considered, all others are excluded. Cost: k rows more per
+    row, in a second pass, where the value reads hidden states; no pass where it reads tokens.
     """
 
-    value: Value | str
+    value: Scorer | str
     strength: float = 1.0
     k: int = 10
 
@@ -42,19 +44,29 @@ class ControlledDecoding(Source):
         require_number("the strength of controlled-decoding", self.strength)
         if self.k < 1:
             raise SettingsError(f"controlled-decoding needs k >= 1, not {self.k}")
+        object.__setattr__(self, "value", resolve("score", self.value))
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=self.scorer.needs.taps)
+
+    @property
+    def scorer(self) -> Scorer:
+        assert isinstance(self.value, Scorer)
+        return self.value
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        value = fitted(self.value, model)
-        return _Controlled((Member("model", model),), len(prompt), value=value, strength=self.strength, k=self.k)
+        self.scorer.fits(model)
+        return _Controlled((Member("model", model),), len(prompt), value=self.scorer, strength=self.strength, k=self.k)
 
 
 @dataclass(frozen=True)
 class _Controlled(Blend):
-    value: Value = field(kw_only=True)
+    value: Scorer = field(kw_only=True)
     strength: float = field(kw_only=True)
     k: int = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
         given = yield from part.read(0, part.everything(), taps)
         if not part.output.any():
             return given
@@ -70,14 +82,15 @@ class _Controlled(Blend):
         """The values [m, k] of the prefixes that the m output rows make with their candidate tokens [m, k]."""
         if self.strength == 0.0:
             return torch.zeros(tokens.shape)
-        states: dict[int, torch.Tensor] = {}
-        if self.value.taps:
+        states: dict[Tap, torch.Tensor] = {}
+        if self.value.needs.taps:
             children = _children(part, tokens.cpu().numpy())
-            states = (yield from score(self.members[0].model, children, self.value.taps, "value")).hidden
+            states = (yield from score(self.members[0].model, children, self.value.needs.taps, "value")).hidden
         above = [part.prefix(row) for row in part.wanted[part.output].tolist()]
-        prefixes = [[*above[i], token] for i, row in enumerate(tokens.tolist()) for token in row]
-        part.contexts.counts["values"] += tokens.numel()
-        return self.value(prefixes, states).view(tokens.shape)
+        start = part.contexts.prompt_length
+        outputs = [[*above[i][start:], token] for i, row in enumerate(tokens.tolist()) for token in row]
+        begun = Candidates(above[0][:start], outputs, [False] * len(outputs), states, model=self.members[0].model)
+        return (yield from judge(self.value, begun)).view(tokens.shape)
 
 
 def _children(part: Part, tokens: np.ndarray) -> Segment:

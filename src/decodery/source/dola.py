@@ -10,12 +10,14 @@ from typing import Literal
 import torch
 
 from ..core.ask import Asking, Composed, Scored, score
-from ..errors import SettingsError, UnsupportedModel
+from ..core.ledger import count
+from ..core.needs import Gives, Needs
+from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
-from ..model.protocol import LanguageModel, Reader
-from ..model.transformer import Transformer
+from ..model.protocol import LanguageModel, OpenModel, Reader, is_open
+from ..model.sites import Tap
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.entropy import row_sums
@@ -28,7 +30,6 @@ _EARLY_ROWS = 512
 @register(
     "dola",
     paper="DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language Models (2023)",
-    needs=("layers and head apart",),
 )
 @dataclass(frozen=True)
 class DoLa(Source):
@@ -46,14 +47,14 @@ class DoLa(Source):
     plausible: float = 0.1
     published: bool = False
 
+    needs = Needs(parts=True)
+    gives = Gives(taps=True, keys=True)
+
     def __post_init__(self) -> None:
         require_number("the plausible of dola", self.plausible, above=0.0, most=1.0)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        if not isinstance(model, Transformer):
-            raise UnsupportedModel(
-                "dola reads the layers of the model itself: load it without the transformers adapter"
-            )
+        assert is_open(model)
         config = model.config
         found = candidates(self.layers, config.num_layers, config.tie_embeddings)
         return _Contrasting(model, found, self.plausible, self.published)
@@ -73,7 +74,7 @@ def candidates(layers: Literal["low", "high"] | tuple[int, ...], total: int, tie
 
 @dataclass(frozen=True)
 class _Contrasting(Composed):
-    model: Transformer
+    model: OpenModel
     candidates: tuple[int, ...]
     plausible: float
     published: bool
@@ -87,27 +88,31 @@ class _Contrasting(Composed):
         return self.model.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
     def vocab_size(self) -> int:
         return self.model.vocab_size
 
     def new_cache(self) -> KVCache:
         return self.model.new_cache()
 
-    def compose(self, segment: Segment, taps: Sequence[int] = (), role: str = "") -> Asking[Scored]:
-        scored = yield from score(self.model, segment, sorted({*taps, *self.candidates}), role)
+    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
+        scored = yield from score(self.model, segment, [*dict.fromkeys((*taps, *self.candidates))], role)
         rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
         wanted = torch.tensor([*rows], dtype=torch.long)
-        head = self.model.project if self.published else self.model.head
         at_once, parts = max(1, _EARLY_ROWS // len(self.candidates)), []
         for first in range(0, len(wanted), at_once):
             index = wanted[first : first + at_once].to(self.device)
             # One call for all layers, because the head's weights are what it costs.
-            early = head(torch.cat([scored.hidden[layer][index] for layer in self.candidates]))
+            states = torch.cat([scored.hidden[layer][index] for layer in self.candidates])
+            early = self.model.project(states if self.published else self.model.final_norm(states))
             last = scored.logits[first : first + at_once]
             layered = early.view(len(self.candidates), len(last), -1)
             parts.append(contrast(last, layered, self.plausible, from_mean=self.published))
         if segment.cache is not None:
-            segment.cache.counts["early head rows"] += len(wanted) * len(self.candidates)
+            count("early head rows", len(wanted) * len(self.candidates))
         return Scored(torch.cat(parts) if parts else scored.logits, {tap: scored.hidden[tap] for tap in taps})
 
 

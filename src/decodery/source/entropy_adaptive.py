@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..core.ask import Asking, Scored
+from ..core.needs import Gives
 from ..errors import SettingsError
 from ..model.named import named
 from ..model.protocol import LanguageModel, Reader
+from ..model.sites import Tap
 from ..registry import register
 from ..sample.base import require_count
 from ..sample.entropy import entropy
@@ -47,7 +49,7 @@ class EntropyAdaptive(Source):
     window: int = 5
     stay: int = 10
 
-    tapped: ClassVar[bool] = False
+    gives = Gives()
 
     def __post_init__(self) -> None:
         require_count("stay", self.stay)
@@ -73,7 +75,7 @@ class _Switching(Blend):
     window: int = field(kw_only=True)
     stay: int = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
         walk = _Walk(self, part)
         # Whose turn it is at the root reads all rows; whoever takes over below it, what is then left.
         for ask in (walk.first, walk.rest):

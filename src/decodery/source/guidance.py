@@ -9,6 +9,7 @@ import torch
 
 from ..core.ask import Asking, Scored, together
 from ..model.protocol import LanguageModel, Reader
+from ..model.sites import Tap
 from ..registry import register
 from ..sample.base import require_number
 from .base import Source, token_ids
@@ -16,7 +17,10 @@ from .contexts import Blend, Member, Part
 
 
 @register(
-    "guidance", paper="Stay on topic with Classifier-Free Guidance (2023)", guarantee="the model's law at scale 1"
+    "guidance",
+    paper="Stay on topic with Classifier-Free Guidance (2023)",
+    guarantee="the model's law at scale 1",
+    texts=("negative",),
 )
 @dataclass(frozen=True)
 class Guidance(Source):
@@ -50,7 +54,7 @@ class Guidance(Source):
 class _Guided(Blend):
     scale: float = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
         given, against = yield from together(
             [part.read(0, part.everything(), taps), part.read(1, part.only(1, part.wanted[part.output]))]
         )

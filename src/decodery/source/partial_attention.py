@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch.nn.functional import linear, silu
 
+from ..core.needs import Gives
 from ..errors import CorruptFile, UnsupportedModel
-from ..model.artifact import Artifact, fingerprint, refuse_other, remembered
+from ..model.artifact import Artifact, refuse_other, remembered
 from ..model.attention import attend, rotate
 from ..model.batch import Segment
 from ..model.cache import KVCache, Mark
@@ -75,7 +76,7 @@ class PartialWeights:
             bend, mix = (each.to(query) for each in noise)
             output = torch.zeros(hidden, sizes[0]).to(query)
             layers.append(dict(zip(_SHAPES, (bend, mix, query, key, value, output), strict=True)))
-        return cls(tuple(layers), reset, model=fingerprint(model))
+        return cls(tuple(layers), reset, model=model.fingerprint)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All of them by name, the same objects: to save, or to train."""
@@ -133,6 +134,8 @@ class PartialAttention(Source):
     """
 
     weights: PartialWeights | str
+
+    gives = Gives(taps=True, keys=True, states=True, parts=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):

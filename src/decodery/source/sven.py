@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.needs import Gives
 from ..errors import SettingsError, UnsupportedModel
 from ..model.artifact import refuse_other
 from ..model.prefix import Prefixed, Prefixes
@@ -20,6 +21,7 @@ from .base import Source
     paper="Large Language Models for Code: Security Hardening and Adversarial Testing (2023)",
     guarantee="the model's weights are left as they are, and so is every text without it",
     needs=("trained prefixes",),
+    texts=("control",),
 )
 @dataclass(frozen=True)
 class SVEN(Source):
@@ -32,6 +34,8 @@ class SVEN(Source):
 
     control: str = "secure"
     prefix: Prefixes | str | None = None
+
+    gives = Gives(taps=True, keys=True, states=True, parts=True, routes=True, exact_rows=True)
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         found = _load(self.prefix) if isinstance(self.prefix, str) else self.prefix or shipped_for(model.config)

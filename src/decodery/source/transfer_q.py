@@ -14,11 +14,12 @@ from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.named import named
 from ..model.protocol import LanguageModel, Reader
-from ..registry import register
+from ..model.sites import Tap
+from ..registry import register, resolve
 from ..sample.base import require_number
+from ..score.base import Candidates, Scorer, judge
 from .base import EXCLUDED, Source, token_ids
 from .contexts import Blend, Member, Part
-from .value import Reward
 
 _ROLLOUT = 31
 """The stream of noise that rollouts are drawn with, apart from all others."""
@@ -29,23 +30,25 @@ _ROLLOUT = 31
     paper="Transfer Q Star: Principled Decoding for LLM Alignment (2024)",
     guarantee="the model's own choice among its likeliest tokens at weight 0",
     needs=("a reward", "an aligned model"),
+    texts=("prompt",),
 )
 @dataclass(frozen=True)
 class TransferQ(Source):
     """Adds to the model's likeliest logits the reward of what an aligned model goes on to write after each.
 
-    reward: judges the output so far, the candidate token and the rollout behind it. baseline: the aligned model, or a
-    name `decodery.load` knows; None is the loaded one, which is then aligned by `prompt`. prompt: what the baseline
-    reads in the prompt's place, a text or token ids; None is the prompt itself. k: candidates. weight: of the reward,
-    1 / alpha of the paper. length: tokens of a rollout (5 in the published indirect variant); it ends at one of `end`.
-    against: the reward that the baseline was aligned with, where that is another one (the indirect variant): every
-    rollout's reward r is weighed by exp((r - its reward there) / beta), normalised if there are several. rollouts: per
-    candidate; one is greedy, several are drawn at temperature 1 with noise of their own.
+    reward: a scorer of answers, which judges the output so far, the candidate token and the rollout behind it.
+    baseline: the aligned model, or a name `decodery.load` knows; None is the loaded one, which is then aligned by
+    `prompt`. prompt: what the baseline reads in the prompt's place, a text or token ids; None is the prompt itself. k:
+    candidates. weight: of the reward, 1 / alpha of the paper. length: tokens of a rollout (5 in the published indirect
+    variant); it ends at one of `end`. against: the reward that the baseline was aligned with, where that is another one
+    (the indirect variant): every rollout's reward r is weighed by exp((r - its reward there) / beta), normalised if
+    there are several. rollouts: per candidate; one is greedy, several are drawn at temperature 1 with noise of their
+    own.
 
     Cost: k x rollouts x length rows of the baseline and as many rewards as rollouts, per row that may choose a token.
     """
 
-    reward: Reward
+    reward: Scorer | str
     baseline: LanguageModel | str | None = None
     prompt: str | tuple[int, ...] | None = None
     k: int = 10
@@ -53,7 +56,7 @@ class TransferQ(Source):
     length: int = 20
     rollouts: int = 1
     end: tuple[int, ...] = ()
-    against: Reward | None = None
+    against: Scorer | str | None = None
     beta: float = 2.0
 
     def __post_init__(self) -> None:
@@ -61,6 +64,9 @@ class TransferQ(Source):
         require_number("the beta of transfer-q", self.beta, above=0.0)
         if min(self.k, self.length, self.rollouts) < 1:
             raise SettingsError("transfer-q needs k, length and rollouts of at least 1")
+        object.__setattr__(self, "reward", resolve("score", self.reward))
+        if self.against is not None:
+            object.__setattr__(self, "against", resolve("score", self.against))
 
     def encoded(self, encode: Callable[[str], list[int]]) -> TransferQ:
         return replace(self, prompt=tuple(encode(self.prompt))) if isinstance(self.prompt, str) else self
@@ -76,7 +82,7 @@ class TransferQ(Source):
 class _Transferred(Blend):
     settings: TransferQ = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
         given = yield from part.read(0, part.everything(), taps)
         if not part.output.any():
             return given
@@ -92,7 +98,7 @@ class _Transferred(Blend):
 
     def _worth(self, part: Part, candidates: list[list[int]]) -> Asking[torch.Tensor]:
         """[m, k] float64: what the m output rows of `part` are worth with each of their candidate tokens."""
-        settings, counts, start = self.settings, part.contexts.counts, part.contexts.prompt_length
+        settings, start = self.settings, part.contexts.prompt_length
         texts = [part.prefix(row) for row in part.wanted[part.output].tolist()]
         begun = [
             [*text, token]
@@ -102,12 +108,16 @@ class _Transferred(Blend):
         ]
         rolled = yield from self._roll_out(part, begun)
         prompt, outputs = texts[0][:start], [text[start:] for text in rolled]
-        counts["rewards"] += len(outputs)
-        rewards = np.asarray(settings.reward(prompt, outputs), dtype=np.float64).reshape(-1, settings.rollouts)
+        answers = Candidates(prompt, outputs, [True] * len(outputs), model=part.contexts.readers[0].member.model)
+
+        def judged(scorer: Scorer | str) -> Asking[np.ndarray]:
+            assert isinstance(scorer, Scorer)
+            return (yield from judge(scorer, answers)).double().cpu().numpy().reshape(-1, settings.rollouts)
+
+        rewards = yield from judged(settings.reward)
         against = None
         if settings.against is not None:
-            counts["rewards"] += len(outputs)
-            against = np.asarray(settings.against(prompt, outputs), dtype=np.float64).reshape(rewards.shape)
+            against = yield from judged(settings.against)
         return torch.from_numpy(expected_reward(rewards, against, settings.beta)).view(len(texts), -1)
 
     def _roll_out(self, part: Part, begun: list[list[int]]) -> Asking[list[list[int]]]:

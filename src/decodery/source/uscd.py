@@ -11,6 +11,7 @@ import torch
 
 from ..core.ask import Asking, Scored, together
 from ..model.protocol import LanguageModel, Reader
+from ..model.sites import Tap
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.entropy import row_sums
@@ -25,6 +26,7 @@ __all__ = ["without_examples"]
     paper="Improving Code Generation by Uncertainty-Aware Selective Contrastive Decoding (2024)",
     guarantee="the model's law wherever it is confident",
     needs=("a poorer prompt",),
+    texts=("lame",),
 )
 @dataclass(frozen=True)
 class USCD(Source):
@@ -65,7 +67,7 @@ class USCD(Source):
 class _Selective(Blend):
     settings: USCD = field(kw_only=True)
 
-    def composed(self, part: Part, taps: Sequence[int]) -> Asking[Scored]:
+    def composed(self, part: Part, taps: Sequence[Tap]) -> Asking[Scored]:
         settings, everything = self.settings, part.everything()
         if settings.deferred:
             given = yield from part.read(0, everything, taps)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
+from ..core.needs import Needs
 from ..core.topk import topk
 from ..errors import SettingsError
 from ..registry import register
@@ -17,7 +17,6 @@ from .lookahead import LookaheadRule, Run, View
     "adadec",
     paper="Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance (2025)",
     guarantee="lossy and deterministic; tau=inf and length=0 are greedy decoding",
-    needs=("temperature 0",),
 )
 @dataclass(frozen=True)
 class AdaDec(LookaheadRule):
@@ -35,7 +34,7 @@ class AdaDec(LookaheadRule):
     length: int = 5
     stops: tuple[int, ...] = ()
 
-    greedy_only: ClassVar[bool] = True
+    needs = Needs(greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if math.isnan(self.tau) or self.width < 1 or self.length < 0:

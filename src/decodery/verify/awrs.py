@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.ledger import count
+from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import ConstraintError
@@ -23,13 +25,13 @@ class AWRS(Rule):
     """Tries tokens in the order of their noise until the constraint accepts one, so that no mask is worked out.
 
     Each is an exact draw from the model's law cut to what is allowed, and it costs one check more than tokens were
-    rejected: the fewer, the more the model agrees with the constraint. The trace counts `checks` and `rejections`. For
+    rejected: the fewer, the more the model agrees with the constraint. The ledger counts `checks` and `rejections`. For
     constraints whose check of one token costs less than their mask, a `checker` above all; without a constraint it is
     the coupled rule. The weights of the paper, which correct towards the law over whole texts, are used by the search
     `smc`.
     """
 
-    checks = True
+    gives = Gives(checked=True)
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
         checks = Checks(seq.sampler)
@@ -54,8 +56,8 @@ def _draw(checks: Checks, laws: Laws, node: int, seq: Sequence) -> int:
         law, asked = checks.relaxed(law, laws.row(node).float(), context)
         trial = first_accepted(in_order(law, seed, context.position), lambda token: True)
         checked, rejected = checked + asked, rejected + asked
-    seq.cache.counts["checks"] += checked
-    seq.cache.counts["rejections"] += rejected
+    count("checks", checked)
+    count("rejections", rejected)
     if trial.token is None:
         raise ConstraintError(
             "no token the model could write is accepted here: the constraint accepts the beginning of a text that "

@@ -7,17 +7,21 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ..contract import Contract
 from ..core.ask import Asking, score
+from ..core.ledger import count
+from ..core.needs import Gives, Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step
-from ..core.tree import UNKNOWN, Origin, TokenTree
+from ..core.tree import UNKNOWN, TokenTree
 from ..model.batch import Segment
+from ..model.sites import Tap
+from ..registry import method_of
 from ..sample.base import Context
 
 if TYPE_CHECKING:
@@ -46,7 +50,7 @@ class Laws:
         tree: TokenTree,
         logits: torch.Tensor,
         seq: Sequence,
-        hidden: dict[int, torch.Tensor] | None = None,
+        hidden: dict[Tap, torch.Tensor] | None = None,
         first: int = 0,
     ) -> None:
         self.tree = tree
@@ -73,7 +77,7 @@ class Laws:
     def grow(self, runs: Iterable[Ordered[int]]) -> Asking[None]:
         """Score continuations of the pending token as well, as paths below the root; nodes that are there stay so.
 
-        Their rows stand behind the tree's in the cache, so that nothing is read twice. The trace counts the pass.
+        Their rows stand behind the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
         self.tree = self.tree.extended(runs)
@@ -88,8 +92,9 @@ class Laws:
         self._starts.append(known)
         self._parts.append(scored.logits)
         self.hidden = {tap: torch.cat((rows, scored.hidden[tap])) for tap, rows in self.hidden.items()}
-        counts: dict[str, float] = {"extra_passes": 1, "extra_rows": len(fresh)}
-        seq.trace.steps.append(Step(nodes=len(fresh), rows=len(fresh), counts=counts))
+        count("extra_passes")
+        count("extra_rows", len(fresh))
+        seq.trace.steps.append(Step(nodes=len(fresh), rows=len(fresh)))
 
     def context(self, node: int) -> Context:
         """History of the token to be chosen after `node`."""
@@ -127,20 +132,18 @@ class Laws:
 
 @dataclass(frozen=True)
 class Rule(Contract):
-    """A verification rule. origins: how siblings may have arisen for the rule to keep its guarantee.
+    """A verification rule. Subclasses say what they need by a table of their own: `needs = Needs(greedy=True)`."""
 
-    taps: after how many layers it wants the target's hidden states, which `Laws.hidden` then holds. greedy_only:
-    whether it leaves nothing to chance, so that a temperature would be ignored. draws: whether it does nothing without
-    a temperature. checks: whether it asks a constraint about single tokens, so that nobody else should work out masks
-    for it.
-    """
+    @property
+    def needs(self) -> Needs:
+        """What it must find: the `drafts` for which its guarantee holds, `taps` that `Laws.hidden` then holds, ..."""
+        return Needs()
 
-    origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled", "without-replacement"})
-    uses_draft_distributions: ClassVar[bool] = False
-    taps: ClassVar[tuple[int, ...]] = ()
-    greedy_only: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-    checks: ClassVar[bool] = False
+    @property
+    def gives(self) -> Gives:
+        """What constraints find: one that asks about single tokens applies no `mask`, so that none is worked out."""
+        method = method_of(self)
+        return Gives(checked=method is None or method.lossless, mask=True)
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where this is not for texts of `model`."""

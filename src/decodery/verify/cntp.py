@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
+from ..core.needs import Needs
 from ..core.noise import mix
 from ..errors import SettingsError
 from ..registry import register
@@ -17,6 +18,7 @@ from .lookahead import LookaheadRule, Run, View
     "cntp",
     paper="Cautious Next Token Prediction (2025)",
     guarantee="lossy; most=1 is plain sampling; a trial that stays has the lowest perplexity of those drawn",
+    texts=("punctuation",),
 )
 @dataclass(frozen=True)
 class CNTP(LookaheadRule):
@@ -27,7 +29,7 @@ class CNTP(LookaheadRule):
     the token is the one plain sampling would draw. A trial ends with a token whose text ends in one of `punctuation`,
     with one of `stops` (ids, such as the authors' list), at the end of text or after `length` tokens, a bound that the
     paper does not have. perplexity: under the sampler's distribution or the model's own. The published settings go with
-    temperature 0.8 and top-p 0.95; at temperature 0 there is one trial. Extra: one pass per token of the longest trial,
+    temperature 0.8 and top-p 0.95. Extra: one pass per token of the longest trial,
     over the newest token of each; counted in the trace.
     """
 
@@ -41,7 +43,7 @@ class CNTP(LookaheadRule):
     punctuation: str = ".,\n?!:;)]}"
     stops: tuple[int, ...] = ()
 
-    draws: ClassVar[bool] = True
+    needs = Needs(chance=True)
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.most or not self.low < self.high or self.length < 1:
@@ -57,7 +59,7 @@ class CNTP(LookaheadRule):
     def decide(self, view: View, node: int) -> Run:
         seq, laws = view.seq, view.laws
         number = 1
-        if self.most > 1 and not seq.sampler.greedy:
+        if self.most > 1:
             rows = laws.row(node)[None].float() if self.entropy == "raw" else laws.rows([node])
             number = self.trials(float(entropy(rows.log_softmax(dim=-1))))
         if number == 1:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import CorruptFile, SettingsError
@@ -70,7 +71,7 @@ def normalized(hidden: torch.Tensor) -> torch.Tensor:
     "judge",
     paper="Judge Decoding: Faster Speculative Sampling Requires Going Beyond Model Alignment (2025)",
     guarantee="lossy: drafted tokens that a trained head finds valid are kept; threshold=1 is the coupled rule",
-    needs=("a head made by decodery train judge", "hidden states"),
+    needs=("a head made by decodery train judge",),
 )
 @dataclass(frozen=True)
 class Judge(Rule):
@@ -97,8 +98,8 @@ class Judge(Rule):
         return self.head
 
     @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
-        return (self.trained.layer,)
+    def needs(self) -> Needs:
+        return Needs(taps=(self.trained.layer,))
 
     def fits(self, model: Reader) -> None:
         refuse_other("this judge", self.trained.model, model, "train one for it with decodery train judge")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence as Decoded
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..registry import register
 from .base import Accepted, Laws, Rule
 from .exact import Tests, positive, walk
@@ -68,7 +68,6 @@ def k_seq_law(p: torch.Tensor, tokens: Sequence[int], q: torch.Tensor) -> Tests:
     paper="SpecTr: Fast Speculative Decoding via Optimal Transport (2023)",
     guarantee="distribution-identical: the same law as plain sampling; greedy-identical at temperature 0",
     lossless=True,
-    needs=("siblings drawn independently, with the distribution they came from",),
 )
 @dataclass(frozen=True)
 class KSeq(Rule):
@@ -79,8 +78,7 @@ class KSeq(Rule):
     that were not drawn by chance count as point masses.
     """
 
-    origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled"})
-    uses_draft_distributions: ClassVar[bool] = True
+    needs = Needs(drafts=("deterministic", "sampled"), laws=True)
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Decoded) -> Accepted:
         return walk(tree, laws, seq, k_seq_law)

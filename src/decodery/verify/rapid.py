@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from ..core import noise
+from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..registry import register
 from .base import Accepted, Laws, Rule
@@ -50,7 +50,6 @@ def emitted_law(p: torch.Tensor, moved: torch.Tensor, q: torch.Tensor) -> torch.
     "rapid",
     paper="Long-Context Inference with Retrieval-Augmented Speculative Decoding (2025)",
     guarantee="lossy for eta > 0: drafted positions follow min(q, p^) + (1 - its sum) * norm((p - min(q, p^))+)",
-    needs=("drafts with their distributions",),
 )
 @dataclass(frozen=True)
 class Rapid(Rule):
@@ -66,8 +65,7 @@ class Rapid(Rule):
     eta: float = 10.0
     alpha: float = 0.1
 
-    origins: ClassVar[frozenset[Origin]] = frozenset({"sampled"})
-    uses_draft_distributions: ClassVar[bool] = True
+    needs = Needs(drafts=("sampled",), laws=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.eta < math.inf or not 0 <= self.alpha <= 1:

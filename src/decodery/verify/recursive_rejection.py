@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..registry import register
 from .base import Accepted, Laws, Rule
 from .exact import Tests, recursive_law, walk, without
@@ -27,7 +27,6 @@ def without_replacement(tokens: Iterable[int], q: torch.Tensor) -> Iterator[tupl
     paper="Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without Replacement (2024)",
     guarantee="distribution-identical: the same law as plain sampling; greedy-identical at temperature 0",
     lossless=True,
-    needs=("siblings in draw order, independent of each other or drawn without replacement",),
 )
 @dataclass(frozen=True)
 class RecursiveRejection(Rule):
@@ -40,8 +39,7 @@ class RecursiveRejection(Rule):
     token about to be drawn or on noise it shares; no drawn sibling may be left out.
     """
 
-    origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled", "without-replacement"})
-    uses_draft_distributions: ClassVar[bool] = True
+    needs = Needs(drafts=("deterministic", "sampled", "without-replacement"), laws=True)
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
         def tests(p: torch.Tensor, tokens: list[int], q: torch.Tensor) -> Tests:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from ..core import noise
+from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..registry import register
 from .base import Accepted, Laws, Rule
 from .exact import draw, point_mass_law, sampled_law
@@ -29,8 +29,7 @@ class Rejection(Rule):
     output position in streams of their own, apart from the noise that drafted.
     """
 
-    origins: ClassVar[frozenset[Origin]] = frozenset({"deterministic", "sampled"})
-    uses_draft_distributions: ClassVar[bool] = True
+    needs = Needs(drafts=("deterministic", "sampled"), laws=True)
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
         path: list[int] = []

@@ -1,0 +1,144 @@
+"""What a scorer is: it says how good texts are that a model has written, begun or finished."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from ..contract import Contract
+from ..core.ask import Asking, settled
+from ..core.ledger import charged
+from ..core.needs import Needs
+from ..errors import SettingsError
+from ..model.cache import KVCache
+from ..model.protocol import Reader
+from ..model.sites import Tap
+
+if TYPE_CHECKING:
+    from ..model.tokenizer import Tokenizer
+
+__all__ = ["Candidates", "Scorer", "judge", "log_scores"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Texts behind one prompt, to be scored together.
+
+    prompt: token ids. outputs: m lists of the ids that were written after it, end tokens left out. finished: of each,
+    whether it is an answer or a beginning. hidden: {tap: [m, hidden]} states of the last tokens, where the scorer
+    needs them. texts: the outputs as text where somebody has it already; decode: ids to text, None without a tokenizer.
+    model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
+    end, to be forked and never changed; None to read all of it.
+    """
+
+    prompt: Sequence[int]
+    outputs: Sequence[Sequence[int]]
+    finished: Sequence[bool]
+    hidden: Mapping[Tap, torch.Tensor] = field(default_factory=dict)
+    texts: Sequence[str] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None
+    model: Reader | None = None
+    states: Sequence[KVCache] | None = None
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def of(self, numbers: Sequence[int]) -> Candidates:
+        """Some of them, in this order."""
+        return replace(
+            self,
+            outputs=[self.outputs[n] for n in numbers],
+            finished=[self.finished[n] for n in numbers],
+            hidden={tap: states[list(numbers)] for tap, states in self.hidden.items()},
+            texts=None if self.texts is None else [self.texts[n] for n in numbers],
+            states=None if self.states is None else [self.states[n] for n in numbers],
+        )
+
+
+class Scorer(Contract):
+    """How good texts are: higher is better, whatever is counted. Fields are settings; one instance serves many.
+
+    A score depends on the prompt and the candidate alone, not on what else is scored with it, when, or how often.
+    """
+
+    @property
+    def prefixes(self) -> bool:
+        """Whether beginnings can be scored."""
+        return True
+
+    @property
+    def answers(self) -> bool:
+        """Whether finished texts can be scored."""
+        return True
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The least and the largest score there can be."""
+        return -float("inf"), float("inf")
+
+    @property
+    def log(self) -> bool:
+        """Whether scores are natural logarithms of weights; else they are the weights themselves."""
+        return False
+
+    @property
+    def needs(self) -> Needs:
+        """What it must find: by `taps`, hidden states of the candidates' last tokens."""
+        return Needs()
+
+    def bind(self, tokenizer: Tokenizer) -> Self:
+        """The same with its texts turned into tokens; called before a search begins."""
+        return self
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError where texts of this model cannot be scored."""
+        return
+
+    @abstractmethod
+    def score(self, candidates: Candidates) -> torch.Tensor | Asking[torch.Tensor]:
+        """[m] scores; a generator where a model has to be asked, see `decodery.core.ask`. Call it through `judge`."""
+
+
+def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
+    """[m] scores of the candidates, entered in the ledger of the request.
+
+    Raises SettingsError for candidates of a kind that this scorer does not score, and for scores that are none.
+    """
+    for kind, known, wanted in (
+        ("answers", scorer.answers, any(candidates.finished)),
+        ("beginnings", scorer.prefixes, not all(candidates.finished)),
+    ):
+        if wanted and not known:
+            raise SettingsError(f"{type(scorer).__name__} does not score {kind}: use a scorer that does")
+    if missing := [tap for tap in scorer.needs.taps if tap not in candidates.hidden]:
+        raise SettingsError(
+            f"{type(scorer).__name__} reads hidden states after layer {missing[0]}, which are not at hand here: use it "
+            "with controlled-decoding or controlled-blocks"
+        )
+    if not len(candidates):
+        return torch.empty(0, dtype=torch.float64)
+    charged().scorer_calls += len(candidates)
+    found = yield from settled(scorer.score(candidates))
+    if tuple(found.shape) != (len(candidates),) or bool(found.isnan().any()) or bool((found == torch.inf).any()):
+        raise SettingsError(
+            f"{type(scorer).__name__} must give each of {len(candidates)} candidates a number or -inf, and gave "
+            f"{found.tolist()}"
+        )
+    return found
+
+
+def log_scores(scorer: Scorer, scores: torch.Tensor) -> torch.Tensor:
+    """[m] float64: natural logarithms of the weights that these scores are. Raises SettingsError for negative ones."""
+    scores = scores.double()
+    if scorer.log:
+        return scores
+    if bool((scores < 0).any()):
+        raise SettingsError(
+            f"{type(scorer).__name__} gave {float(scores.min()):.4g}, and a weight is no less than 0: use a scorer of "
+            "weights or of their logarithms"
+        )
+    return scores.log()
