@@ -1,4 +1,4 @@
-// Puts the page together: a benchmark of methods, or the costs of passes.
+// Puts the page together: a benchmark of methods, the costs of passes, or servers under load.
 function details(title, values) {
   const show = (value) => (Array.isArray(value) ? value.join(", ") || "none" : value === null || value === "" ? "–" : String(value));
   return el("section", {}, el("h2", {}, title),
@@ -119,4 +119,5 @@ function passesPage() {
 }
 
 if (result.kind === "passes") passesPage();
+else if (result.kind === "load") loadPage();
 else benchmarkPage();

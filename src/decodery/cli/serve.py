@@ -1,0 +1,104 @@
+"""`decodery serve`: the engine behind an OpenAI endpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import SettingsError
+from .options import Command, model_options, server_option
+
+if TYPE_CHECKING:
+    from ..serve.settings import ServerSettings
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(cls=Command, short_help="Serve a model to OpenAI's clients.")
+@model_options
+@server_option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@server_option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
+@server_option(
+    "--api-key-file", type=_FILE, metavar="FILE", help="Who may use it: a key per line, or a name and a key."
+)
+@server_option("--max-queue", type=click.IntRange(min=0), metavar="N", help="Texts that may wait (256).")
+@server_option("--max-running", type=click.IntRange(min=1), metavar="N", help="Texts in progress at a time (64).")
+@server_option("--kv-gib", type=float, metavar="G", help="Memory for keys and values (a quarter of the machine's).")
+@server_option("--seconds", type=float, metavar="S", help="For one request, from its arrival (600).")
+@server_option("--trust", is_flag=True, default=None, help="Let requests name files, models and programs.")
+@server_option("--strict", is_flag=True, default=None, help="Refuse fields that are not known.")
+@server_option("--ray", is_flag=True, help="Run replicas on Ray Serve: on the cluster at hand, or on this machine.")
+@server_option("--replicas", metavar="N-M", help="With --ray: how many, or at least and at most (1-4).")
+def serve(
+    model: str,
+    dtype: str,
+    host: str,
+    port: int,
+    api_key_file: Path | None,
+    kv_gib: float | None,
+    ray: bool,
+    replicas: str | None,
+    **limits: Any,
+) -> None:
+    """Serve a model at /v1/chat/completions and /v1/completions, to many users at once.
+
+    SIGTERM or Ctrl-C lets what is in progress end within 30 seconds; a second one ends at once.
+    """
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise SettingsError("the server needs some packages: pip install 'decodery[serve]'") from error
+    from ..serve.keys import read_keys
+    from ..serve.settings import ServerSettings, kv_bytes
+
+    given = {name: value for name, value in limits.items() if value is not None}
+    settings = ServerSettings(
+        name=Path(model).name or model,
+        kv_bytes=kv_bytes(kv_gib),
+        keys={} if api_key_file is None else read_keys(api_key_file),
+        **given,
+    )
+    if replicas is not None and not ray:
+        raise click.UsageError("--replicas belongs to --ray")
+    if ray:
+        _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
+        return
+    from .. import load
+    from ..serve.run import Server
+    from ..serve.run import serve as run
+    from .decoding import note
+
+    server = Server(
+        load(model, dtype=dtype), settings, host=host, port=port, told=lambda url: _tell(url, settings, note)
+    )
+    run(server)
+    if not server.started:
+        raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")
+
+
+def _fleet(
+    settings: ServerSettings, model: str, dtype: str, host: str, port: int, replicas: str, *, shared: bool
+) -> None:
+    """Serve replicas. shared: they may be on one machine, whose memory has to do for all."""
+    try:
+        from ..serve.ray import Fleet, replica_range, run
+    except ImportError as error:
+        raise SettingsError("replicas need a package: pip install 'decodery[ray]'") from error
+    from .decoding import note
+
+    least, most = replica_range(replicas)
+    if shared:
+        settings = dataclasses.replace(settings, kv_bytes=settings.kv_bytes // most)
+    fleet = Fleet(settings, model, dtype, least, most)
+    run(fleet, host, port, told=lambda url: _tell(url, settings, note))
+
+
+def _tell(url: str, settings: Any, note: Any) -> None:
+    note(f"{settings.name} is served at {url}/v1")
+    note(f"its page is at {url}/")
+    if not settings.keys and "127.0.0.1" not in url and "[::1]" not in url:
+        note("everybody who reaches this address may use it: ask for keys with --api-key-file")

@@ -1,0 +1,162 @@
+"""`/v1/completions`: texts or tokens in, their continuations out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..core.sequence import TokenLogprob
+from ..registry import resolve
+from . import answer
+from .errors import invalid
+from .fields import CompletionRequest
+from .job import News, Written
+from .methods import search_of, settings_of
+from .plan import Form, Plan, several
+
+if TYPE_CHECKING:
+    from ..model.tokenizer import Tokenizer
+    from .desk import Desk
+
+_DEFAULT_TOKENS = 16
+"""As OpenAI has it."""
+
+
+async def plan(desk: Desk, body: CompletionRequest) -> Plan:
+    """What a completion asks of the engine. Raises ApiError for what cannot be done."""
+    constraint = None
+    if body.decodery is not None and body.decodery.constraint is not None:
+        spec = body.decodery.constraint
+        desk.check_description(spec, "decodery.constraint")
+        constraint = await desk.compile(await desk.do(lambda: resolve("constrain", spec)))
+    return await desk.do(lambda: _plan(desk, body, constraint))
+
+
+def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
+    if body.suffix:
+        raise invalid("suffix is not supported: this model writes what follows a prompt", "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise invalid("best_of is not supported beyond n", "best_of")
+    lm, n = desk.lm, body.n or 1
+    texts, prompts = _prompts(desk, body)
+    if len(prompts) * n > desk.settings.max_texts:
+        raise invalid(
+            f"{len(prompts)} prompts times n={n} are more than the {desk.settings.max_texts} texts that one request "
+            "may ask for",
+            "prompt",
+        )
+    settings = settings_of(body, lm.model.vocab_size)
+    if constraint is not None:
+        settings["constraint"] = constraint
+    echo, logprobs = bool(body.echo), body.logprobs
+    if body.max_tokens == 0 and not echo:
+        raise invalid("max_tokens must be at least 1, or 0 with echo", "max_tokens")
+    search = search_of(body, lm)
+    if search is not None:
+        settings.setdefault("drafter", "none")
+        if echo and logprobs is not None:
+            raise invalid("a search reports no log-probabilities of the prompt: leave out echo or logprobs", "echo")
+    own = body.decodery
+    steps = own is not None and own.trace == "steps"
+    requests = []
+    for tokens in prompts:
+        # A text of no tokens is one that is cut before its first.
+        most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS), 1)
+        request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
+        told = logprobs if echo and logprobs is not None else None
+        request = replace(request, trees=steps, prompt_logprobs=told)
+        requests += [request] if search is not None else several(request, n)
+    shown = [(text, tokens) for text, tokens in zip(texts, prompts, strict=True) for _ in range(n)] if echo else []
+    form = CompletionForm(lm.tokenizer, logprobs is not None, own is not None, steps, shown, body.max_tokens == 0)
+    return Plan(
+        requests,
+        n,
+        form,
+        search,
+        bool(body.stream),
+        bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+def _prompts(desk: Desk, body: CompletionRequest) -> tuple[list[str], list[list[int]]]:
+    """The prompts as texts, for echoes, and as tokens."""
+    tokenizer = desk.lm.tokenizer
+    given: list[Any] = [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
+    for each in given:
+        if isinstance(each, str):
+            desk.check_length(each)
+        elif len(each) >= desk.context or max(each) >= desk.lm.model.vocab_size:
+            desk.room(len(each), body.max_tokens, None)
+            raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
+    tokens = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]
+    if not all(tokens):
+        raise invalid("a prompt has no tokens", "prompt")
+    if not body.echo:
+        return [""] * len(given), tokens
+    return [each if isinstance(each, str) else tokenizer.decode(each, special=True) for each in given], tokens
+
+
+@dataclass
+class CompletionForm(Form):
+    """logprobs, told, steps: what is reported beside the text. shown: by choice, the prompt that is echoed as a text
+    and as tokens; empty for none. bare: nothing but the echo."""
+
+    tokenizer: Tokenizer
+    logprobs: bool
+    told: bool
+    steps: bool
+    shown: Sequence[tuple[str, list[int]]]
+    bare: bool
+    _characters: dict[int, int] = field(default_factory=dict)
+
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
+
+    def of(self, text: Written) -> Written:
+        return replace(text, text="", tokens=[], logprobs=[], reason="length") if self.bare else text
+
+    def choice(self, index: int, text: Written) -> dict[str, Any]:
+        before, prompt = self.shown[index] if self.shown else ("", [])
+        found: dict[str, Any] = {
+            "index": index,
+            "text": before + text.text,
+            "logprobs": None,
+            "finish_reason": text.reason,
+        }
+        if self.logprobs:
+            known: list[TokenLogprob | int] = [*prompt[:1], *text.prompt_logprobs, *text.logprobs]
+            found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, 0)
+        if self.told:
+            found["decodery"] = answer.told(text)
+            if self.steps:
+                found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
+        return found
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        # With log-probabilities the prompt is echoed when these are known.
+        return [self._delta(index, self.shown[index][0])] if self.shown and not self.logprobs else []
+
+    def grown(self, index: int, news: News) -> list[dict[str, Any]]:
+        if self.bare or (self.shown and self.logprobs):
+            return []
+        if not (news.text or (self.logprobs and news.logprobs) or (self.steps and news.steps)):
+            return []
+        delta = self._delta(index, news.text)
+        if self.logprobs and news.logprobs:
+            before = self._characters.get(index, 0)
+            delta["logprobs"] = answer.completion_logprobs(self.tokenizer, news.logprobs, before)
+            self._characters[index] = before + sum(map(len, delta["logprobs"]["tokens"]))
+        if self.steps and news.steps:
+            delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
+        return [delta]
+
+    def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
+        if self.shown and self.logprobs:
+            return [self.choice(index, text)]
+        last = self._delta(index, "") | {"finish_reason": text.reason}
+        if self.told:
+            last["decodery"] = answer.told(text)
+        return [*self.grown(index, news), last]
+
+    def _delta(self, index: int, text: str) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}

@@ -1,0 +1,70 @@
+"""Errors as OpenAI's clients know them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from ..errors import DecoderyError, NotTrusted, OutOfMemory
+
+
+class ApiError(Exception):
+    """An answer that is an error. param: the field it is about; retry_after: seconds."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind, self.param, self.code = status, message, kind, param, code
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that is wrong in itself."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str, retry_after: int = 1) -> ApiError:
+    """A request that may be made again in a while."""
+    return ApiError(429, message, kind="rate_limit_error", code="rate_limit_exceeded", retry_after=retry_after)
+
+
+def stopping() -> ApiError:
+    """The server takes nothing more."""
+    return ApiError(503, "the server is about to stop", kind="server_error", code="stopping", retry_after=5)
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an error that ended its request. Of those nobody foresaw it is told the kind alone."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ValidationError):
+        # Of alternatives the one that came furthest is what was meant.
+        found = max(error.errors(include_url=False, include_input=False), key=lambda each: len(each["loc"]))
+        where = ".".join(str(part) for part in found["loc"])
+        return invalid(f"{where or 'the request'}: {found['msg']}", where or None)
+    if isinstance(error, NotTrusted):
+        return invalid(str(error), "decodery", "not_trusted")
+    if isinstance(error, OutOfMemory):
+        return ApiError(400, str(error), code="out_of_memory")
+    if isinstance(error, DecoderyError):
+        return invalid(str(error))
+    if isinstance(error, RecursionError):
+        return invalid("the request is nested too deep")
+    return ApiError(500, f"the server failed at this request ({type(error).__name__})", kind="server_error")

@@ -1,0 +1,93 @@
+"""From a request's fields to the settings of `LM.request`."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from ..registry import methods, resolve
+from ..spec import from_network
+from .errors import invalid
+from .fields import Methods, Shared
+
+if TYPE_CHECKING:
+    from ..constrain.base import Language
+    from ..lm import LM
+    from ..sample.constraint import Constraint
+    from ..search.base import Search
+
+_COMPILED = 32
+"""Constraints that a server keeps compiled, for requests that ask for the same one again."""
+
+
+def strangers(trust: bool) -> AbstractContextManager[None]:
+    """Within it requests may name methods, and files only where they are trusted."""
+    return nullcontext() if trust else from_network()
+
+
+def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
+    """What of a request decides how one text is decoded, by the names `LM.request` has for it."""
+    own = body.decodery or Methods()
+    for family in ("kv", "monitor"):
+        if getattr(own, family) is not None and not methods(family):
+            raise invalid(f"there are no {family} methods in this version", f"decodery.{family}")
+    settings: dict[str, Any] = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": _bias(body.logit_bias, vocab_size),
+        "top_k": own.top_k,
+        "min_p": own.min_p,
+        "repetition_penalty": own.repetition_penalty,
+        "min_new_tokens": own.min_new_tokens,
+        "ignore_eos": own.ignore_eos,
+        "sampler": own.sampler,
+        "drafter": own.drafter,
+        "rule": own.rule,
+        "budget": own.budget,
+        "max_nodes": own.max_nodes,
+        "source": own.source,
+        # 64 bits of whatever whole number it is.
+        "seed": None if body.seed is None else body.seed % (1 << 64),
+        "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def search_of(body: Shared, lm: LM) -> Search | None:
+    """The search that a request asks for."""
+    if body.decodery is None or body.decodery.search is None:
+        return None
+    search: Search = resolve("search", body.decodery.search).bind(lm.tokenizer)
+    return search
+
+
+def _bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:
+    if not given:
+        return None
+    found = {}
+    for name, value in given.items():
+        if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocab_size):
+            raise invalid(f"logit_bias: {name[:20]!r} is no token of this model, which has {vocab_size}", "logit_bias")
+        found[int(name)] = value
+    return found
+
+
+class Compiled:
+    """Constraints compiled for a model's tokens, one at a time, those used last kept. Safe to share between threads."""
+
+    def __init__(self, lm: LM) -> None:
+        self._lm = lm
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Language, Constraint] = OrderedDict()
+
+    def get(self, language: Language) -> Constraint:
+        with self._lock:
+            found = self._kept.pop(language, None) or language.compile(self._lm.vocabulary)
+            self._kept[language] = found
+            if len(self._kept) > _COMPILED:
+                self._kept.popitem(last=False)
+            return found

@@ -1,0 +1,157 @@
+// Fields that people set, and what they come to in a request.
+
+import { el, unique } from "./dom.js";
+
+// What a field says is wrong with what stands in it.
+export class FieldError extends Error {
+  constructor(field, message) {
+    super(message);
+    this.field = field;
+  }
+}
+
+// A labelled control. read: gives its value, undefined where the server is to decide.
+function field(name, label, control, read, { hint = null, more = [], wide = false } = {}) {
+  const id = unique(name);
+  const wrong = el("p", { class: "error", id: `${id}-wrong`, hidden: true });
+  control.id = id;
+  control.name = name;
+  control.setAttribute("aria-describedby", `${id}-wrong`);
+  const node = el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label), control, more, hint && el("p", { class: "hint" }, hint), wrong);
+  const found = { name, node, control, wrong, read: () => read(found) };
+  return found;
+}
+
+export function fail({ control, wrong }, message) {
+  wrong.textContent = message ?? "";
+  wrong.hidden = !message;
+  if (message) control.setAttribute("aria-invalid", "true");
+  else control.removeAttribute("aria-invalid");
+}
+
+export function numberField(name, label, attributes) {
+  const control = el("input", { type: "number", inputmode: "decimal", step: "any", ...attributes });
+  return field(name, label, control, (self) => {
+    const { badInput, rangeUnderflow, rangeOverflow, stepMismatch } = control.validity;
+    if (badInput || rangeUnderflow || rangeOverflow || (stepMismatch && attributes.step === 1)) {
+      throw new FieldError(self, control.validationMessage);
+    }
+    return control.value === "" ? undefined : control.valueAsNumber;
+  });
+}
+
+export function linesField(name, label, attributes) {
+  const control = el("textarea", { rows: 1, spellcheck: "false", ...attributes });
+  return field(name, label, control, () => {
+    const found = control.value.split("\n").filter((line) => line !== "");
+    return found.length ? found : undefined;
+  }, { wide: true, hint: "one per line" });
+}
+
+export function textField(name, label, attributes) {
+  const control = el("textarea", { rows: 2, ...attributes });
+  return field(name, label, control, () => control.value.trim() || undefined, { wide: true });
+}
+
+// One of a family's methods, with its settings. first: choices before the methods, {value: label}.
+export function methodField(name, label, methods, first, value = "") {
+  const control = el("select", {},
+    Object.entries(first).map(([each, text]) => el("option", { value: each }, text)),
+    methods.filter((method) => !(method.name in first)).map((method) => el("option", { value: method.name }, method.lossless ? method.name : `${method.name} (changes the text)`)));
+  control.value = value;
+  const own = el("input", { type: "text", class: "code", spellcheck: "false", autocomplete: "off", "aria-label": `Settings of the ${label.toLowerCase()}` });
+  const summary = el("p", { class: "hint" });
+  const tell = () => {
+    const method = methods.find((each) => each.name === control.value);
+    const defaults = Object.entries(method?.settings ?? {});
+    own.hidden = !defaults.length;
+    own.placeholder = defaults.filter(([, preset]) => preset !== null).map(([key, preset]) => `${key}=${preset}`).join(",") || defaults.map(([key]) => `${key}=…`).join(",");
+    own.title = own.placeholder;
+    summary.textContent = method?.summary ?? "";
+    summary.hidden = !method;
+  };
+  control.addEventListener("change", () => {
+    own.value = "";
+    tell();
+  });
+  tell();
+  return field(name, label, control, () => {
+    const settings = own.hidden ? "" : own.value.trim();
+    return control.value ? control.value + (settings && `:${settings}`) : undefined;
+  }, { more: [own, summary] });
+}
+
+// Text, any JSON, or JSON under a schema.
+export function formatField() {
+  const control = el("select", {}, Object.entries({ "": "any text", json_object: "a JSON object", json_schema: "JSON under a schema" }).map(([value, text]) => el("option", { value }, text)));
+  const schema = el("textarea", { class: "code", rows: 8, spellcheck: "false", hidden: true, "aria-label": "JSON schema" });
+  schema.value = JSON.stringify(EXAMPLE, null, 1);
+  control.addEventListener("change", () => { schema.hidden = control.value !== "json_schema"; });
+  return field("response_format", "Answer", control, (self) => {
+    if (!control.value) return undefined;
+    if (control.value === "json_object") return { type: "object" };
+    try {
+      return JSON.parse(schema.value);
+    } catch (error) {
+      throw new FieldError(self, `the schema is no JSON: ${error.message}`);
+    }
+  }, { more: [schema], wide: true });
+}
+
+const EXAMPLE = {
+  type: "object",
+  properties: {
+    name: { type: "string", maxLength: 24 },
+    age: { type: "integer", minimum: 0, maximum: 120 },
+    languages: { type: "array", items: { type: "string", maxLength: 12 }, maxItems: 3 },
+  },
+  required: ["name", "age", "languages"],
+  additionalProperties: false,
+};
+
+// Several fields as one form. Throws FieldError where one cannot be read.
+export class Fields {
+  constructor(fields) {
+    this.fields = fields;
+  }
+
+  read() {
+    for (const each of this.fields) fail(each, null);
+    return Object.fromEntries(this.fields.map((each) => [each.name, each.read()]).filter(([, value]) => value !== undefined));
+  }
+
+  // Say at the field that an error is about what is wrong; false where there is none.
+  tell(error) {
+    const named = error.param?.split(".").find((part) => part !== "decodery");
+    const about = error instanceof FieldError ? error.field : this.fields.find((each) => each.name === named);
+    if (!about || !this.fields.includes(about)) return false;
+    fail(about, error.message);
+    about.control.closest("details")?.setAttribute("open", "");
+    about.control.focus();
+    return true;
+  }
+}
+
+export const DRAFTERS = { auto: "auto", none: "none: one token per pass" };
+export const byFamily = (methods, family) => methods.filter((method) => method.family === family);
+
+export const sampling = () => [
+  numberField("temperature", "Temperature", { min: 0, max: 2, step: 0.1, value: 0.7, placeholder: "0" }),
+  numberField("seed", "Seed", { step: 1, min: -Number.MAX_SAFE_INTEGER, max: Number.MAX_SAFE_INTEGER, value: 7, placeholder: "0" }),
+  numberField("max_tokens", "Tokens at most", { min: 1, step: 1, value: 256, placeholder: "all that fit" }),
+  numberField("top_p", "Top-p", { min: 0, max: 1, placeholder: "1" }),
+];
+
+export const further = (methods) => [
+  numberField("top_k", "Top-k", { min: 0, step: 1, placeholder: "all" }),
+  numberField("min_p", "Min-p", { min: 0, max: 1, placeholder: "0" }),
+  numberField("repetition_penalty", "Repetition penalty", { min: 0, placeholder: "1" }),
+  numberField("presence_penalty", "Presence penalty", { min: -2, max: 2, placeholder: "0" }),
+  numberField("frequency_penalty", "Frequency penalty", { min: -2, max: 2, placeholder: "0" }),
+  numberField("max_nodes", "Draft nodes", { min: 1, max: 1024, step: 1, placeholder: "no bound" }),
+  methodField("rule", "Rule", byFamily(methods, "verify"), { "": "default: coupled" }),
+  methodField("budget", "Budget", byFamily(methods, "budget"), { "": "default" }),
+  methodField("source", "Source", byFamily(methods, "source"), { "": "the model itself" }),
+  linesField("stop", "Stop at", { placeholder: "a text that ends the answer" }),
+  linesField("sampler", "Sampler, in place of the above", { class: "code", placeholder: "temperature:t=0.7" }),
+];

@@ -1,0 +1,157 @@
+"""HTTP around exchanges: bodies in, answers out, and an eye on whether the client is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from .errors import ApiError, as_api_error, invalid
+from .exchange import Exchange
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+
+_BODY_SECONDS = 30.0
+_GONE = 499
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B:
+    """The body of a request. Raises ApiError for one that is too large, too slow, no JSON or not of this kind."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "send JSON, with the header Content-Type: application/json")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise ApiError(413, f"the request is larger than {most} bytes, the most this server takes")
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(408, f"the request did not arrive within {_BODY_SECONDS:.0f} s") from None
+    try:
+        found = loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the request is not JSON: {error}") from None
+    return checked(found, kind, strict=strict)
+
+
+def loads(data: bytes) -> Any:
+    """JSON as strict as its standard. Raises ValueError and RecursionError."""
+    return json.loads(data, parse_constant=_no_number)
+
+
+def checked(found: Any, kind: type[B], *, strict: bool) -> B:
+    """A request from what its JSON says. Raises ApiError for what is none of this kind."""
+    if not isinstance(found, dict):
+        raise invalid("the request is not a JSON object")
+    if strict and (unknown := sorted(found.keys() - kind.model_fields.keys())):
+        raise invalid(f"there is no field {unknown[0][:80]!r}", unknown[0][:80])
+    try:
+        return kind.model_validate(found)
+    except Exception as error:
+        raise as_api_error(error) from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+async def watched(receive: Receive, work: Awaitable[T]) -> T:
+    """Do something for a client. Raises ClientGone, and leaves the work, as soon as it has gone."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in (task, gone):
+            each.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await each
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(request: Request, exchange: Exchange, *, stream: bool, seconds: float) -> Response:
+    """The answer of an exchange, which ends with it. seconds: that a slow reader may take for a stream."""
+    streams = False
+    try:
+        if not stream:
+
+            async def whole() -> dict[str, Any]:
+                await exchange.open()
+                return await exchange.whole()
+
+            return Json(await watched(request.receive, whole()))
+        await watched(request.receive, exchange.open())
+        streams = True
+        return _EventStream(exchange, seconds)
+    except ClientGone:
+        return Response(status_code=_GONE)
+    finally:
+        if not streams:
+            exchange.close()
+
+
+class Json(JSONResponse):
+    """JSON in ASCII, so that half a character in a text cannot break it."""
+
+    def render(self, content: Any) -> bytes:
+        return _dumps(content)
+
+
+class _EventStream(Response):
+    """Server-sent events, one per chunk. An error ends the stream without the mark of its end."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, exchange: Exchange, seconds: float) -> None:
+        super().__init__()
+        self._exchange, self._seconds = exchange, seconds
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-cache"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await watched(receive, self._write(send))
+        except (ClientGone, TimeoutError, OSError):
+            pass
+        finally:
+            self._exchange.close()
+
+    async def _write(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        last = b"data: [DONE]\n\n"
+        async for chunk in self._exchange.stream():
+            if "error" in chunk:
+                last = b""
+            await send({"type": "http.response.body", "body": _event(chunk), "more_body": True})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + _dumps(chunk) + b"\n\n"
+
+
+def _dumps(content: Any) -> bytes:
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode("ascii")
