@@ -8,8 +8,10 @@ from pathlib import Path
 from time import monotonic
 
 from ..budget.cost import CostCurve, cost_curve
+from ..core.noise import nth_seed
 from ..errors import UnknownMethod
-from ..lm import LM, resolve_drafter
+from ..lm import LM
+from ..resolving import resolve_drafter
 from .peers import PEERS, UnavailableError, open_peer
 from .report import page
 from .result import Result, dump, make_result, records_of, write
@@ -113,7 +115,7 @@ class Job:
                         max_new_tokens=settings.max_new_tokens,
                         max_nodes=settings.max_nodes,
                         temperature=settings.temperature,
-                        seed=settings.seed + index,
+                        seed=nth_seed(settings.seed, index),
                     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..budget.cost import CONTEXT, FAR_CONTEXT, CostCurve, remember, time_far, time_passes, weight_bytes
+from ..budget.cost import CONTEXT, FAR_CONTEXT, CostCurve, remember, time_far, time_passes
 from ..budget.machine import describe
-from ..model.native import read_bandwidth
+from ..model.footprint import weight_bytes
+from ..model.kernels import read_bandwidth
 from ..model.protocol import LanguageModel
 from .result import FORMAT, PASSES, Result
 
@@ -49,23 +50,7 @@ def measure(
     for precision, model in models.items():
         if set(rows) >= set(ROWS):
             remember(model, CostCurve.of(timings[precision], far[precision]))
-        size = weight_bytes(model)
-        one = float(np.median(timings[precision][1]))
-        for count, times in sorted(timings[precision].items()):
-            low, middle, high = (float(value) for value in np.percentile(times, [25, 50, 75]))
-            speed = size / middle / 1e9
-            found.append(
-                {
-                    "precision": precision,
-                    "rows": count,
-                    "ms": round(middle * 1e3, 3),
-                    "gb_per_s": round(speed, 2),
-                    "bandwidth_share": round(speed / bandwidth, 4),
-                    "ratio_to_one": round(middle / one, 3),
-                    "ms_low": round(low * 1e3, 3),
-                    "ms_high": round(high * 1e3, 3),
-                }
-            )
+        found += rows_of(precision, timings[precision], weight_bytes(model), bandwidth)
     return {
         "format": FORMAT,
         "kind": PASSES,
@@ -84,6 +69,30 @@ def measure(
         "read_gb_per_s": round(bandwidth, 2),
         "rows": found,
     }
+
+
+def rows_of(
+    precision: str, timings: Mapping[int, Sequence[float]], size: int, bandwidth: float
+) -> list[dict[str, Any]]:
+    """A row per number of rows that was timed, 1 among them; see `measure`. size: bytes of weights a pass reads."""
+    found = []
+    one = float(np.median(timings[1]))
+    for count, times in sorted(timings.items()):
+        low, middle, high = (float(value) for value in np.percentile(times, [25, 50, 75]))
+        speed = size / middle / 1e9
+        found.append(
+            {
+                "precision": precision,
+                "rows": count,
+                "ms": round(middle * 1e3, 4),
+                "gb_per_s": round(speed, 2),
+                "bandwidth_share": round(speed / bandwidth, 4),
+                "ratio_to_one": round(middle / one, 3),
+                "ms_low": round(low * 1e3, 4),
+                "ms_high": round(high * 1e3, 4),
+            }
+        )
+    return found
 
 
 def _bandwidth(device: torch.device) -> float:

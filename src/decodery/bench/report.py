@@ -9,17 +9,19 @@ from importlib.resources import files
 from typing import Any
 
 from . import structured
-from .result import PASSES, Result
+from .load import show as load
+from .result import LOAD, PASSES, Result
 from .rows import ALL
 
-_SCRIPTS = ("base.js", "charts.js", "timeline.js", "main.js")
+_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "main.js")
+_TITLES = {PASSES: "passes", LOAD: "serving"}
 
 
 def page(result: Result) -> str:
     """One HTML file that needs nothing else: the result inside it, and what draws it."""
     folder = files(__package__) / "page"
     parts = {
-        "title": escape(f"{result['model']['name']}: {'passes' if result['kind'] == PASSES else 'decoding'}, measured"),
+        "title": escape(f"{result['model']['name']}: {_TITLES.get(result['kind'], 'decoding')}, measured"),
         "style": (folder / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((folder / name).read_text(encoding="utf-8") for name in _SCRIPTS),
         "data": _embedded(result),
@@ -33,7 +35,7 @@ def page(result: Result) -> str:
 
 def _embedded(result: Result) -> str:
     """The result without what no plot shows, so written that no text in it can end the script element."""
-    shown = dict(result)
+    shown = {name: value for name, value in result.items() if name != "requests"}
     if "generations" in result:
         kept = [generation for generation in result["generations"] if "timeline" in generation]
         names = ("method", "workload", "category", "question", "timeline")
@@ -42,12 +44,14 @@ def _embedded(result: Result) -> str:
 
 
 def table(result: Result, *, categories: bool = False) -> str:
-    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs.
+    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs or load.
 
     categories: with a table of speed-ups by category after each.
     """
     if result["kind"] == PASSES:
         return _passes_table(result)
+    if result["kind"] == LOAD:
+        return f"{load.title(result)}:\n\n{markdown(load.HEAD, [load.cells(row) for row in result['rows']])}"
     parts = []
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]

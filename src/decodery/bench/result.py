@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ..budget.cost import CostCurve, precision, weight_bytes
+from ..budget.cost import CostCurve
 from ..budget.machine import describe
 from ..errors import CorruptFile, DecoderyError
 from ..lm import LM
+from ..model.footprint import precision, weight_bytes
 from .lossless import EPSILON
 from .metrics import FEWEST
 from .record import Record
@@ -23,12 +24,13 @@ from .structured import Schema
 FORMAT = 1
 _MOST_BYTES = 1 << 28
 
-BENCHMARK, PASSES = "benchmark", "passes"
+BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
+_LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
 
 Result = dict[str, Any]
-"""See `make_result` for a benchmark and `passes.measure` for the costs of passes."""
+"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers."""
 
 
 def make_result(
@@ -94,7 +96,7 @@ def write(path: Path, text: str) -> None:
 
 def dump(result: Result) -> str:
     """JSON with a line for every row and every generation, so that two files can be compared line by line."""
-    lists = [name for name in ("rows", "generations") if name in result]
+    lists = [name for name in ("rows", "generations", "requests") if name in result]
     lines = [f"{json.dumps(name)}: {_dumps(value)}" for name, value in result.items() if name not in lists]
     for name in lists:
         items = result[name]
@@ -119,7 +121,7 @@ def read(path: Path) -> Result:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES}.get(str(kind))
+    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD}.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
     if result.get("format") != FORMAT:
@@ -128,9 +130,21 @@ def read(path: Path) -> Result:
 
 
 def require_benchmark(result: Result) -> Result:
-    """The result itself if it is one of methods; raises CorruptFile for one of passes."""
-    if result["kind"] != BENCHMARK:
-        raise CorruptFile("that file holds costs of passes, not a benchmark of methods: give another results.json")
+    """The result itself if it is one of methods; raises CorruptFile for another kind."""
+    return _require(result, BENCHMARK)
+
+
+def require_load(result: Result) -> Result:
+    """The result itself if it is one of servers under load; raises CorruptFile for another kind."""
+    return _require(result, LOAD)
+
+
+_HOLDS = {BENCHMARK: "a benchmark of methods", PASSES: "costs of passes", LOAD: "the load of a server"}
+
+
+def _require(result: Result, kind: str) -> Result:
+    if result["kind"] != kind:
+        raise CorruptFile(f"that file holds {_HOLDS[result['kind']]}, not {_HOLDS[kind]}: give another results.json")
     return result
 
 
@@ -170,5 +184,5 @@ def _against(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dic
 
 
 def summary(result: Result) -> Result:
-    """The result without its generations, for `--json`."""
-    return {name: value for name, value in result.items() if name != "generations"}
+    """The result without its generations or requests, for `--json`."""
+    return {name: value for name, value in result.items() if name not in ("generations", "requests")}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.noise import nth_seed
 from ..lm import LM
 from .lossless import compare
 from .record import Prompt, Record
@@ -126,7 +127,7 @@ class Bench:
                 run = subject.decode(
                     prompts,
                     max_new_tokens=self.settings.max_new_tokens,
-                    seed=self.settings.seed + index,
+                    seed=nth_seed(self.settings.seed, index),
                     concurrency=unit.concurrency,
                     **held,
                 )
@@ -138,7 +139,7 @@ class Bench:
                 assert plain.outputs is not None
                 answers.append(plain.outputs)
         for subject, prompt, prompts, run in finished:
-            self._keep(subject, prompt, prompts, run, answers[prompt.turn], self.settings.seed + index)
+            self._keep(subject, prompt, prompts, run, answers[prompt.turn], nth_seed(self.settings.seed, index))
             if isinstance(unit, Conversation) and unit.constraint is not None:
                 record = self.records[subject.name, prompt]
                 if record.structured is None:
@@ -162,5 +163,7 @@ class Bench:
         elif subject.own or self.settings.temperature == 0:
             temperature = self.settings.temperature
             for number, (tokens, plain, other) in enumerate(zip(prompts, references, run.outputs, strict=True)):
-                difference = compare(self.lm, tokens, plain, other, temperature=temperature, seed=seed + number)
+                difference = compare(
+                    self.lm, tokens, plain, other, temperature=temperature, seed=nth_seed(seed, number)
+                )
                 record.check(difference, other)

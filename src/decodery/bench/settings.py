@@ -25,7 +25,7 @@ class Settings:
     prompts: questions per workload (None: all of a built-in set, 40 of another) and prompts per case of the
     throughput split (None: 8). rounds: how often everything is repeated, warmup: generations per method beforehand.
     max_nodes: tokens a method may draft per step and prompt. timelines: questions per workload of which every pass is
-    kept for the page.
+    kept for the page. imports: modules that methods come from, which whoever repeats the benchmark has to name again.
     """
 
     model: str = "smollm2"
@@ -44,6 +44,7 @@ class Settings:
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
     input_tokens: tuple[int, ...] = (64, 256, 512, 1024)
     timelines: int = 3
+    imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         others = tuple(dict.fromkeys(method for method in self.methods if method != PLAIN))
@@ -53,6 +54,8 @@ class Settings:
             for number in value if isinstance(value, tuple) else [value]:
                 if number is not None and number < least:
                     raise SettingsError(f"{name} must be at least {least}, not {number}")
+        if self.seed >= 1 << 64:
+            raise SettingsError(f"seed must be at most 2^64 - 1, not {self.seed}")
         if self.max_nodes > LARGEST:
             raise SettingsError(f"max_nodes must be at most {LARGEST}, not {self.max_nodes}")
         if not math.isfinite(self.temperature) or self.temperature < 0:
@@ -104,7 +107,8 @@ def _known(what: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
 def _fits(value: Any, example: Any) -> bool:
     """Whether `value` is of the type of a default; a tuple's members are of the type of its first one."""
     if isinstance(example, tuple):
-        return isinstance(value, tuple) and all(type(item) is type(example[0]) for item in value)
+        kind = type(example[0]) if example else str
+        return isinstance(value, tuple) and all(type(item) is kind for item in value)
     if example is None:
         return type(value) in (str, int)
     return type(value) is type(example) or (isinstance(example, float) and type(value) is int)

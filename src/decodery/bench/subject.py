@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from ..budget.base import MOST_NODES
 from ..core.memory import Memory, Scope
+from ..core.noise import nth_seed
 from ..core.sequence import Sequence as Decoding
 from ..core.trace import Step
 from ..decode.engine import Engine
-from ..lm import LM, resolve_drafter
+from ..lm import LM
+from ..resolving import resolve_drafter
 from ..sample.constraint import Constraint
 from ..sample.timed import Clock, timed
 
@@ -58,7 +60,7 @@ class Subject(Protocol):
         ...
 
     def decode(self, prompts: Sequence[list[int]], *, max_new_tokens: int, seed: int, concurrency: int = 1) -> Run:
-        """Decode the prompts, `concurrency` of them at a time; prompt i has seed `seed + i`."""
+        """Decode the prompts, `concurrency` of them at a time; prompt i has seed `seed + i`, modulo 2^64."""
         ...
 
 
@@ -108,7 +110,7 @@ class Own:
                     temperature=self.temperature,
                     drafter=self._drafter,
                     max_nodes=self.max_nodes,
-                    seed=seed + number,
+                    seed=nth_seed(seed, number),
                     constraint=constraint,
                 )
                 if constraint is not None:

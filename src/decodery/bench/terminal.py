@@ -33,7 +33,7 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def show(result: Result) -> None:
     """Per workload the sums of all methods, then speed-ups by category, then whatever was left out."""
-    console = _console()
+    console = screen()
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
         sums = [row for row in rows if row["category"] == ALL]
@@ -100,7 +100,7 @@ def _categories(rows: list[dict[str, Any]]) -> Table:
 
 def show_passes(result: Result) -> None:
     """The table of `decodery bench --pass` and a sketch of its times."""
-    console = _console()
+    console = screen()
     table = _table(f"a pass of {result['model']['name']}; memory is read at {result['read_gb_per_s']:.1f} GB/s")
     for name in ("precision", "rows", "ms", "GB/s", "of bandwidth", "times 1 row", "time"):
         table.add_column(name, justify="left" if name in ("precision", "time") else "right")
@@ -118,7 +118,7 @@ def show_passes(result: Result) -> None:
 
 def show_comparison(comparison: dict[str, Any], names: tuple[str, str]) -> None:
     """Two results side by side, sums only, and what else differs between them."""
-    console = _console()
+    console = screen()
     table = _table("speed-up over plain decoding (95 % interval)")
     for name in ("workload", "split", "method", *names, "ratio", ""):
         table.add_column(name, justify="left" if name in ("workload", "split", "method", "") else "right")
@@ -134,7 +134,7 @@ def show_comparison(comparison: dict[str, Any], names: tuple[str, str]) -> None:
         console.print(f"{name}: {first!r} against {second!r}", markup=False)
 
 
-def _console() -> Console:
+def screen() -> Console:
     """Standard output; wide where it is a file, so that nothing is cut."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=140)

@@ -10,7 +10,8 @@ from ..budget.base import MOST_NODES
 from ..core.sequence import Sequence
 from ..core.tree import UNKNOWN, TokenTree
 from ..decode.engine import Engine
-from ..lm import LM, resolve_drafter
+from ..lm import LM
+from ..resolving import resolve_drafter
 from ..verify.base import Accepted, Laws
 from ..verify.coupled import Coupled
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+
+from ..core.needs import Needs
 
 if TYPE_CHECKING:
     from ..core.ask import Asking
@@ -18,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Budget", "Outlook", "Policy"]
 
-MOST_NODES = 64
-"""Drafted tokens per text and step, unless a request allows another number."""
+MOST_NODES = 80
+"""Drafted tokens per text and step, unless a request allows another number: as many as the largest published tree that
+is a method's default."""
 LARGEST = 1024
 """What a request may allow at most: what a draft takes grows with the square of its nodes."""
 
@@ -101,14 +104,14 @@ def _at(known: np.ndarray, rows: np.ndarray) -> np.ndarray:
 class Policy:
     """Decides how much every step drafts. Fields are settings; memory lives in `seq.budget_state`.
 
-    Bounds are upper ones: a drafter's own settings bound its drafts as well. asks: whether it stops drafters between
-    their draws, which needs one that asks. reads_states: whether it wants the draft model's hidden states then.
-    weighs_cost: whether it wants to know what passes cost, which is then measured before decoding starts.
+    Bounds are upper ones: a drafter's own settings bound its drafts as well. One that stops drafters between their
+    draws says `needs = Needs(pauses=True)`.
     """
 
-    asks: ClassVar[bool] = False
-    reads_states: ClassVar[bool] = False
-    weighs_cost: ClassVar[bool] = False
+    @property
+    def needs(self) -> Needs:
+        """What it must find: `pauses`, `draft_states` or `costs`."""
+        return Needs()
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where this is not for drafts of the draft model `model`."""
@@ -129,7 +132,7 @@ class Policy:
         return limit
 
     def goes_on(self, seq: Sequence, outlook: Outlook) -> bool | Asking[bool]:
-        """See `Budget.goes_on`; asked only of policies with `asks`."""
+        """See `Budget.goes_on`; asked only of policies that need `pauses`."""
         return True
 
     def observe(self, seq: Sequence, seen: Observation, seconds: float) -> None:

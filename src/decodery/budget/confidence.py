@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..registry import register
@@ -30,7 +31,6 @@ def entropy_of(law: torch.Tensor) -> float:
     "confidence",
     paper="Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large Language Models (2024)",
     lossless=True,
-    needs=("a drafter that asks before each draw",),
 )
 @dataclass(frozen=True)
 class Confidence(Policy):
@@ -46,7 +46,7 @@ class Confidence(Policy):
     entropy: float | None = None
     longest: int = 20
 
-    asks = True
+    needs = Needs(pauses=True)
 
     def __post_init__(self) -> None:
         if self.probability is not None and not 0 <= self.probability <= 1:

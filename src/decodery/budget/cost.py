@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ from ..errors import DecoderyError
 from ..model import store
 from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
+from ..model.footprint import precision
 from ..model.protocol import LanguageModel
 from .machine import describe
 
@@ -178,30 +179,6 @@ def time_passes(
     return timings
 
 
-def precision(model: LanguageModel) -> str:
-    """What the linear layers' weights are kept in: "int4", "int8", "bfloat16", "float32", ..."""
-    weights = getattr(model, "weights", None)
-    if weights is None:
-        return str(getattr(model, "dtype", "unknown")).removeprefix("torch.")
-    tensors = list(_tensors([layer.qkv for layer in weights.layers] + [weights.head]))
-    for kind, name in ((torch.uint8, "int4"), (torch.int8, "int8")):
-        if any(tensor.dtype == kind for tensor in tensors):
-            return name
-    return str(tensors[0].dtype).removeprefix("torch.")
-
-
-def weight_bytes(model: LanguageModel) -> int:
-    """Bytes of weights every pass reads: all layers, norms and the head; of the embedding only a few rows are read.
-
-    Zero for a model whose weights cannot be seen.
-    """
-    weights = getattr(model, "weights", None)
-    if weights is None:
-        return 0
-    seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
-    return sum(seen.values())
-
-
 def _too_dear(curve: CostCurve, timings: Mapping[int, Sequence[float]]) -> bool:
     """Whether passes are much faster than the curve says, which nothing but a disturbance of it can explain."""
     return any(min(times) < _DISTURBED * curve.seconds(rows) for rows, times in timings.items())
@@ -280,18 +257,6 @@ def _time(model: LanguageModel, cache: KVCache, rows: int) -> float:
 
 def _tokens(model: LanguageModel, count: int) -> np.ndarray:
     return np.random.default_rng(count).integers(model.vocab_size, size=count)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors inside lists and dataclasses."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
 
 
 def _path(model: LanguageModel) -> Path:

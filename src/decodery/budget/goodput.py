@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..draft.base import Observation
 from ..errors import SettingsError
@@ -118,7 +119,7 @@ class Goodput(Policy):
     forget: float = 0.95
     probe: int = 50
 
-    weighs_cost = True
+    needs = Needs(costs=True)
 
     def __post_init__(self) -> None:
         if self.longest < 1 or self.probe < 1 or not 0 < self.forget < 1:

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..draft.base import Observation
@@ -144,7 +145,7 @@ class Hardware(Policy):
     forget: float = 0.95
     probe: int = 16
 
-    weighs_cost = True
+    needs = Needs(costs=True)
 
     def __post_init__(self) -> None:
         if self.most < 1 or self.probe < 1 or not 0 < self.forget <= 1:

@@ -18,7 +18,7 @@ def describe() -> dict[str, Any]:
     import torch
 
     from .. import __version__
-    from ..model import native
+    from ..model import kernels
 
     name, instructions = processor()
     return {
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "decodery": __version__,
-        "kernels": native.status(),
+        "kernels": kernels.status(),
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.cache import KVCache
@@ -57,7 +58,7 @@ def held(seq: Sequence, nodes: int) -> int:
     if seq.drafter is not None and nodes:
         total += sum(model.new_cache().slot_bytes for model in seq.drafter.readers(seq.model)) * slots
         rows += _ROW * seq.drafter.held_rows(nodes)
-        if seq.rule.uses_draft_distributions and seq.drafter.origin != "deterministic":
+        if seq.rule.needs.laws and seq.drafter.gives.drafts != ("deterministic",):
             rows += torch.float64.itemsize * nodes
     # Off the CPU the laws of all nodes are worked out at once.
     chosen_at_once = 1 if seq.model.device.type == "cpu" else nodes + 1
@@ -70,7 +71,7 @@ def _slots(seq: Sequence, nodes: int) -> int:
 
 def _logit_bytes(seq: Sequence) -> int:
     """Bytes per logit of a pass; a model in half precision computes them in that, and gives them in float32."""
-    dtype = getattr(seq.model, "dtype", torch.float32)
+    dtype = seq.model.dtype
     return max(dtype.itemsize, 4) + (dtype.itemsize if dtype.itemsize < 4 else 0)
 
 
@@ -93,15 +94,14 @@ class MemoryBound(Policy):
 
     mib: float
 
+    needs = Needs(keys=True)
+
     def __post_init__(self) -> None:
         if not self.mib > 0:
             raise SettingsError(f"memory needs mib above 0, not {self.mib}")
 
     def start(self, seq: Sequence) -> MemoryPlan:
-        if not isinstance(seq.cache, KVCache):
-            raise SettingsError(
-                "memory counts the cache of one model over one text: leave out the budget or the source"
-            )
+        assert isinstance(seq.cache, KVCache)
         found = plan(seq, int(self.mib * 2**20))
         seq.slots, seq.chunk = found.slots, found.nodes + 1
         seq.cache.provide(found.slots)

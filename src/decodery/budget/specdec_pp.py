@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm, silu
 
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import CorruptFile, SettingsError
 from ..model.artifact import Artifact, refuse_other, remembered
@@ -111,7 +112,7 @@ def _load(path: Path) -> AcceptanceHead:
     "specdec++",
     paper="SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths (2024)",
     lossless=True,
-    needs=("a drafter that asks before each draw and shows its states", "a trained acceptance head"),
+    needs=("a trained acceptance head",),
 )
 @dataclass(frozen=True)
 class SpecDecPP(Policy):
@@ -129,8 +130,7 @@ class SpecDecPP(Policy):
     shortest: int = 2
     longest: int = 20
 
-    asks = True
-    reads_states = True
+    needs = Needs(pauses=True, draft_states=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
@@ -165,8 +165,7 @@ class SpecDecPP(Policy):
     def goes_on(self, seq: Sequence, outlook: Outlook) -> bool:
         # After the first draw the draft model has read no drafted token yet: there is nothing to judge by.
         if outlook.drawn >= 2:
-            if outlook.hidden is None:
-                raise SettingsError("specdec++ judges by a draft model's states: draft with draft-model")
+            assert outlook.hidden is not None
             if len(outlook.hidden) != self.trained.hidden_size:
                 raise SettingsError(
                     f"the acceptance head reads states of {self.trained.hidden_size} numbers and the draft model has "

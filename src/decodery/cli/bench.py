@@ -11,7 +11,7 @@ import click
 
 from ..errors import SettingsError
 from .decoding import leave_if_terminated, note, stop_on_interrupt
-from .options import Command, Option, import_option
+from .options import Command, Option, recorded_import_option
 
 if TYPE_CHECKING:
     from ..bench.result import Result
@@ -51,12 +51,28 @@ class _Numbers(click.ParamType):
             self.fail(f"{value!r} is not a list of whole numbers such as 1,2,4", param, ctx)
 
 
+class _Rates(click.ParamType):
+    """A list of numbers, separated by commas."""
+
+    name = "R,R,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            return tuple(float(piece) for piece in value.split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 0.5,1,2", param, ctx)
+
+
 def _what(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="What is measured", **settings)
 
 
 def _how(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="How", **settings)
+
+
+def _load(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="Servers under load", **settings)
 
 
 def _result(*names: str, **settings: Any) -> Any:
@@ -81,7 +97,7 @@ _PATH = click.Path(path_type=Path)
     type=_Names(),
     help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in).",
 )
-@import_option
+@recorded_import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
 @_what("--prompts", type=int, metavar="N", help="Questions per workload (all built-in ones, 40 of another set).")
 @_what(
@@ -93,7 +109,7 @@ _PATH = click.Path(path_type=Path)
 @_what("--concurrency", type=_Numbers(), help="Prompts at once in the throughput split (1,2,4,8).")
 @_what("--input-tokens", type=_Numbers(), help="Lengths of its prompts (64,256,512,1024).")
 @_how("--max-new-tokens", type=int, metavar="N", help="Longest answer (96; jsonschema 512).")
-@_how("--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step and prompt (64).")
+@_how("--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step and prompt (80).")
 @_how("--temperature", type=float, metavar="T", help="0 is greedy (0).")
 @_how("--seed", type=int, metavar="N", help="Decides texts, the order of questions and the intervals (0).")
 @_how("--rounds", type=int, metavar="N", help="How often everything is measured (3).")
@@ -104,6 +120,18 @@ _PATH = click.Path(path_type=Path)
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
 @click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
 @click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
+@_load(
+    "--serve",
+    is_flag=False,
+    flag_value="",
+    metavar="[URL]",
+    help="Measure a server with OpenAI's protocol; without a URL this model's own, which is started for it. --workload "
+    "may be sharegpt-like, --prompts are requests per stage, --concurrency are clients that wait for their answers.",
+)
+@_load("--rates", type=_Rates(), help="Arrivals per second (raised until the service breaks).")
+@_load("--trace", metavar="FILE", help='Recorded arrivals: lines of {"at": SECONDS, "prompt": TEXT, "max_tokens": N}.')
+@_load("--first-token-limit", type=float, metavar="S", help="A good answer begins within S seconds (2).")
+@_load("--gap-limit", type=float, metavar="S", help="And takes at most S seconds per token (0.2).")
 def bench(
     out: Path | None,
     as_json: bool,
@@ -112,6 +140,7 @@ def bench(
     compare: tuple[Path, Path] | None,
     passes: bool,
     rows: tuple[int, ...] | None,
+    serve: str | None,
     **options: Any,
 ) -> None:
     """Measure decoding methods against plain decoding, on the same prompts and in the same run.
@@ -119,7 +148,17 @@ def bench(
     Ctrl-C ends after the decoding in progress and keeps what is done.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if compare:
+    strange = sorted(given.keys() & {"rates", "trace", "first_token_limit", "gap_limit"})
+    if strange and serve is None:
+        raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to --serve")
+    if serve is not None:
+        if compare or source or passes or rows is not None:
+            raise click.UsageError("--serve goes without --compare, --from, --pass and --rows")
+        from .bench_serve import measure
+
+        result = measure(serve, given, out, as_json=as_json, resume=resume)
+        _ended(result, out, "decodery bench --serve" + (f" {serve}" if serve else ""))
+    elif compare:
         _compare(compare, as_json)
     elif passes:
         _passes(given, rows, out, as_json)
@@ -144,10 +183,15 @@ def _methods(given: dict[str, Any], out: Path | None, as_json: bool, source: Pat
         click.echo(json.dumps(summary(result), ensure_ascii=False))
     else:
         show(result)
+    _ended(result, out, "decodery bench")
+
+
+def _ended(result: Result, out: Path | None, command: str) -> None:
+    """Say where everything is; leave with the status of an interruption where it was one."""
     if out is not None:
         note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
     if not result["complete"]:
-        note("interrupted" + ("" if out is None else f"; go on with: decodery bench --resume --out {out}"))
+        note("interrupted" + ("" if out is None else f"; go on with: {command} --resume --out {out}"))
         leave_if_terminated()
         raise click.exceptions.Exit(_INTERRUPTED)
 
@@ -166,18 +210,28 @@ def _settings(
         earlier = require_benchmark(read(out))
         settings = Settings.from_dict(earlier["settings"])
         # The data folder may come from the environment, and that of the file is the one that counts.
-        if dataclasses.replace(settings, **given | {"data": settings.data}) != settings:
+        _require_imports(settings, given, out)
+        if dataclasses.replace(settings, **given | {"data": settings.data, "imports": settings.imports}) != settings:
             raise SettingsError(f"the benchmark in {out} has other settings: give none with --resume, or no --resume")
         if earlier["complete"]:
             raise SettingsError(f"the benchmark in {out} is complete: repeat it with --from {out}")
         return settings, earlier
     if source is not None:
-        return dataclasses.replace(Settings.from_dict(require_benchmark(read(source))["settings"]), **given), None
+        settings = Settings.from_dict(require_benchmark(read(source))["settings"])
+        _require_imports(settings, given, source)
+        return dataclasses.replace(settings, **given), None
     if "jsonschema" in given.get("workloads", ()):
         # What is cut is not valid.
         given.setdefault("max_new_tokens", _LONG)
     default = Settings()
     return Settings(**{"methods": (*default.methods, *installed()), **given}), None
+
+
+def _require_imports(settings: Settings, given: dict[str, Any], path: Path) -> None:
+    """Whose methods came from elsewhere needs them again, from the user: code is never run because a file names it."""
+    if settings.imports and "imports" not in given:
+        again = " ".join(f"--import {name}" for name in settings.imports)
+        raise SettingsError(f"the benchmark in {path} has methods of other modules: add {again}, which runs their code")
 
 
 def _compare(paths: tuple[Path, Path], as_json: bool) -> None:
@@ -198,7 +252,7 @@ def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | Non
     from ..bench.result import dump, write
     from ..bench.terminal import progress_bar, show_passes
 
-    if strange := sorted(set(given) - {"model", "dtype", "data"}):
+    if strange := sorted(set(given) - {"model", "dtype", "data", "imports"}):
         raise click.UsageError(f"--pass has no use for --{strange[0].replace('_', '-')}")
     if rows is not None and (not rows or min(rows) < 1):
         raise SettingsError("--rows needs whole numbers of at least 1, such as 1,8,16")
@@ -219,8 +273,8 @@ def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | Non
 def _load_precisions(name: str, dtype: str) -> dict[str, LanguageModel]:
     """The model in the precision asked for; for "auto" in every one it can be loaded in."""
     from .. import load
-    from ..budget.cost import precision
     from ..errors import UnsupportedModel
+    from ..model.footprint import precision
 
     models: dict[str, LanguageModel] = {}
     for each in _PRECISIONS if dtype == "auto" else (dtype,):

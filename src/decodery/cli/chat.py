@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import DecoderyError
-from .options import Command, constraint_options, decoding_options, given, model_options
+from .given import given
+from .options import Command, constraint_options, decoding_options, model_options
 
 if TYPE_CHECKING:
     from ..lm import LM, Output

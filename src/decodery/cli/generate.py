@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .given import given, read_prompt
 from .options import (
     Command,
     constraint_options,
     decoding_options,
-    given,
     model_options,
     output_option,
-    read_prompt,
     search_option,
 )
 
@@ -60,6 +59,7 @@ def generate(
         raise click.UsageError("--logprobs needs --json")
     text, settings = read_prompt(prompt), given(settings)
     from .. import load
+    from ..core.noise import nth_seed
     from ..errors import Unsolved
     from ..registry import resolve
     from .decoding import Screen, decode, figures, leave_if_terminated, note
@@ -81,7 +81,7 @@ def generate(
     tokens = lm.encode(text, raw=raw)
     settings["raw"] = raw
     first = lm.request(tokens, logprobs=logprobs, **settings)
-    seeds = range(first.seed + 1, first.seed + n)
+    seeds = [nth_seed(first.seed, number) for number in range(1, n)]
     requests = [first, *(lm.request(tokens, logprobs=logprobs, **settings | {"seed": seed}) for seed in seeds)]
     if as_json:
         outputs = [output.to_dict() for output in decode(lm, requests)]
@@ -104,7 +104,7 @@ def _needs_end(request: Request) -> bool:
     from ..sample.constraint import constrained
 
     found = constrained(request.sampler.warps)
-    return found is not None and not found[1].ends_anywhere
+    return found is not None and found[1].needs.ends
 
 
 def _search(lm: LM, method: Search, prompt: str, **settings: Any) -> list[Output]:

@@ -6,7 +6,8 @@ import json
 
 import click
 
-from .options import Command, import_option, model_options, output_option, read_prompt
+from .given import read_prompt
+from .options import Command, import_option, model_options, output_option
 
 
 @click.command(cls=Command, short_help="Write a text that carries a message.")

@@ -106,6 +106,7 @@ def _page(method: Method) -> str:
         f"paper:      {method.paper or '-'}",
         f"guarantee:  {method.guarantee}",
         f"needs:      {', '.join(method.needs) or '-'}",
+        f"gives:      {', '.join(method.gives) or '-'}",
         "",
         inspect.getdoc(method.cls) or "",
     ]

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-
-from ..errors import PromptError, SettingsError
-
-_MOST_INPUT = 1 << 24
-_CHANCE = {
-    **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0},
-    **{"top_h": None, "xtc": 0.0, "mirostat": 0},
-}
-"""Settings that only shape chance, and their neutral values."""
-_NOT_WARPING = {
-    "max_new_tokens",
-    "seed",
-    "stop",
-    "ignore_eos",
-    "drafter",
-    "rule",
-    "budget",
-    "max_nodes",
-    "source",
-    "constraint",
-}
 
 
 class Option(click.Option):
@@ -56,7 +34,9 @@ class Command(click.Command):
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _options(*options: Decorator) -> Decorator:
+def together(*options: Decorator) -> Decorator:
+    """Several options as one decorator, listed in the order given."""
+
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
@@ -74,6 +54,11 @@ def output_option(*names: str, **settings: Any) -> Decorator:
     return _option("Output", *names, **settings)
 
 
+def server_option(*names: str, **settings: Any) -> Decorator:
+    """An option about how a model is served."""
+    return _option("Server", *names, **settings)
+
+
 def _bias(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
     pairs: dict[int, float] = {}
     for value in values:
@@ -85,28 +70,28 @@ def _bias(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
     return pairs or None
 
 
-def _import(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> None:
+def _import(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...] | None:
     if not ctx.resilient_parsing:
         from ..plugins import import_methods
 
         for name in names:
             import_methods(name)
+    return names or None
 
 
-import_option = _option(
-    "Methods",
-    "--import",
-    multiple=True,
-    # Before the other options, whose values may name what it brings.
-    is_eager=True,
-    expose_value=False,
-    callback=_import,
-    metavar="MODULE",
-    help="Know the methods that MODULE, a name or a .py file, registers; may be repeated.",
-)
+def _importing(heading: str, **settings: Any) -> Decorator:
+    # Eager: before the other options, whose values may name what it brings.
+    what = "Know the methods that MODULE, a name or a .py file, registers; may be repeated."
+    settings = {"multiple": True, "is_eager": True, "callback": _import, "metavar": "MODULE", "help": what, **settings}
+    return _option(heading, "--import", "imports", **settings)
 
 
-model_options = _options(
+import_option = _importing("Methods", expose_value=False)
+recorded_import_option = _importing("Methods")
+"""The same, handed on as `imports`."""
+
+
+model_options = together(
     _option(
         "Model",
         *("-m", "--model"),
@@ -124,7 +109,7 @@ model_options = _options(
     ),
 )
 
-decoding_options = _options(
+decoding_options = together(
     import_option,
     _option("Length", "--max-new-tokens", type=int, metavar="N", help="Stop after N tokens (256)."),
     _option("Length", "--min-new-tokens", type=int, metavar="N", help="Do not end before N tokens."),
@@ -195,12 +180,12 @@ decoding_options = _options(
         metavar="SPEC",
         help="How much to draft, such as fixed:nodes=8; without one the drafter decides.",
     ),
-    _option("Speculation", "--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step (64)."),
+    _option("Speculation", "--max-nodes", type=int, metavar="N", help="Draft at most N tokens per step (80)."),
 )
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-constraint_options = _options(
+constraint_options = together(
     _option("Constraint", "--json-schema", type=_FILE, metavar="FILE", help="Write JSON that is valid under a schema."),
     _option("Constraint", "--regex", metavar="PATTERN", help="Write a text that the pattern matches from end to end."),
     _option("Constraint", "--grammar", type=_FILE, metavar="FILE", help="Write a sentence of a Lark grammar."),
@@ -213,7 +198,7 @@ constraint_options = _options(
     ),
 )
 
-search_option = _options(
+search_option = together(
     _option(
         "Search",
         "--search",
@@ -222,80 +207,3 @@ search_option = _options(
         "without a drafter.",
     ),
 )
-
-
-def given(settings: dict[str, Any]) -> dict[str, Any]:
-    """The decoding options that were given, as keyword arguments of `LM.request`, before a model is fetched for them.
-
-    Raises a DecoderyError for names that do not exist, values out of range and options that could have no effect.
-    """
-    from ..lm import build_sampler, resolve_drafter
-    from ..registry import resolve
-
-    chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
-    if constraints := [name for name in _CONSTRAINTS if name in chosen]:
-        if len(constraints) > 1:
-            names = " and ".join("--" + name.replace("_", "-") for name in constraints)
-            raise SettingsError(f"a text has one constraint: {names} contradict each other")
-        chosen["constraint"] = _constraint(constraints[0], chosen.pop(constraints[0]))
-    idle = [name for name, neutral in _CHANCE.items() if chosen.get(name, neutral) != neutral]
-    if idle and not chosen.get("temperature") and "sampler" not in chosen:
-        names = " and ".join("--" + name.replace("_", "-") for name in idle)
-        raise SettingsError(
-            f"{names} would have no effect, because temperature 0 always takes the likeliest token: "
-            "add --temperature 0.7, say"
-        )
-    if chosen.get("drafter", "auto") != "auto":
-        chosen["drafter"] = resolve_drafter(chosen["drafter"])
-    if chosen.get("source", "none") != "none":
-        chosen["source"] = resolve("source", chosen["source"])
-    if "rule" in chosen:
-        rule = chosen["rule"]
-        chosen["rule"] = resolve("verify", rule)
-        if chosen["rule"].draws and not chosen.get("temperature") and "sampler" not in chosen:
-            raise SettingsError(f"--rule {rule} would have no effect at temperature 0: add --temperature 0.8, say")
-    if "budget" in chosen:
-        chosen["budget"] = resolve("budget", chosen["budget"])
-    warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}
-    if "dry_breakers" in warping:
-        # Only a model's tokenizer knows which tokens hold these texts.
-        warping["dry_breakers"] = ()
-    temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
-    build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
-    return chosen
-
-
-_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
-
-
-def _constraint(name: str, value: Any) -> Any:
-    """What the user wants written, from one of the options under "Constraint"."""
-    from ..constrain import Choice, Grammar, JSONSchema, Regex
-    from ..registry import resolve
-
-    if name == "constrain":
-        return resolve("constrain", value)
-    if isinstance(value, Path):
-        if value.stat().st_size > _MOST_INPUT:
-            raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")
-        try:
-            value = value.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"cannot read {value} as text: {error}") from error
-    languages = {"json_schema": JSONSchema, "regex": Regex, "grammar": Grammar, "choice": Choice}
-    return languages[name](value)
-
-
-def read_prompt(argument: str | None) -> str:
-    """The prompt: the argument, or standard input where that is "-" or missing. One final newline is dropped."""
-    if argument not in (None, "-"):
-        return str(argument)
-    if argument is None and sys.stdin.isatty():
-        raise click.UsageError('a prompt is missing: give one, as in: decodery generate "Explain tides."')
-    data = sys.stdin.buffer.read(_MOST_INPUT + 1)
-    if len(data) > _MOST_INPUT:
-        raise PromptError("standard input is longer than 16 MiB, more than any model reads: give a shorter prompt")
-    try:
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise PromptError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from error

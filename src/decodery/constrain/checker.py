@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..core.needs import Gives
 from ..errors import SettingsError
 from ..model.vocabulary import Vocabulary
 from ..registry import register
@@ -64,7 +65,7 @@ class _State:
 class CheckerConstraint(Constraint):
     """A `Checker` over a model's tokens. Special tokens and those without a text are never accepted."""
 
-    masked = False
+    gives = Gives()
 
     def __init__(self, vocabulary: Vocabulary, prefix: Check, complete: Check | None) -> None:
         self.vocabulary = vocabulary

@@ -20,7 +20,7 @@ _AHEAD = 256
 """Bytes of what is forced that are looked at for the tokenizer's next token."""
 
 
-@register("choice", guarantee="every finished text is one of the options")
+@register("choice", guarantee="every finished text is one of the options", texts=("options",))
 @dataclass(frozen=True)
 class Choice(Language):
     """Writes one of several given texts.

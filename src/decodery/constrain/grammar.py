@@ -33,6 +33,7 @@ _PARTS = re.compile(
     "grammar",
     paper="Grammar-Constrained Decoding for Structured NLP Tasks without Finetuning (2023)",
     guarantee="every finished text is a sentence of the grammar",
+    texts=("rules",),
 )
 @dataclass(frozen=True)
 class Grammar(Language):

@@ -27,6 +27,7 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
     "json-schema",
     paper="Generating Structured Outputs from Language Models: Benchmark and Studies (2025)",
     guarantee="every finished text is valid under the whole schema; what cannot be enforced is an error",
+    texts=("schema",),
 )
 @dataclass(frozen=True)
 class JSONSchema(Language):

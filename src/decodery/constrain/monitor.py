@@ -8,13 +8,14 @@ import re
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.vocabulary import Vocabulary
 from ..registry import register
@@ -39,6 +40,7 @@ T = TypeVar("T")
     paper="Guiding Language Models of Code with Global Context using Monitors (2023)",
     guarantee="every attribute read is one the analyser finds on the object, where it finds any",
     needs=("jedi",),
+    local=True,
 )
 @dataclass(frozen=True)
 class Monitor:
@@ -106,7 +108,9 @@ class MonitorState:
 class MonitorConstraint(Constraint):
     """A monitor for one vocabulary. The analyser is asked when a mask is, so that drafts cost no questions."""
 
-    ends_anywhere: ClassVar[bool] = True
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, ends=False)
 
     def __init__(self, monitor: Monitor, vocabulary: Vocabulary) -> None:
         analyser()

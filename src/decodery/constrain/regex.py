@@ -17,6 +17,7 @@ from .size import MOST_PATTERN
     "regex",
     paper="Efficient Guided Generation for Large Language Models (2023)",
     guarantee="every finished text matches the whole pattern",
+    texts=("pattern",),
 )
 @dataclass(frozen=True)
 class Regex(Language):

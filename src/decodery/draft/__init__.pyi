@@ -16,6 +16,7 @@ from .lexical_unit import LexicalUnit as LexicalUnit
 from .lookahead import Lookahead as Lookahead
 from .ngram import NGram as NGram
 from .base import Observation as Observation
+from .prediction import Prediction as Prediction
 from .prompt_lookup import PromptLookup as PromptLookup
 from .rasd import RASD as RASD
 from .rest import REST as REST

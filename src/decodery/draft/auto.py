@@ -10,6 +10,7 @@ import numpy as np
 
 from ..budget.base import Budget
 from ..budget.steps import StepCosts
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -45,7 +46,7 @@ class Auto(Drafter):
     most: int = 32
     warm: str | None = SHIPPED
 
-    weighs_cost = True
+    needs = Needs(costs=True)
 
     def largest(self) -> int:
         return self.most

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ import torch
 from ..budget.base import Outlook
 from ..contract import Contract
 from ..core.ask import Asking, settled
-from ..core.tree import UNKNOWN, Origin, TokenTree
+from ..core.needs import Gives, Needs
+from ..core.tree import UNKNOWN, TokenTree
 from ..errors import SettingsError
+from ..model.sites import Tap
 from ..registry import method_of, resolve
 from .growth.base import Growth
 
@@ -27,20 +30,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "Expander", "Observation"]
 
+_UNSAID = -1e30
+"""The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
+
 
 @dataclass(slots=True)
 class Observation:
     """What one pass taught about one sequence.
 
     tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
-    logits: [n, vocab] float32 of the tree's nodes, the model's own. hidden: {layer: [n, hidden]}, as tapped.
+    logits: [n, vocab] float32 of the tree's nodes, the model's own. hidden: {tap: [n, width]}, as tapped.
     path: accepted nodes below the root; emitted: tokens the text grew by, the bonus token included.
     start: where in the text the tree's root stands.
     """
 
     tree: TokenTree
     logits: torch.Tensor
-    hidden: dict[int, torch.Tensor]
+    hidden: dict[Tap, torch.Tensor]
     path: list[int]
     emitted: list[int]
     start: int
@@ -70,23 +76,19 @@ class Drafter(Contract):
 
     One that needs passes of a model is a generator that asks for them, see `decodery.core.ask`.
 
-    origin: how siblings in its trees arise, which decides the rules that may verify them.
-    taps: after how many layers it wants hidden states. reads_prompt: whether it is shown the prompt's rows too.
-    weighs_cost: whether it asks what passes cost, which is then measured before decoding starts. asks: whether it asks
-    its budget before each draw whether to go on. asks_ahead: whether its trees have nodes whose token is not known.
+    Subclasses say what they need and give by tables of their own, as in `needs = Needs(prompt=True)`. One that needs
+    `states` sees nodes whose token is not known, too.
     """
 
-    origin: ClassVar[Origin] = "deterministic"
-    taps: ClassVar[tuple[int, ...]] = ()
-    reads_prompt: ClassVar[bool] = False
-    weighs_cost: ClassVar[bool] = False
-    asks: ClassVar[bool] = False
-    asks_ahead: ClassVar[bool] = False
+    @property
+    def needs(self) -> Needs:
+        """What it must find of the model."""
+        return Needs()
 
     @property
-    def origins(self) -> frozenset[Origin]:
-        """All that `origin` may be from step to step; one thing, unless it is made of several drafters."""
-        return frozenset((self.origin,))
+    def gives(self) -> Gives:
+        """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
+        return Gives(drafts=("deterministic",))
 
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
@@ -134,8 +136,12 @@ class Expander(Drafter):
             object.__setattr__(self, "growth", resolve("draft.growth", self.growth))
 
     @property
-    def origin(self) -> Origin:  # type: ignore[override]
-        return self.growth.origin if isinstance(self.growth, Growth) else "sampled"
+    def needs(self) -> Needs:
+        return self.growth.needs if isinstance(self.growth, Growth) else Needs()
+
+    @property
+    def gives(self) -> Gives:
+        return self.growth.gives if isinstance(self.growth, Growth) else Gives(drafts=("sampled",), pauses=True)
 
     def largest(self) -> int | None:
         return self.growth.largest() if isinstance(self.growth, Growth) else self.length
@@ -143,14 +149,6 @@ class Expander(Drafter):
     def held_rows(self, nodes: int) -> int:
         # Of the nodes of a level logits, warped copies and log-probabilities, and of all nodes what was drawn from.
         return 3 if self.growth is None else 6 * (nodes + 1)
-
-    @property
-    def asks(self) -> bool:  # type: ignore[override]
-        return self.growth is None
-
-    @property
-    def weighs_cost(self) -> bool:  # type: ignore[override]
-        return isinstance(self.growth, Growth) and self.growth.weighs_cost
 
     @abstractmethod
     def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor | Asking[torch.Tensor]:
@@ -179,7 +177,7 @@ class Expander(Drafter):
         sampler = seq.sampler
         contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
         logits = yield from settled(self.logits(seq, tree, nodes))
-        law = sampler.law(logits, contexts, shaped=shaped).float()
+        law = sampler.law(logits.clamp(min=_UNSAID), contexts, shaped=shaped).float()
         # Where a mask leaves nothing that the drafter can say, anything is as good.
         silent = law.amax(dim=-1, keepdim=True) == -torch.inf
         return torch.where(silent, 0.0, law).log_softmax(dim=-1)
@@ -201,7 +199,7 @@ class Expander(Drafter):
         def law() -> Asking[torch.Tensor]:
             nonlocal logits
             logits = yield from settled(self.logits(seq, tree, [len(drafted)]))
-            return sampler.law(logits, [context])[0]
+            return sampler.law(logits.clamp(min=_UNSAID), [context])[0]
 
         while len(drafted) < length:
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
@@ -209,10 +207,10 @@ class Expander(Drafter):
                 break
             row = (yield from outlook.law())[None]
             token = int(sampler.pick(row, seq.seed, [context.position])[0])
-            if row[0, token] == -torch.inf:
+            if logits[0, token] == -torch.inf:
                 # A mask may leave nothing that a drafter with few tokens can say.
                 break
-            if seq.rule.uses_draft_distributions:
+            if seq.rule.needs.laws:
                 laws[len(drafted)] = sampler.preferences(row)[0]
             drafted.append(token)
             tree = TokenTree.chain(seq.pending, drafted, origin="sampled", distributions=laws)
@@ -242,21 +240,9 @@ class Composite(Drafter):
     def parts(self) -> tuple[Drafter, ...]:
         """The drafters it is made of."""
 
-    @property
-    def taps(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(sorted({tap for part in self.parts for tap in part.taps}))
-
-    @property
-    def reads_prompt(self) -> bool:  # type: ignore[override]
-        return any(part.reads_prompt for part in self.parts)
-
-    @property
-    def weighs_cost(self) -> bool:  # type: ignore[override]
-        return any(part.weighs_cost for part in self.parts)
-
-    @property
-    def asks_ahead(self) -> bool:  # type: ignore[override]
-        return any(part.asks_ahead for part in self.parts)
+    @cached_property
+    def needs(self) -> Needs:
+        return Needs.merged(part.needs for part in self.parts)
 
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]
@@ -290,7 +276,7 @@ class Composite(Drafter):
     def observe(self, seq: Sequence, seen: Observation) -> None:
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                drafter.observe(seq, seen if drafter.asks_ahead else seen.of_tokens())
+                drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
 
     def forget(self, seq: Sequence) -> None:
         for number in range(len(self.parts)):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ..budget.base import Budget
 from ..core.ask import Asking, settled
+from ..core.needs import Gives
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..registry import register, resolve
 from .base import Composite, Drafter
@@ -45,18 +46,8 @@ class _Combined(Composite):
         return self.drafters  # type: ignore[return-value]  # resolved above
 
     @property
-    def origin(self) -> Origin:  # type: ignore[override]
-        """The strongest of the parts' origins."""
-        order: tuple[Origin, ...] = ("without-replacement", "sampled", "deterministic")
-        return next(each for each in order if each in self.origins)
-
-    @property
-    def origins(self) -> frozenset[Origin]:
-        return frozenset().union(*(part.origins for part in self.parts))
-
-    @property
-    def asks(self) -> bool:  # type: ignore[override]
-        return any(part.asks for part in self.parts)
+    def gives(self) -> Gives:
+        return Gives.merged(part.gives for part in self.parts)
 
 
 @register("fuse", lossless=True)
@@ -70,12 +61,8 @@ class Fuse(_Combined):
     """
 
     @property
-    def origin(self) -> Origin:  # type: ignore[override]
-        return "deterministic"
-
-    @property
-    def origins(self) -> frozenset[Origin]:
-        return frozenset(("deterministic",))
+    def gives(self) -> Gives:
+        return replace(super().gives, drafts=("deterministic",))
 
     def largest(self) -> int | None:
         sizes = [part.largest() for part in self.parts]

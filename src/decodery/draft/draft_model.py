@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError, VocabularyMismatch
@@ -37,6 +38,10 @@ class DraftModel(Expander):
 
     model: LanguageModel | str | None = None
 
+    @property
+    def gives(self) -> Gives:
+        return replace(super().gives, draft_states=super().gives.pauses)
+
     def start(self, seq: Sequence) -> Follower:
         model = self._model(seq.model)
         known = {model.config.vocabulary, seq.model.config.vocabulary} - {""}
@@ -47,7 +52,7 @@ class DraftModel(Expander):
             )
         if seq.budget is not None:
             seq.budget.fits(model)
-        tapped = seq.budget is not None and seq.budget.reads_states
+        tapped = seq.budget is not None and seq.budget.needs.draft_states
         return Follower.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:

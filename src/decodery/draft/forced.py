@@ -12,8 +12,9 @@ import torch
 
 from ..budget.base import Budget
 from ..core.ask import Asking, settled
+from ..core.needs import Gives
 from ..core.sequence import Sequence
-from ..core.tree import UNKNOWN, Origin, TokenTree
+from ..core.tree import UNKNOWN, TokenTree
 from ..registry import register, resolve
 from ..sample.constraint import Constraint, constrained
 from .base import Composite, Drafter, Observation
@@ -43,16 +44,8 @@ class Forced(Composite):
         return (self.drafter,)  # type: ignore[return-value]  # resolved above
 
     @property
-    def origin(self) -> Origin:  # type: ignore[override]
-        return self.parts[0].origin
-
-    @property
-    def origins(self) -> frozenset[Origin]:
-        return self.parts[0].origins | {"deterministic"}
-
-    @property
-    def asks(self) -> bool:  # type: ignore[override]
-        return self.parts[0].asks
+    def gives(self) -> Gives:
+        return Gives.merged((self.parts[0].gives, Gives(drafts=("deterministic",))))
 
     def start(self, seq: Sequence) -> list[Any]:
         return [*super().start(seq), 0]
@@ -90,7 +83,7 @@ class Forced(Composite):
         logq = None if tree.logq is None else np.concatenate((np.zeros(count), tree.logq))
         laws = {node + count: law for node, law in tree.distributions.items()}
         # The drafter may combine several: what it drafted this time says how its siblings arose.
-        if seq.rule.uses_draft_distributions and tree.origin != "deterministic":
+        if seq.rule.needs.laws and tree.origin != "deterministic":
             for node, token in enumerate(forced):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
                 laws[node][token] = 1.0

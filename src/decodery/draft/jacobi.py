@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from ..budget.base import Budget
 from ..core import noise
+from ..core.needs import Gives
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..registry import register
 from .base import Drafter, Observation
@@ -39,7 +40,6 @@ class _State:
     "jacobi",
     paper="Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative Jacobi Decoding (2024)",
     lossless=True,
-    needs=("logits of rejected rows",),
 )
 @dataclass(frozen=True)
 class Jacobi(Drafter):
@@ -61,7 +61,7 @@ class Jacobi(Drafter):
     window: int = 16
     fill: Literal["random", "last", "lookup"] = "random"
 
-    origin: ClassVar[Origin] = "sampled"
+    gives = Gives(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.window < 2 or self.fill not in ("random", "last", "lookup"):
@@ -103,7 +103,7 @@ class Jacobi(Drafter):
         if not seq.sampler.greedy:
             law = _likely(law)
         state.guesses = seq.sampler.pick(law, seq.seed, [context.position for context in contexts]).tolist()
-        if seq.rule.uses_draft_distributions:
+        if seq.rule.needs.laws:
             state.laws = list(seq.sampler.preferences(law))
 
     def _fill(self, state: _State, seq: Sequence) -> None:
@@ -115,7 +115,7 @@ class Jacobi(Drafter):
         while len(state.guesses) < self.window - 1:
             token = self._new(state, seq)
             state.guesses.append(token)
-            if seq.rule.uses_draft_distributions:
+            if seq.rule.needs.laws:
                 law = torch.zeros(seq.vocab_size, dtype=torch.float64, device=seq.model.device)
                 law[token] = 1.0
                 state.laws.append(law)

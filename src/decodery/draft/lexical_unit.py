@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from ..budget.base import Budget
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import UNKNOWN, TokenTree
-from ..errors import SettingsError, UnsupportedModel
+from ..errors import SettingsError
 from ..model.artifact import remembered
 from ..model.drafts import UNITS, shipped_units
 from ..model.placeholders import Placeholders
@@ -38,7 +39,7 @@ class _State:
     paper="Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units for LLMs (2024)",
     guarantee="the law of the output is unchanged under lossless rules; the rule lexical-unit trusts the units instead",
     lossless=True,
-    needs=("trained placeholders", "logits of rejected rows"),
+    needs=("trained placeholders",),
 )
 @dataclass(frozen=True)
 class LexicalUnit(Drafter):
@@ -56,7 +57,7 @@ class LexicalUnit(Drafter):
     placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
     """
 
-    asks_ahead = True
+    needs = Needs(states=True)
 
     span: int = 4
     beta: float = 0.1
@@ -71,10 +72,6 @@ class LexicalUnit(Drafter):
         return self.span * self.span - 1
 
     def start(self, seq: Sequence) -> _State:
-        if not hasattr(seq.model, "embed_tokens"):
-            raise UnsupportedModel(
-                f"{type(seq.model).__name__} takes no input embeddings, which lexical-unit needs: use another drafter"
-            )
         found = self._found(seq.model)
         if len(found.data) < self.span - 1:
             raise SettingsError(

@@ -51,7 +51,6 @@ class _State:
     "lookahead",
     paper="Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (2024)",
     lossless=True,
-    needs=("logits of rejected rows",),
 )
 @dataclass(frozen=True)
 class Lookahead(Drafter):

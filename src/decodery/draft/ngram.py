@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from ..core.memory import Scope
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -48,7 +48,9 @@ class NGram(Expander):
     smoothing: float = 0.1
     scope: Scope = "process"
 
-    reads_prompt: ClassVar[bool] = True
+    @property
+    def needs(self) -> Needs:
+        return Needs.merged((super().needs, Needs(prompt=True)))
 
     def __post_init__(self) -> None:
         super().__post_init__()

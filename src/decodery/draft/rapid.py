@@ -7,15 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from ..budget.base import Budget
 from ..core.ask import Asking
+from ..core.needs import Gives
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..model.named import named
 from ..model.protocol import LanguageModel, Reader
@@ -66,7 +66,7 @@ class Rapid(Drafter):
     chunk: int = 512
     length: int = 4096
 
-    origin: ClassVar[Origin] = "sampled"
+    gives = Gives(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if min(self.gamma, self.query, self.chunk, self.length) < 1 or self.head < 0 or not 0 <= self.confidence <= 1:
@@ -119,7 +119,7 @@ class Rapid(Drafter):
             logits = yield from state.reading.after(text, tree, [len(tree) - 1])
             law = sampler.law(logits, [context])
             token = int(sampler.pick(law, seq.seed, [context.position])[0])
-            if seq.rule.uses_draft_distributions:
+            if seq.rule.needs.laws:
                 laws[len(tree) - 1] = sampler.preferences(law)[0]
             tree = TokenTree.chain(seq.pending, [*tree.tokens[1:], token], origin="sampled", distributions=laws)
             # The doubtful token is drafted too: leaving out what was drawn would bias the rules that test draws.

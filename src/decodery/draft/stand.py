@@ -11,8 +11,9 @@ import torch
 from ..budget.base import Budget
 from ..core import noise
 from ..core.memory import Scope
+from ..core.needs import Gives, Needs
 from ..core.sequence import Sequence
-from ..core.tree import Origin, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..registry import register
 from ..sample.temperature import Temperature
@@ -73,8 +74,8 @@ class STAND(Drafter):
     scope: Scope = "problem"
 
     shape: ClassVar[Template] = CALIBRATED
-    origin: ClassVar[Origin] = "without-replacement"
-    reads_prompt: ClassVar[bool] = True
+    needs = Needs(prompt=True)
+    gives = Gives(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if not self.orders or min(self.orders) < 1 or self.width < 1 or self.nodes < 1:
@@ -123,9 +124,11 @@ class STAND(Drafter):
         limits = Budget(min(self.nodes, budget.nodes), budget.depth)
         # A place may be worth no more than an earlier sibling's: leaving one out of the middle would bias rules.
         rates = np.minimum.accumulate(memory.store.rates.rates)
-        tree, filled = self.shape.fill(seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.origin)
+        tree, filled = self.shape.fill(
+            seq.pending, children, rates, limits, eos_ids=seq.eos_ids, origin=self.gives.drafts[0]
+        )
         memory.places = filled
-        return _with_law(tree, filled, draws, seq) if seq.rule.uses_draft_distributions else tree
+        return _with_law(tree, filled, draws, seq) if seq.rule.needs.laws else tree
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         memory: _Memory = seq.draft_state
@@ -141,7 +144,7 @@ def _gumbel(seq: Sequence, depth: int, places: list[int], ids: np.ndarray) -> np
     The request's own, or where the rule compares with the draft's distributions, noise of each node's own: which places
     the budget leaves depends on what was drawn at others, and may not depend on what is about to be.
     """
-    if seq.rule.uses_draft_distributions:
+    if seq.rule.needs.laws:
         rows = [
             noise.gumbel(seq.seed, place, torch.from_numpy(row), noise.DRAFT)
             for place, row in zip(places, ids, strict=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..budget.base import Budget
 from ..core.memory import Scope
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -47,8 +48,8 @@ class TokenRecycling(Drafter):
             raise SettingsError("token-recycling needs width >= 1 and nodes >= 1")
 
     @property
-    def reads_prompt(self) -> bool:  # type: ignore[override]
-        return self.seed_from_prompt
+    def needs(self) -> Needs:
+        return Needs(prompt=self.seed_from_prompt)
 
     def largest(self) -> int:
         return min(self.nodes, len(TOKEN_RECYCLING))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..draft.stores.datastore import SuffixArray
-from ..errors import CorruptFile, ModelNotFound
+from ..errors import CorruptFile
+from ..model.artifact import Artifact
 from ..model.drafts import shipped_ngrams
-from ..model.store import replacing
 
 __all__ = ["NGrams", "load_ngrams"]
 
-FORMAT = "decodery ngrams 1"
-_MOST_BYTES = 1 << 28
+_KIND = "table of n-grams"
+_MADE = "make one with decodery train ngrams"
 _END = 2**32 - 1
 """Stands behind every text; no token has this id."""
 
@@ -63,13 +63,11 @@ def save_ngrams(
     path: Path, texts: Iterable[Sequence[int] | np.ndarray], vocab_size: int, facts: Mapping[str, Any]
 ) -> None:
     """Write texts given as token ids to a safetensors file, for `load_ngrams`; facts: how they came about."""
-    from safetensors.numpy import save_file
-
     parts = [np.asarray(text, dtype=np.int64) for text in texts]
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    tensors = {"tokens": np.concatenate(parts).astype(kind), "sizes": np.array([len(part) for part in parts])}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(dict(facts))})
+    tokens = torch.from_numpy(np.concatenate(parts).astype(kind))
+    sizes = torch.tensor([len(part) for part in parts])
+    Artifact(_KIND, {"tokens": tokens, "sizes": sizes}, facts).save(path)
 
 
 def load_ngrams(path: Path) -> NGrams:
@@ -77,25 +75,11 @@ def load_ngrams(path: Path) -> NGrams:
 
     Raises ModelNotFound where there is no such file, CorruptFile for anything else.
     """
-    from safetensors import SafetensorError, safe_open
-
-    wrong = f"{path} holds no n-grams, or is damaged: make some with decodery train ngrams"
-    if not path.is_file():
-        raise ModelNotFound(
-            f"there are no n-grams at {path}: make some with decodery train ngrams, or correct the path"
-        )
-    if path.stat().st_size > _MOST_BYTES:
-        raise CorruptFile(wrong)
-    try:
-        with safe_open(path, framework="np") as file:
-            if (file.metadata() or {}).get("format") != FORMAT:
-                raise CorruptFile(wrong)
-            tokens, sizes = file.get_tensor("tokens"), file.get_tensor("sizes")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise CorruptFile(wrong) from error
+    found = Artifact.read(path, _KIND, _MADE).tensors
+    tokens, sizes = (found[name].numpy() if name in found else np.zeros(()) for name in ("tokens", "sizes"))
     whole = tokens.ndim == sizes.ndim == 1 and tokens.dtype.kind == "u" and sizes.dtype == np.int64
     if not whole or not len(sizes) or sizes.min() < 1 or int(sizes.astype(object).sum()) != len(tokens):
-        raise CorruptFile(wrong)
+        raise CorruptFile(f"{path} holds no {_KIND}, or is damaged: {_MADE}")
     return NGrams.count(np.split(tokens.astype(np.int64), np.cumsum(sizes)[:-1]))
 
 

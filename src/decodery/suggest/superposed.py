@@ -12,7 +12,7 @@ import torch
 from ..core.ask import Asking, score
 from ..errors import PromptError, SettingsError, UnsupportedModel
 from ..model.batch import Segment
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, takes_states
 from ..registry import register
 from .ngrams import NGrams
 
@@ -116,7 +116,7 @@ def superpose(
         if not running or number + 1 == min(length, room):
             break
         mixed = mixture(model, [branch.tokens[-1] for branch in running], [branch.score for branch in running])
-        segment = Segment(np.array([cache.next_position]), embeddings=mixed, cache=cache)
+        segment = Segment(np.array([cache.next_position]), states=mixed, cache=cache)
         logits = (yield from score(model, segment)).logits[-1]
         cache.keep([0])
     # The paper ranks by exp(-score / length), the smaller the better.
@@ -144,11 +144,10 @@ def ngram_scores(ngrams: NGrams, history: Ordered[int], tokens: Ordered[int]) ->
 
 def mixture(model: LanguageModel, tokens: Ordered[int], scores: Ordered[float]) -> torch.Tensor:
     """[1, hidden] input embedding: those of `tokens`, averaged with the softmax of their drafts' scores."""
-    embed = getattr(model, "embed_tokens", None)
-    if embed is None:
+    if not takes_states(model):
         raise UnsupportedModel(f"{type(model).__name__} takes no input embeddings, which superposed drafts need")
     weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
-    rows = embed(torch.tensor(list(tokens), device=model.device))
+    rows = model.embed_tokens(torch.tensor(list(tokens), device=model.device))
     return (weights.to(rows.device, rows.dtype)[:, None] * rows).sum(dim=0, keepdim=True)
 
 

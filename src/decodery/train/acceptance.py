@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,20 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from ..budget.specdec_pp import HEAD, AcceptanceHead
+from ..core.noise import nth_seed
 from ..errors import CorruptFile, SettingsError, VocabularyMismatch
-from ..model.artifact import fingerprint, read_tensors
+from ..model.artifact import read_tensors
 from ..model.batch import Batch, Scores, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, replacing, silent, write_text
-from .corpus import Corpus, Text
+from .card import CARD, refuse_others
+from .corpus import Corpus, Text, check_texts
 from .loop import History, Plan, batches, train
 
-_CARD = "README.md"
 _SHARD = 32
 """Texts whose states are kept in one file."""
+check_folder = partial(refuse_others, made=HEAD, what="is no acceptance head")
+"""Raises SettingsError where training would overwrite something else."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ def train_acceptance(
     if not len(labels) or not len(held_labels):
         raise SettingsError("the texts hold no token that the draft model could have drafted: write longer ones")
     head = AcceptanceHead.random(states.shape[1], draft.vocab_size, depth=recipe.depth, seed=recipe.seed)
-    head.model = fingerprint(draft)
+    head.model = draft.fingerprint
     # It begins as the best judge that always says the same, so that it can only get better.
     head.output[0].zero_()
     head.output[1].copy_(_best(labels.mean(), recipe.rejected))
@@ -127,20 +131,8 @@ def train_acceptance(
     head.facts.update({name: round(value, 5) for name, value in scores.items()}, **asdict(recipe), **(facts or {}))
     head.save(out / HEAD)
     # Last: without the head beside it, it would be taken for somebody else's.
-    write_text(out / _CARD, _card(corpus, recipe, history, scores, facts or {}))
+    write_text(out / CARD, _card(corpus, recipe, history, scores, facts or {}))
     return scores
-
-
-def check_texts(count: int) -> None:
-    """Raise SettingsError for a number of texts of which none would be held out."""
-    if count < 20:
-        raise SettingsError(f"{count} texts are too few to learn from and to hold some out: write at least 20")
-
-
-def check_folder(out: Path) -> None:
-    """Raise SettingsError where a head would overwrite something else."""
-    if (out / _CARD).exists() and not (out / HEAD).exists():
-        raise SettingsError(f"{out} has a {_CARD} and is no acceptance head: name a new folder")
 
 
 def _card(
@@ -245,7 +237,7 @@ def _examples(
             found = []
             for number in numbers:
                 temperature = float(temperatures[number % len(temperatures)])
-                seed = recipe.seed + number
+                seed = nth_seed(recipe.seed, number)
                 found.append(
                     judged(target, draft, corpus[number], temperature=temperature, kept=recipe.kept, seed=seed)
                 )

@@ -164,3 +164,9 @@ def _read(path: Path) -> list[Text]:
         )
         for begin, end, first in zip(bounds[:-1], bounds[1:], written, strict=True)
     ]
+
+
+def check_texts(count: int) -> None:
+    """Raise SettingsError for a number of texts of which none would be held out."""
+    if count < 20:
+        raise SettingsError(f"{count} texts are too few to learn from and to hold some out: write at least 20")

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..budget.base import Budget
+from ..core.noise import nth_seed
 from ..core.sequence import Sequence as Decoded
 from ..core.tree import TokenTree
 from ..decode.engine import Engine
@@ -79,7 +80,7 @@ def write_texts(
             max_new_tokens=max_new_tokens,
             sampler=samplers[number % len(samplers)],
             drafter=_Recorder(top),
-            seed=seed + number,
+            seed=nth_seed(seed, number),
             eos_ids=target.tokenizer.eos_ids,
         )
         for number, prompt in enumerate(prompts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +23,14 @@ from ..model.load import LoadedModel, choose_dtype
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Kept
+from .card import CARD, refuse_others
 from .cut import Shape, cut_draft, keep_tokens, parameters, quantized
 from .data import Corpus, Text
 from .lesson import Lesson, distance, judged, lesson, predictions
 from .loop import History, Plan, batches, train
 
-_CARD = "README.md"
+check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
+"""Raises SettingsError where training would overwrite something else."""
 
 
 def train_draft(
@@ -77,12 +80,6 @@ def train_draft(
     scores = judged(finished, lesson(course.held, finished.weights.kept, course.place))
     write_draft(finished, target, out, _card(target, corpus, pretraining, shape, finished, history, scores))
     return scores
-
-
-def check_folder(out: Path) -> None:
-    """Raise SettingsError where a draft would overwrite something else."""
-    if (out / _CARD).exists() and not (out / DESCRIPTION).exists():
-        raise SettingsError(f"{out} has a {_CARD} and is no draft: name a new folder")
 
 
 class _Course:
@@ -144,7 +141,7 @@ def write_draft(draft: Transformer, target: LoadedModel, out: Path, card: str) -
     description = Description(draft.config, "int8", special, template, target.name)
     write_text(out / DESCRIPTION, description.text())
     # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / _CARD, card)
+    write_text(out / CARD, card)
 
 
 def _card(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .sven import Pair
+from .programs import Pair
 
 # A program about $noun in which `@` is what the fix changes, and that before and after it.
 _TEMPLATES = (

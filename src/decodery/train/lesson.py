@@ -81,7 +81,7 @@ def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
 
 def predictions(draft: Transformer, taught: Lesson) -> torch.Tensor:
     """Log-probabilities [m, outputs] of the draft where there is something to predict."""
-    hidden, _ = draft.layers(draft.embed(taught.batch), taught.batch)
+    hidden = draft.layers(draft.embed(taught.batch), taught.batch)
     return draft.outputs(hidden[taught.rows]).float().log_softmax(dim=-1)
 
 

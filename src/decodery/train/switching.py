@@ -50,5 +50,5 @@ def large_share(model: LanguageModel, source: EntropyAdaptive, prompts: Ordered[
     engine = Engine(model)
     texts = [engine.submit(Request(prompt, length, source=source)) for prompt in prompts]
     engine.run(texts)
-    by_large = sum(text.trace.counts.get("large tokens", 0) for text in texts)
+    by_large = sum(text.trace.ledger.counts.get("large tokens", 0) for text in texts)
     return by_large / sum(len(text.generated) for text in texts)

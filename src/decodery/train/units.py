@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,16 @@ from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense
+from .card import CARD, refuse_others
 from .corpus import Corpus, Text
 from .loop import History, Plan, batches, train
 from .traced import TracedCache
 
 UNITS = "units.safetensors"
-_CARD = "README.md"
 _HELD = 16
 """Texts that validation reads."""
+check_folder = partial(refuse_others, made=UNITS, what="holds no units")
+"""Raises SettingsError where training would overwrite something else."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ class School:
         segments = [
             Segment(
                 np.arange(place + 1, place + count + 1),
-                embeddings=self.placeholders,
+                states=self.placeholders,
                 cache=TracedCache(past[:, :, :, : place + 1]),
             )
             for place in places.tolist()
@@ -236,7 +239,7 @@ def train_units(
     found = Placeholders(school.placeholders.detach().cpu(), facts)
     found.save(out / UNITS)
     # Last: without the file beside it, it would be taken for somebody else's.
-    write_text(out / _CARD, _card(facts, corpus, history))
+    write_text(out / CARD, _card(facts, corpus, history))
     return found, history
 
 
@@ -252,12 +255,6 @@ def _facts(target: LoadedModel, corpus: Corpus, recipe: UnitsRecipe, history: Hi
         "validation": {name: round(value, 4) for name, value in figures.items()},
         "recipe": asdict(recipe),
     }
-
-
-def check_folder(out: Path) -> None:
-    """Raise SettingsError where units would overwrite something else."""
-    if (out / _CARD).exists() and not (out / UNITS).exists():
-        raise SettingsError(f"{out} has a {_CARD} and holds no units: name a new folder")
 
 
 def _card(facts: Mapping[str, Any], corpus: Corpus, history: History) -> str:

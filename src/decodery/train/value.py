@@ -10,16 +10,18 @@ from typing import Literal
 
 import torch
 
+from ..core.ask import drive
+from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..decode.engine import Engine
 from ..decode.request import Request
 from ..errors import CorruptFile, SettingsError
-from ..model.artifact import fingerprint
 from ..model.batch import Batch, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..sample.sampler import Sampler
-from ..source.value import LinearValue, Reward
+from ..score.base import Candidates, Scorer, judge
+from ..score.value_head import LinearValue
 from .lines import read_json_lines
 
 _TOGETHER = 16
@@ -32,7 +34,7 @@ Judged = tuple[Ordered[int], Ordered[int], float]
 def train_value(
     model: LanguageModel,
     prompts: Ordered[Ordered[int]],
-    reward: Reward,
+    reward: Scorer,
     *,
     method: Literal["fudge", "q"] = "fudge",
     samples: int = 8,
@@ -58,9 +60,10 @@ def train_value(
 
     def judged() -> Iterator[Judged]:
         for number, prompt in enumerate(prompts):
-            texts = _sample(model, prompt, samples, length, eos_ids, seed + number * samples)
+            texts = _sample(model, prompt, samples, length, eos_ids, nth_seed(seed, number * samples))
             outputs = [text.generated for text in texts]
-            for output, value in zip(outputs, reward(prompt, outputs), strict=True):
+            candidates = Candidates(prompt, outputs, [True] * len(outputs), model=model)
+            for output, value in zip(outputs, drive(judge(reward, candidates)).tolist(), strict=True):
                 yield prompt, output, value
             progress("sampling texts", number + 1, len(prompts))
 
@@ -99,7 +102,7 @@ def fit_value(
         raise SettingsError("a value head has no text to learn from: give some that fit the model's context")
     moments.diagonal()[:-1] += ridge * moments.diagonal()[:-1].abs().mean()
     found = torch.linalg.lstsq(moments, targets[:, None]).solution[:, 0]
-    return LinearValue(found[:-1].float(), found[-1].float(), tap, fingerprint(model))
+    return LinearValue(found[:-1].float(), found[-1].float(), tap, model.fingerprint)
 
 
 def read_judged(path: Path) -> list[tuple[str, str, float]]:
@@ -127,7 +130,7 @@ def _sample(
     texts: list[Sequence] = []
     for first in range(0, samples, _TOGETHER):
         for number in range(first, min(samples, first + _TOGETHER)):
-            request = Request(prompt, length, sampler, seed=seed + number, eos_ids=eos_ids)
+            request = Request(prompt, length, sampler, seed=nth_seed(seed, number), eos_ids=eos_ids)
             texts.append(engine.submit(request, like=texts[0] if texts else None))
         engine.run(texts[first:])
     return texts

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...contract import Contract
+from ...core.noise import nth_seed
 from ...errors import SettingsError
 from ...lm import LM
 from ..subject import Run
@@ -56,7 +57,7 @@ class Peer(Contract):
             raise SettingsError(f"{self.name} is measured one prompt at a time")
         run = Run([])
         for number, prompt in enumerate(prompts):
-            told = self.generate(prompt, max_new_tokens, seed + number)
+            told = self.generate(prompt, max_new_tokens, nth_seed(seed, number))
             run.outputs.append(told.tokens)
             run.passes += len(told.emitted)
             run.rows += told.rows

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from ...contract import Contract
 from ...core.ask import Asking
+from ...core.needs import Gives, Needs
 from ...core.tree import Origin, TokenTree
 
 if TYPE_CHECKING:
@@ -22,14 +23,24 @@ __all__ = ["Growth"]
 class Growth(Contract):
     """A way of growing trees with any drafter that can expand. Fields are hyper-parameters; nothing is remembered.
 
-    origin: how siblings arise, see `TokenTree`. weighs_cost: see `Drafter`.
-
     What sampled policies draw from, and in which order, is verified as drawn. So the number of a node's children may
     depend on all that was drawn before, never on the token about to be drawn, and a drawn node stays in the tree.
     """
 
-    origin: ClassVar[Origin] = "deterministic"
-    weighs_cost: ClassVar[bool] = False
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @property
+    def gives(self) -> Gives:
+        """How siblings arise: one kind of `drafts`."""
+        return Gives(drafts=("deterministic",))
+
+    @property
+    def origin(self) -> Origin:
+        """The origin of its trees, see `TokenTree`."""
+        (only,) = self.gives.drafts
+        return only
 
     def largest(self) -> int | None:
         """How many nodes a tree of its has at most, by its settings; None where they set no bound."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush, nsmallest
-from typing import ClassVar
 
 import numpy as np
 
 from ...budget.base import Budget
 from ...core.ask import Asking
+from ...core.needs import Gives
 from ...core.sequence import Sequence
-from ...core.tree import Origin, TokenTree
+from ...core.tree import TokenTree
 from ...errors import SettingsError
 from ...registry import register
 from ..base import Expander
@@ -42,7 +42,7 @@ class DySpec(Growth):
     threshold: float | None = None
     temperature: float = 0.6
 
-    origin: ClassVar[Origin] = "without-replacement"
+    gives = Gives(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or not 0 < self.temperature < np.inf or (self.threshold is not None and self.threshold <= 0):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from ...budget.base import Budget
 from ...core.ask import Asking
+from ...core.needs import Gives
 from ...core.sequence import Sequence
-from ...core.tree import Origin, TokenTree
+from ...core.tree import TokenTree
 from ...errors import SettingsError
 from ...registry import register
 from ..base import Expander
@@ -36,7 +36,7 @@ class KChains(Growth):
     k: int = 8
     length: int = 8
 
-    origin: ClassVar[Origin] = "sampled"
+    gives = Gives(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if self.k < 1 or self.length < 1:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ...budget.base import Budget
 from ...core.ask import Asking
+from ...core.needs import Gives
 from ...core.sequence import Sequence
-from ...core.tree import Origin, TokenTree
+from ...core.tree import TokenTree
 from ...registry import register
 from ..base import Expander
 from ..shapes.growing import Growing
@@ -33,7 +33,7 @@ class RSDC(Growth):
 
     branching: tuple[int, ...] = (2, 2, 2)
 
-    origin: ClassVar[Origin] = "without-replacement"
+    gives = Gives(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         constant("rsd-c", self.branching)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from ...budget.base import Budget
 from ...core.ask import Asking
+from ...core.needs import Gives
 from ...core.sequence import Sequence
-from ...core.tree import Origin, TokenTree
+from ...core.tree import TokenTree
 from ...errors import SettingsError
 from ...registry import register
 from ..base import Expander
@@ -48,7 +48,7 @@ class RSDS(Growth):
     width: int = 6
     depth: int = 5
 
-    origin: ClassVar[Origin] = "without-replacement"
+    gives = Gives(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.width, self.depth) < 1:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 
 from ...budget.base import Budget
 from ...core.ask import Asking
+from ...core.needs import Gives, Needs
 from ...core.sequence import Sequence
 from ...core.trace import Trace
-from ...core.tree import Origin, TokenTree
+from ...core.tree import TokenTree
 from ...errors import SettingsError
 from ...registry import register
 from ..base import Expander
@@ -136,7 +136,7 @@ class Sequoia(Growth):
     acceptance: tuple[float, ...] = MEASURED
     draft_cost: float | None = None
 
-    origin: ClassVar[Origin] = "without-replacement"
+    gives = Gives(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
         if min(self.nodes, self.depth) < 1:
@@ -147,8 +147,8 @@ class Sequoia(Growth):
             raise SettingsError("sequoia needs a finite draft_cost, 0 or more")
 
     @property
-    def weighs_cost(self) -> bool:  # type: ignore[override]
-        return self.draft_cost is not None
+    def needs(self) -> Needs:
+        return Needs(costs=self.draft_cost is not None)
 
     def largest(self) -> int:
         return self.nodes

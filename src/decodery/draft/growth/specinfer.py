@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 
 from ...budget.base import Budget
 from ...core.ask import Asking
+from ...core.needs import Gives
 from ...core.sequence import Sequence
-from ...core.tree import Origin, TokenTree
+from ...core.tree import TokenTree
 from ...errors import SettingsError
 from ...registry import register
 from ..base import Expander
@@ -37,7 +37,7 @@ class SpecInfer(Growth):
 
     expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
 
-    origin: ClassVar[Origin] = "sampled"
+    gives = Gives(drafts=("sampled",))
 
     def __post_init__(self) -> None:
         if not self.expansion or min(self.expansion) < 1:

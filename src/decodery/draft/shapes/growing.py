@@ -59,7 +59,7 @@ class Growing:
         laws = yield from self.expander.expand(self.seq, TokenTree(self.tokens, self.parents), nodes.tolist())
         if self.seq.sampler.greedy and self.temperature != 1.0:
             laws = (laws / self.temperature).log_softmax(dim=-1)
-        if self.seq.rule.uses_draft_distributions and self.origin != "deterministic":
+        if self.seq.rule.needs.laws and self.origin != "deterministic":
             self._laws.update(zip(nodes.tolist(), laws, strict=True))
         return laws
 
@@ -139,6 +139,6 @@ class Growing:
 
     def _noise(self, nodes: np.ndarray) -> tuple[list[int], int]:
         """Positions and stream of the noise that the children of `nodes` are drawn with."""
-        if self.seq.rule.uses_draft_distributions:
+        if self.seq.rule.needs.laws:
             return [self._places[node] for node in nodes.tolist()], noise.DRAFT
         return (self.seq.position + self.depths[nodes]).tolist(), noise.TOKEN

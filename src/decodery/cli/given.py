@@ -1,0 +1,108 @@
+"""What was given to a command: decoding options as settings, and the prompt."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import PromptError, SettingsError
+
+_MOST_INPUT = 1 << 24
+_CHANCE = {
+    **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical": 1.0, "epsilon": 0.0, "eta": 0.0},
+    **{"top_h": None, "xtc": 0.0, "mirostat": 0},
+}
+"""Settings that only shape chance, and their neutral values."""
+_NOT_WARPING = {
+    "max_new_tokens",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "drafter",
+    "rule",
+    "budget",
+    "max_nodes",
+    "source",
+    "constraint",
+}
+_CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
+
+
+def given(settings: dict[str, Any]) -> dict[str, Any]:
+    """The decoding options that were given, as keyword arguments of `LM.request`, before a model is fetched for them.
+
+    Raises a DecoderyError for names that do not exist, values out of range and options that could have no effect.
+    """
+    from ..budget.base import LARGEST
+    from ..decode.request import Request
+    from ..registry import resolve
+    from ..resolving import build_sampler, resolve_drafter
+
+    chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
+    if constraints := [name for name in _CONSTRAINTS if name in chosen]:
+        if len(constraints) > 1:
+            names = " and ".join("--" + name.replace("_", "-") for name in constraints)
+            raise SettingsError(f"a text has one constraint: {names} contradict each other")
+        chosen["constraint"] = _constraint(constraints[0], chosen.pop(constraints[0]))
+    idle = [name for name, neutral in _CHANCE.items() if chosen.get(name, neutral) != neutral]
+    if idle and not chosen.get("temperature") and "sampler" not in chosen:
+        names = " and ".join("--" + name.replace("_", "-") for name in idle)
+        raise SettingsError(
+            f"{names} would have no effect, because temperature 0 always takes the likeliest token: "
+            "add --temperature 0.7, say"
+        )
+    if chosen.get("drafter", "auto") != "auto":
+        chosen["drafter"] = resolve_drafter(chosen["drafter"])
+    if chosen.get("source", "none") != "none":
+        chosen["source"] = resolve("source", chosen["source"])
+    if "rule" in chosen:
+        chosen["rule"] = resolve("verify", chosen["rule"])
+    if "budget" in chosen:
+        chosen["budget"] = resolve("budget", chosen["budget"])
+    warping = {name: value for name, value in chosen.items() if name not in _NOT_WARPING}
+    if "dry_breakers" in warping:
+        # Only a model's tokenizer knows which tokens hold these texts.
+        warping["dry_breakers"] = ()
+    temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
+    sampler = build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
+    # A request for nothing says what does not go together; what only a model knows is left out of it.
+    parts = {name: chosen[name] for name in ("drafter", "rule", "budget", "source") if name in chosen}
+    parts = {name: part for name, part in parts.items() if not isinstance(part, str)}
+    Request([0], sampler=sampler, max_nodes=LARGEST, **parts)
+    return chosen
+
+
+def _constraint(name: str, value: Any) -> Any:
+    """What the user wants written, from one of the options under "Constraint"."""
+    from ..constrain import Choice, Grammar, JSONSchema, Regex
+    from ..registry import resolve
+
+    if name == "constrain":
+        return resolve("constrain", value)
+    if isinstance(value, Path):
+        if value.stat().st_size > _MOST_INPUT:
+            raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")
+        try:
+            value = value.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(f"cannot read {value} as text: {error}") from error
+    languages = {"json_schema": JSONSchema, "regex": Regex, "grammar": Grammar, "choice": Choice}
+    return languages[name](value)
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt: the argument, or standard input where that is "-" or missing. One final newline is dropped."""
+    if argument not in (None, "-"):
+        return str(argument)
+    if argument is None and sys.stdin.isatty():
+        raise click.UsageError('a prompt is missing: give one, as in: decodery generate "Explain tides."')
+    data = sys.stdin.buffer.read(_MOST_INPUT + 1)
+    if len(data) > _MOST_INPUT:
+        raise PromptError("standard input is longer than 16 MiB, more than any model reads: give a shorter prompt")
+    try:
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from error

@@ -1,0 +1,188 @@
+"""The commands of `decodery train` that learn from texts which the model writes first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from .training import (
+    FILE,
+    OwnTexts,
+    command_line,
+    learning_dtype,
+    model_option,
+    out_option,
+    own_texts,
+    resumable,
+    seed_option,
+)
+
+
+@click.command(short_help="Train a small draft model for a model.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")
+@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@click.option("--layers", default=1, show_default=True, help="Layers of the draft.")
+@click.option("--inner", default=768, show_default=True, help="Inner units of a layer.")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@seed_option("texts and training")
+def draft(
+    out: Path,
+    model: str,
+    own: OwnTexts,
+    pretrain: tuple[Path, ...],
+    epochs: float,
+    layers: int,
+    inner: int,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Train a small model that guesses what MODEL writes, for --drafter draft-model:model=DIR.
+
+    MODEL first writes the texts to learn from, which takes most of the time. Stop with Ctrl-C whenever you like: the
+    same command goes on where it stopped.
+    """
+    from ..model.load import load
+    from ..train.cut import Shape
+    from ..train.data import cut_files
+    from ..train.draft import check_folder, train_draft
+
+    check_folder(out)
+    lines, shape, loaded = own.lines(), Shape(layers, inner, tokens), load(model)
+    shape.check(loaded.model.config)
+    with resumable(out) as progress:
+        plain = None
+        if pretrain:
+            plain = cut_files(
+                pretrain,
+                out / "text" / "plain",
+                tokenizer=loaded.tokenizer,
+                vocab_size=loaded.model.vocab_size,
+                progress=progress,
+            )
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        scores = train_draft(
+            loaded, corpus, out, shape=shape, epochs=epochs, pretraining=plain, seed=seed, progress=progress
+        )
+    click.echo(f"the draft is ready: {out}")
+    click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")
+
+
+@click.command(short_help="Learn what --drafter auto begins with.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@model_option("whose texts are learned")
+@own_texts()
+@seed_option("the texts")
+def contexts(out: Path, model: str, own: OwnTexts, seed: int) -> None:
+    """Learn what MODEL expects after the contexts it meets most often: --drafter auto:warm=DIR/contexts.safetensors.
+
+    MODEL first writes the texts to learn from, which takes nearly all of the time; a folder of `decodery train draft`
+    with the same settings has them already. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
+    """
+    from ..model.drafts import CONTEXTS
+    from ..model.load import load
+    from ..train.contexts import learn_contexts
+
+    lines, loaded = own.lines(), load(model)
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        learned = learn_contexts(corpus, vocabulary=loaded.model.config.vocabulary, progress=progress)
+    learned.save(out / CONTEXTS)
+    facts, known = learned.facts, sum(map(len, learned.contexts.values()))
+    click.echo(f"{known:,} contexts from {facts['tokens']:,} places are ready: --drafter auto:warm={out / CONTEXTS}")
+    click.echo(f"on texts held out the first guess is right {facts['first']:.1%}, one of them {facts['among']:.1%}")
+
+
+@click.command(short_help="Train a head for --budget specdec++:head=DIR.")
+@out_option
+@click.option("--draft", default="smollm2-draft", show_default=True, help="The draft model whose states are judged.")
+@model_option("that is drafted for")
+@own_texts(count=300, length=96)
+@click.option("--depth", default=3, show_default=True, help="Residual blocks of the head.")
+@click.option("--rejected", default=6.0, show_default=True, metavar="W", help="What a rejection weighs when learning.")
+@click.option("--epochs", default=5.0, show_default=True, metavar="E", help="How often all tokens are learned from.")
+@seed_option("texts and training", default=1)
+def acceptance(
+    out: Path, draft: str, model: str, own: OwnTexts, depth: int, rejected: float, epochs: float, seed: int
+) -> None:
+    """Train a head that tells how likely MODEL accepts what the draft model drafts.
+
+    It is used as --drafter draft-model:model=NAME,length=20 --budget specdec++:head=DIR. MODEL first writes the texts
+    to learn from; take another seed than the draft was trained with. Where most drafts are rejected, --rejected 1 keeps
+    the head from seeing none but rejections. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
+    """
+    from ..model.load import load
+    from ..model.named import named
+    from ..train.acceptance import AcceptanceRecipe, check_folder, train_acceptance
+
+    recipe = AcceptanceRecipe(depth=depth, rejected=rejected, epochs=epochs, seed=seed)
+    check_folder(out)
+    lines, target, drafting = own.lines(), load(model), named(draft)
+    facts = {"model": target.name, "draft": draft, "command": command_line()}
+    with resumable(out) as progress:
+        corpus = own.write(target, out / "text", lines, seed, progress, top=0)
+        scores = train_acceptance(target.model, drafting, corpus, out, recipe=recipe, facts=facts, progress=progress)
+    click.echo(json.dumps(scores, indent=1))
+    click.echo(f"the head is ready: --budget specdec++:head={out}")
+
+
+@click.command(short_help="Train placeholders for --drafter lexical-unit.")
+@out_option
+@model_option("that is to write in units")
+@own_texts()
+@click.option("--span", default=4, show_default=True, help="Tokens of the longest unit.")
+@click.option("--alpha", default=0.5, show_default=True, help="How sure the model is of the tokens that are learned.")
+@click.option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
+@click.option("--lr", default=3e-2, show_default=True, help="Learning rate at its highest.")
+@seed_option("texts and training")
+def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: int, lr: float, seed: int) -> None:
+    """Train what MODEL reads in place of tokens not written yet: --drafter lexical-unit:units=DIR.
+
+    Placeholders alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train
+    draft` or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the
+    same command goes on where it stopped.
+    """
+    from ..model.load import load
+    from ..model.transformer import Transformer
+    from ..train.units import UnitsRecipe, check_folder, train_units
+
+    recipe = UnitsRecipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        learning = load(model, dtype=learning_dtype()).model
+        assert isinstance(learning, Transformer)
+        found, _ = train_units(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(json.dumps(found.facts["validation"], indent=1))
+    click.echo(f"The units are ready: --drafter lexical-unit:units={out}")
+
+
+@click.command(short_help="Collect n-grams for suggestions.")
+@out_option
+@model_option("whose texts are counted")
+@own_texts()
+@seed_option("the texts")
+def ngrams(out: Path, model: str, own: OwnTexts, seed: int) -> None:
+    """Collect what follows what in MODEL's own texts, for lm.drafts(ngrams=load_ngrams(DIR/ngrams.safetensors)).
+
+    A folder of `decodery train draft` with the same settings has the texts already. Texts of your own are counted by
+    lm.ngrams(texts). Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    """
+    from ..model.drafts import NGRAMS
+    from ..model.load import load
+    from ..suggest.ngrams import save_ngrams
+
+    lines, loaded = own.lines(), load(model)
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+    written = [text.tokens[text.written :] for text in corpus]
+    facts = {"vocabulary": loaded.model.config.vocabulary, "corpus": corpus.facts}
+    save_ngrams(out / NGRAMS, written, loaded.model.vocab_size, facts)
+    click.echo(f"The n-grams of {sum(map(len, written)):,} tokens are ready: {out / NGRAMS}")

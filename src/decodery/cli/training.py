@@ -1,0 +1,125 @@
+"""What the commands of `decodery train` share: options, texts that the model writes, and an end that is a pause."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import Decorator, together
+
+if TYPE_CHECKING:
+    from ..model.load import LoadedModel
+    from ..model.store import Progress
+    from ..train.corpus import Corpus
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+out_option = click.option(
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make."
+)
+
+
+def model_option(what: str) -> Decorator:
+    """`-m`. what: what is done with the model."""
+    return click.option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
+
+
+def seed_option(what: str, default: int = 0) -> Decorator:
+    """`--seed`. what: what hangs on it."""
+    return click.option("--seed", default=default, show_default=True, callback=_seed, help=f"Decides {what}.")
+
+
+def _seed(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    if not 0 <= value < 1 << 64:
+        raise click.BadParameter(f"{value} is not a number from 0 to 2^64 - 1", ctx, param)
+    return value
+
+
+@dataclass(frozen=True)
+class OwnTexts:
+    """Texts that a model is to write for its own parts to learn from. prompts: a file of them, None: built-in ones."""
+
+    count: int
+    prompts: Path | None
+    max_new_tokens: int
+
+    def lines(self) -> list[str]:
+        """What is written from, none for built-in prompts. Raises a DecoderyError for what cannot be learned from."""
+        from ..train.corpus import check_texts
+        from ..train.data import read_prompts
+
+        check_texts(self.count)
+        return read_prompts(self.prompts) if self.prompts else []
+
+    def write(
+        self, loaded: LoadedModel, folder: Path, lines: list[str], seed: int, progress: Progress, top: int = 20
+    ) -> Corpus:
+        """The texts, in `folder`; those that are there already are read. top: tokens whose probabilities are kept."""
+        from ..lm import LM
+        from ..train.data import built_in_prompts, write_texts
+
+        if lines:
+            # They are used again, with other seeds, until there are enough texts.
+            encoded = [LM(loaded).encode(line) for line in lines[: self.count]]
+            wanted = [encoded[number % len(encoded)] for number in range(self.count)]
+        else:
+            wanted = built_in_prompts(loaded, self.count, seed)
+        return write_texts(
+            loaded, wanted, folder, max_new_tokens=self.max_new_tokens, seed=seed, top=top, progress=progress
+        )
+
+
+def own_texts(count: int = 2000, length: int = 160) -> Decorator:
+    """The options of the texts that the model writes first, handed on as `own`."""
+    options = together(
+        click.option("--texts", default=count, show_default=True, metavar="N", help="How many texts the model writes."),
+        click.option(
+            "--prompts", type=FILE, help="What it writes from, a prompt a line; otherwise built-in instructions."
+        ),
+        click.option("--max-new-tokens", default=length, show_default=True, metavar="N", help="Length of a text."),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(texts: int, prompts: Path | None, max_new_tokens: int, **others: Any) -> Any:
+            return command(own=OwnTexts(texts, prompts, max_new_tokens), **others)
+
+        return options(call)
+
+    return decorate
+
+
+@contextmanager
+def resumable(out: Path) -> Iterator[Progress]:
+    """Shows progress; after Ctrl-C it says that the same command goes on from what is in `out`."""
+    from ..model.store import terminal_progress
+
+    try:
+        with terminal_progress(counts=True) as progress:
+            yield progress
+    except KeyboardInterrupt:
+        click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
+        raise
+
+
+def command_line() -> str:
+    """The command as it was given, for the facts about what it makes."""
+    return shlex.join(["decodery", *sys.argv[1:]])
+
+
+def learning_dtype() -> str:
+    """The precision to learn in: gradients need floating point, and bfloat16 is faster where it is computed in."""
+    import torch
+
+    from ..model.load import choose_dtype
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return choose_dtype("auto", "bfloat16", device)
