@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,20 @@ def data() -> Path:
     if not folder.is_dir():
         pytest.skip("no evaluation data: set DECODERY_DATA to a folder with spec_bench_dev.jsonl")
     return folder
+
+
+@pytest.fixture
+def own_methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Methods that a test makes known are forgotten behind it, with the modules that it imported for them."""
+    from decodery import registry
+
+    registry.methods()
+    known = {family: dict(each) for family, each in registry._registered.items()}
+    modules = set(sys.modules)
+    monkeypatch.setattr(registry, "_registered", known)
+    yield
+    for module in {method.cls.__module__ for each in known.values() for method in each.values()} - modules:
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture(scope="session")

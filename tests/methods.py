@@ -40,6 +40,7 @@ from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.ngram import NGram
+from decodery.draft.prediction import Prediction
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
 from decodery.draft.rasd import RASD
@@ -74,6 +75,15 @@ from decodery.sample import (
     Typical,
     Warp,
 )
+from decodery.score.base import Candidates, Scorer
+from decodery.score.corrupted import Corrupted
+from decodery.score.length_normalised import LengthNormalised
+from decodery.score.log_probability import LogProbability
+from decodery.score.product import Product
+from decodery.score.program_tests import ProgramTests
+from decodery.score.self_evaluation import SelfEvaluation
+from decodery.score.text import TextScore
+from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.contrastive_search import ContrastiveSearch
@@ -92,7 +102,6 @@ from decodery.source.partial_attention import PartialAttention, PartialWeights
 from decodery.source.sven import SVEN
 from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
-from decodery.source.value import LinearValue
 from decodery.testing.models import tiny_transformer
 from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
@@ -115,9 +124,22 @@ def _corpus(vocab_size: int) -> Datastore:
     return Datastore.build(texts, separator=0, vocab_size=vocab_size)
 
 
-def _even_tokens(prompt: Sequence[int], outputs: Sequence[Sequence[int]]) -> list[float]:
+class Even(Scorer):
     """A reward: the share of even tokens."""
-    return [sum(token % 2 == 0 for token in output) / len(output) for output in outputs]
+
+    bounds = 0.0, 1.0
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        shares = [sum(token % 2 == 0 for token in output) / max(len(output), 1) for output in candidates.outputs]
+        return torch.tensor(shares, dtype=torch.float64)
+
+
+def _numbers(tokens: Sequence[int]) -> str:
+    return " ".join(map(str, tokens))
+
+
+def _head() -> ValueHead:
+    return ValueHead(LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1))
 
 
 def _placeholders(other: LanguageModel) -> Placeholders:
@@ -149,6 +171,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "fuse": lambda other: Fuse((CopySpec(gamma=1), DraftModel(other, length=3))),
     "forced": lambda other: Forced(PromptLookup(length=5)),
     "first": lambda other: First((CopySpec(), DraftModel(other, length=3))),
+    "prediction": lambda other: Prediction(
+        tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
+    ),
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
@@ -169,8 +194,14 @@ ADAPTIVE = {"auto"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"rapid", "jacobi", "first"}
+CHAINS = {"rapid", "jacobi", "first", "prediction"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
+
+
+def fits(drafter: Drafter, rule: Rule) -> bool:
+    """Whether a rule verifies all that a drafter may draft."""
+    return rule.needs.drafts is None or set(drafter.gives.drafts) <= set(rule.needs.drafts)
+
 
 RULES: dict[str, Rule] = {
     "coupled": Coupled(),
@@ -263,17 +294,28 @@ SAMPLERS: dict[str, Sampler] = {
 CHOOSING = {"momentum": Sampler([Momentum()])}
 """Warps that rank tokens and leave no law, which some rules and all searches refuse."""
 
+SCORERS: dict[str, Scorer] = {
+    "corrupted": Corrupted(Even(), confidence=2.0, optimism=1.0, noise=1.0, exploit=3.0, pattern=(7, 3), length=8),
+    "length-normalised": LengthNormalised(LogProbability("sum"), penalty=0.7),
+    "log-probability": LogProbability("mean"),
+    "product": Product((LogProbability("sum"), Even()), (0.5, 2.0)),
+    "program-tests": ProgramTests(
+        tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
+    ),
+    "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
+    "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
+    "value-head": _head(),
+}
+
 SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
     "contrastive-search": ContrastiveSearch(k=5),
     "coupling": Coupling(message="a", ending="eos"),
-    "controlled-blocks": ControlledBlocks(
-        LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1), samples=3, block=4
-    ),
+    "controlled-blocks": ControlledBlocks(_head(), samples=3, block=4),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "exact-extract": ExactExtract(),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
-    "pg-td": PGTD(lambda text: sum(int(id) % 2 == 0 for id in text.split()) / 10, budget=12),
+    "pg-td": PGTD(Even(), budget=12),
 }
 
 DRAWING = {"smc"}
@@ -299,11 +341,9 @@ def _prefixes() -> Prefixes:
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
-    "controlled-decoding": lambda other: ControlledDecoding(
-        LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1), strength=2.0, k=5
-    ),
+    "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),
     "dola": lambda other: DoLa(layers=(0, 1)),
-    "transfer-q": lambda other: TransferQ(_even_tokens, other, k=2, length=2, weight=2.0),
+    "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
     "sven": lambda other: SVEN("unsafe", _prefixes()),

@@ -9,22 +9,38 @@ import subprocess
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 
 import click
 import pytest
 
+import decodery
 from decodery.cli.main import cli
 from decodery.model.embedded import pull
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def named(page: Path) -> str:
+    """A page in the name of a test."""
+    return "-".join(page.relative_to(ROOT).with_suffix("").parts)
+
+
 BLOCKS = [
-    pytest.param(language, code, id=f"{page.stem}-{number}-{language}")
+    pytest.param(language, code, id=f"{named(page)}-{number}-{language}")
     for page in PAGES
     for number, (language, code) in enumerate(
         re.findall(r"<!-- run -->\n```(\w+)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     )
+]
+
+# Pages that are read from top to bottom: each example goes on from those above it.
+BLOCKS += [
+    pytest.param("python", "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), id=f"{page.stem}-together")
+    for page in PAGES
+    if "<!-- run together -->" in (text := page.read_text(encoding="utf-8"))
 ]
 
 
@@ -52,7 +68,7 @@ def test_the_front_page_shows_code_that_runs() -> None:
 
 
 SHOWN = [
-    pytest.param(shlex.split(command.replace("\\\n", " "), comments=True), id=f"{page.stem}-{number}")
+    pytest.param(shlex.split(command.replace("\\\n", " "), comments=True), id=f"{named(page)}-{number}")
     for page in PAGES
     for number, command in enumerate(
         found[1]
@@ -63,6 +79,7 @@ SHOWN = [
 """The arguments of every command the pages show."""
 
 
+@pytest.mark.usefixtures("own_methods")
 @pytest.mark.parametrize("arguments", SHOWN)
 def test_shown_commands_are_usage(arguments: list[str]) -> None:
     command: click.Command = cli
@@ -109,15 +126,71 @@ def test_stale_pages_are_noticed() -> None:
     assert _generator().fill(filled) == filled
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """What a link may name on a page: its headings, as GitHub spells them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    """The links to files and headings of this project that lead nowhere."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            linked = (page.parent / name).resolve() if name else page
+            if not linked.exists() or (anchor and anchor not in anchors(linked)):
+                broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if "://" in target:
-            continue
-        name, _, anchor = target.partition("#")
-        linked = (page.parent / name).resolve() if name else page
-        assert linked.exists(), f"{page.name} links to {target}"
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in [heading.lower().replace(" ", "-") for heading in headings], target
+    assert broken_links(page) == []
+
+
+def test_links_that_lead_nowhere_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# What `x` is\n\n```sh\n# no heading\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md) [b](other.md#what-x-is) [c](none.md) [d](other.md#no-heading) [e](https://x.org/y)")
+    assert broken_links(page) == ["none.md", "other.md#no-heading"]
+
+
+def test_every_page_is_reached_from_the_front_page() -> None:
+    reached, waiting = set[Path](), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\(([^)\s#]+\.md)", page.read_text(encoding="utf-8"))
+            waiting += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert set(PAGES) <= reached
+
+
+def test_an_excerpt_of_rows_that_are_gone_is_an_error() -> None:
+    excerpt, table = _generator().excerpt, "| a | b |\n|---|---|\n| x | 1 |\n| y | 2 |\n"
+    assert excerpt(lambda: f"Text.\n\n{table}", ("y",)) == "| a | b |\n|---|---|\n| y | 2 |"
+    with pytest.raises(KeyError, match="no table has the rows x, z"):
+        excerpt(lambda: table, ("x", "z"))
+
+
+NAMES = sorted({name for page in PAGES for name in re.findall(r"\b(?:decodery|dc)(?:\.\w+)+", page.read_text("utf-8"))})
+
+
+def existing(name: str) -> bool:
+    """Whether `decodery.a.b` or `dc.a.b` is a module or something in one."""
+    whole = re.sub(r"^dc\b", "decodery", name)
+    try:
+        resolve_name(whole)
+    except (ImportError, AttributeError):
+        # What a module needs may not be installed here.
+        module = Path(decodery.__file__).parents[1].joinpath(*whole.split("."))
+        return module.with_suffix(".py").exists()
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_on_pages_exist(name: str) -> None:
+    assert existing(name)
+    assert not existing(name + "_gone")

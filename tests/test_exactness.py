@@ -11,23 +11,7 @@ from decodery.draft.prompt_lookup import PromptLookup
 from decodery.lm import LM
 from decodery.sample import Sampler
 from decodery.testing import Garbage, Oracle, check_batch, check_identical, check_state, decode
-
-QUESTIONS = [
-    "What causes the tides?",
-    "List the numbers from one to twenty, then list them again.",
-    "Correct the spelling and repeat the text: The quik brown fox jumps ovr the lazy dog. The dog sleps.",
-    "Write a Python function that adds two numbers, then one that subtracts them.",
-    "Repeat this sentence three times: Rivers carry water from the mountains to the sea.",
-    "Translate to French: The cat sits on the table.",
-    "Summarise: Bees collect nectar from flowers and turn it into honey. They live in hives led by a queen. Bees "
-    "pollinate the plants that people eat, and without bees many plants would not bear fruit.",
-    "Tell me a short story about a lighthouse keeper.",
-]
-SAMPLED = Sampler.from_settings(temperature=0.8, top_p=0.95, repetition_penalty=1.05)
-
-
-def prompts(lm: LM, count: int = len(QUESTIONS)) -> list[list[int]]:
-    return [lm.encode(question) for question in QUESTIONS[:count]]
+from questions import QUESTIONS, SAMPLED, prompts
 
 
 @pytest.mark.parametrize("sampler", [None, SAMPLED], ids=["greedy", "sampled"])
@@ -49,8 +33,10 @@ def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler
 def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LM, sampler: Sampler | None) -> None:
     lm = smollm2_int8
     assert str(lm.dtype) == "int8"
+    settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 48}
+    plain = decode(lm.model, prompts(lm), **settings)
     for drafter in (PromptLookup(), Garbage(nodes=20)):
-        check_identical(lm.model, prompts(lm), drafter=drafter, sampler=sampler, seeds=(1,), max_new_tokens=48)
+        check_identical(lm.model, prompts(lm), drafter=drafter, plain=plain, **settings)
 
 
 def test_int4_is_what_the_file_says_and_exact_too() -> None:
@@ -66,8 +52,10 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
         dense = gguf.dequantize(stored[name].data, stored[name].tensor_type)
         assert stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1
         assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
+    settings = {"seeds": (1,), "max_new_tokens": 32}
+    plain = decode(lm.model, prompts(lm, 4), **settings)
     for drafter in (PromptLookup(), Garbage(nodes=20)):
-        check_identical(lm.model, prompts(lm, 4), drafter=drafter, seeds=(1,), max_new_tokens=32)
+        check_identical(lm.model, prompts(lm, 4), drafter=drafter, plain=plain, **settings)
 
 
 def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from decodery.errors import ConstraintError
 from decodery.sample.constraint import Constraint
-from test_constraints import VOCABULARY, accepts
+from languages import VOCABULARY, accepts
 
 SENTENCE = 'Ada Okafor, born in Lima, runs "Acme \\ Sons" with Marie.'
 

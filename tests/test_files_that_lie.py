@@ -12,22 +12,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import fuzz_files
 from decodery.budget.specdec_pp import AcceptanceHead, SpecDecPP
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.stores.datastore import Datastore
 from decodery.draft.stores.warm import CONTEXTS, WarmContexts
 from decodery.errors import CorruptFile, SettingsError
-from decodery.model.artifact import Artifact, fingerprint, remembered
+from decodery.model.artifact import Artifact, remembered
 from decodery.model.families import read_config
 from decodery.model.gguf_tokenizer import read_texts
 from decodery.model.prefix import KVPrefix, Prefixed, Prefixes
 from decodery.model.tokenizer import Tokenizer
+from decodery.score.value_head import LinearValue, ValueHead
 from decodery.source.partial_attention import PartialAttention, PartialWeights
 from decodery.source.sven import SVEN
-from decodery.source.value import LinearValue, fitted
 from decodery.testing import decode, tiny_transformer, to_int8
 from decodery.verify.judge import Head, Judge
+from fuzz.kinds import KINDS
+from fuzz.sound import prepare
+from fuzz_files import fuzz
 from tiny_models import make_model, make_tokenizer
 
 MODEL, OTHER = tiny_transformer(0), tiny_transformer(1)
@@ -36,10 +38,10 @@ PROMPT = [5, 9, 2, 33]
 
 def test_mutated_files_are_read_or_refused_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    fuzz_files.prepare(tmp_path)
+    prepare(tmp_path)
     # Templates are bounded by a renderer of their own, and tried by its tests and by `make fuzz`.
-    kinds = [kind for kind in fuzz_files.KINDS if kind != "chat template"]
-    found = fuzz_files.fuzz(tmp_path, seed=0, first=0, cases=16 * len(kinds), kinds=kinds)
+    kinds = [kind for kind in KINDS if kind != "chat template"]
+    found = fuzz(tmp_path, seed=0, first=0, cases=16 * len(kinds), kinds=kinds)
     wrong = [each for _, several in found.values() for each in several]
     assert not wrong, "\n".join(wrong)
     for kind, (counts, _) in found.items():
@@ -159,22 +161,22 @@ def test_a_tokenizer_that_ends_its_process_ends_another_one(tmp_path: Path, monk
 
 
 def test_fingerprints_tell_models_apart_and_not_precisions() -> None:
-    assert fingerprint(MODEL) == fingerprint(tiny_transformer(0)) != fingerprint(OTHER)
-    assert fingerprint(MODEL) == fingerprint(to_int8(MODEL)) == fingerprint(tiny_transformer(0, dtype=torch.float32))
-    assert fingerprint(Prefixed(MODEL, KVPrefix.zeros(MODEL.config, 2))) == fingerprint(MODEL)
+    assert MODEL.fingerprint == tiny_transformer(0).fingerprint != OTHER.fingerprint
+    assert MODEL.fingerprint == to_int8(MODEL).fingerprint == tiny_transformer(0, dtype=torch.float32).fingerprint
+    assert Prefixed(MODEL, KVPrefix.zeros(MODEL.config, 2)).fingerprint == MODEL.fingerprint
 
 
 def test_what_was_trained_for_another_model_of_equal_width_is_refused(tmp_path: Path) -> None:
-    mark, path = fingerprint(MODEL), tmp_path / "made.safetensors"
+    mark, path = MODEL.fingerprint, tmp_path / "made.safetensors"
     Head(torch.ones(32), 0.0, 2, model=mark).save(path)
     decode(MODEL, [PROMPT], rule=Judge(str(path)), drafter=DraftModel(OTHER))
     with pytest.raises(SettingsError, match="judge was trained for another model"):
         decode(OTHER, [PROMPT], rule=Judge(str(path)), drafter=DraftModel(MODEL))
 
     LinearValue(torch.ones(32), torch.tensor(0.0), 1, mark).save(path)
-    fitted(str(path), MODEL)
+    ValueHead(str(path)).fits(MODEL)
     with pytest.raises(SettingsError, match="value head was trained for another model"):
-        fitted(str(path), OTHER)
+        ValueHead(str(path)).fits(OTHER)
 
     head = AcceptanceHead.random(32, 64, depth=1)
     head.model = mark

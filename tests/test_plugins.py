@@ -39,11 +39,8 @@ Write = Callable[[str, str], Path]
 
 
 @pytest.fixture
-def write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Write]:
+def write(own_methods: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Write]:
     """Writes a module into the current folder, which is forgotten after the test with all that it registered."""
-    registry.methods()
-    known = {family: dict(each) for family, each in registry._registered.items()}
-    monkeypatch.setattr(registry, "_registered", known)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.chdir(tmp_path)
     modules = set(sys.modules)
@@ -88,7 +85,7 @@ def test_every_command_that_takes_methods_imports_before_anything_else(
 def test_an_option_names_a_users_method(write: Write) -> None:
     write("own_silent", METHOD.format(name="silent", method="propose"))
     import_methods("own_silent")
-    from decodery.cli.options import given
+    from decodery.cli.given import given
 
     assert given({"drafter": "silent:length=2"})["drafter"].length == 2
 

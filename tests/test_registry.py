@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from decodery import registry
 from decodery.budget.base import Policy
+from decodery.catalogue import catalogue
 from decodery.constrain.base import Language
 from decodery.core.ask import Composed
 from decodery.draft.base import Composite, Drafter, Expander
@@ -22,14 +25,14 @@ from decodery.draft.combine import First, Fuse
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.growth.base import Growth
 from decodery.draft.suffix_tree import SuffixTree
-from decodery.errors import SettingsError, UnknownMethod
+from decodery.errors import NotTrusted, SettingsError, UnknownMethod
 from decodery.registry import family_of, method_of, methods, register, resolve
 from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
 from decodery.sample.constraint import Constraint
+from decodery.score.base import Scorer
 from decodery.search.base import Search
-from decodery.search.potential import Potential
 from decodery.source.base import Source
-from decodery.source.value import Value
+from decodery.spec import free_text, from_network
 from decodery.verify.base import Rule
 from decodery.verify.lookahead import LookaheadRule
 
@@ -74,7 +77,7 @@ def test_every_method_is_described() -> None:
         assert method.summary.endswith(".") and method.guarantee and method.family in registry.FAMILIES
         assert (method.year is None) == (method.paper is None), f"{method.name}: write the paper as 'Title (year)'"
         assert f"decodery.{method.family}." in method.cls.__module__ + "."
-        keys = ["name", "family", "paper", "year", "guarantee", "lossless", "needs", "summary"]
+        keys = ["name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "summary"]
         assert list(method.as_dict()) == keys
 
 
@@ -194,7 +197,7 @@ def test_a_method_of_another_family_is_refused() -> None:
         resolve("draft", 5)
 
 
-def test_a_users_class_joins_the_family_of_its_base() -> None:
+def test_a_users_class_joins_the_family_of_its_base(own_methods: None) -> None:
     @register("mine", paper="A Title (1999)", needs=["hidden states"], lossless=True)
     @dataclass(frozen=True)
     class Mine(Nothing):
@@ -212,7 +215,7 @@ def test_a_users_class_joins_the_family_of_its_base() -> None:
         resolve("sample", "mine:a=1")
 
 
-def test_a_class_that_cannot_be_a_method_is_refused() -> None:
+def test_a_class_that_cannot_be_a_method_is_refused(own_methods: None) -> None:
     with pytest.raises(TypeError, match="frozen dataclass"):
         register("plain")(Nothing)
     with pytest.raises(TypeError, match="frozen dataclass"):
@@ -231,7 +234,7 @@ def test_a_class_that_cannot_be_a_method_is_refused() -> None:
     assert method_of(object()) is None
 
 
-def test_a_taken_name_is_refused_and_a_reload_is_not() -> None:
+def test_a_taken_name_is_refused_and_a_reload_is_not(own_methods: None) -> None:
     register("settings")(Settings)
     register("settings")(Settings)
     with pytest.raises(ValueError, match="already registered by TopP"):
@@ -262,8 +265,7 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
         ),
         (Language, r"define compile\(vocabulary\), "),
         (Search, r"define find\(engine, request, progress\), "),
-        (Potential, r"define complete\(outputs\), .* and prefix\(outputs\), "),
-        (Value, r"define __call__\(prefixes, hidden\), "),
+        (Scorer, r"define score\(candidates\), "),
     ],
 )
 def test_a_class_that_leaves_something_out_is_told_what_to_write(base: type, said: str) -> None:
@@ -279,3 +281,67 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
     with pytest.raises(TypeError, match="no family"):
         register("mine")(dataclass(frozen=True)(type("Mine", (Composed,), {"compose": None})))
     assert "mine" not in {method.name for method in methods()}
+
+
+LOCAL = {
+    *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
+    *(("draft", name, "model") for name in ("draft-model", "rapid")),
+    *(("draft", "auto", "warm"), ("draft", "lexical-unit", "units"), ("verify", "judge", "head")),
+    ("source", "entropy-adaptive", "small"),
+    *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),
+    *(("budget", "specdec++", "head"), ("score", "value-head", "head")),
+    *(("score", "program-tests", name) for name in ("file", "head", "setup", "tests")),
+    *(("constrain", "monitor", name) for name in ("project", "path", "prefix")),
+}
+"""Settings that are text and may be a path, a model or a program: no stranger gives them."""
+
+
+def test_every_setting_that_takes_any_text_is_known_to_be_harmless_or_refused_to_strangers() -> None:
+    found = set()
+    for method in methods():
+        kinds = typing.get_type_hints(method.cls)
+        taking = {each.name for each in dataclasses.fields(method.cls) if each.init and free_text(kinds[each.name])}
+        assert set(method.texts) <= taking, method.name
+        found |= {(method.family, method.name, name) for name in taking - set(method.texts)}
+    own = {each for each in found if method_is_own(each)}
+    assert own == LOCAL
+
+
+def method_is_own(setting: tuple[str, str, str]) -> bool:
+    """Whether a setting is of a method of this package; other tests register some."""
+    return setting[1] in catalogue(setting[0])
+
+
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [
+        *(("draft", "rest:datastore=/etc/passwd"), ("draft", "forced:drafter=rest(datastore=/etc/passwd)")),
+        *(("draft", "first:drafters=prompt-lookup/rest(datastore=a)"), ("draft", "auto:warm=/x")),
+        *(("draft", "draft-model:model=some/model"), ("constrain", "monitor"), ("search", "pg-td:tests=x")),
+        *(("search", "beam:width=100000"), ("draft", "auto:orders=2000/3")),
+    ],
+)
+def test_strangers_name_no_files_and_nothing_endless(family: str, spec: str) -> None:
+    with from_network(), pytest.raises(NotTrusted, match="request"):
+        resolve(family, spec)
+    with from_network():
+        assert resolve("draft", "draft-model:growth=eagle-2(nodes=32)") and resolve("constrain", 'regex:pattern="a+"')
+        assert resolve("draft", "auto") and resolve("search", "beam:width=4")
+
+
+def test_threads_that_ask_at_once_all_know_the_methods() -> None:
+    code = (
+        "import threading\n"
+        "from decodery.registry import resolve\n"
+        "begin, errors = threading.Barrier(8), []\n"
+        "def ask():\n"
+        "    begin.wait()\n"
+        "    try: resolve('draft', 'token-recycling')\n"
+        "    except Exception as error: errors.append(str(error))\n"
+        "threads = [threading.Thread(target=ask) for _ in range(8)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(errors)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

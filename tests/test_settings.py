@@ -13,6 +13,7 @@ from decodery.decode.request import Request
 from decodery.errors import SettingsError
 from decodery.lm import LM
 from decodery.settings import checked
+from tiny_bench import make_lm
 
 UNLOADED = object.__new__(LM)
 """Settings are looked at before the model is."""
@@ -86,3 +87,12 @@ def test_a_seed_that_would_be_another_one_is_refused(seed: Any) -> None:
     with pytest.raises(SettingsError, match=r"seed must be a whole number of 64 bits, from 0 to 2\^64 - 1"):
         Request([1], seed=seed)
     assert Request([1], seed=(1 << 64) - 1).seed == (1 << 64) - 1
+
+
+def test_seeds_of_several_texts_go_on_from_0_behind_the_last() -> None:
+    lm = make_lm()
+    settings = {"raw": True, "temperature": 1.0, "max_new_tokens": 8, "drafter": None}
+    together = lm.generate("ab", n=3, seed=2**64 - 2, **settings)
+    assert [out.seed for out in together] == [2**64 - 2, 2**64 - 1, 0]
+    assert [out.tokens for out in together] == [lm.generate("ab", seed=out.seed, **settings).tokens for out in together]
+    assert len({tuple(out.tokens) for out in together}) == 3

@@ -8,6 +8,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from dataclasses import replace
+
 import numpy as np
 import tokenizers
 import torch
@@ -15,8 +17,11 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers
 
 from decodery.model.batch import Batch, Segment
+from decodery.model.load import LoadedModel
 from decodery.model.protocol import LanguageModel
-from decodery.model.tokenizer import byte_alphabet
+from decodery.model.tokenizer import Tokenizer, byte_alphabet
+from decodery.model.transformer import Transformer
+from decodery.testing import tiny_transformer
 
 transformers.logging.set_verbosity_error()
 
@@ -147,3 +152,11 @@ def assert_same_logits(ours: LanguageModel, theirs: transformers.PreTrainedModel
     path = np.concatenate([ids, nodes[[0, 1, 3, 6]], [17]])
     following = ours.forward(Batch([Segment.chunk([17], cache)])).logits
     assert (following[0] - reference(theirs, path)[-1]).abs().max() < tolerance
+
+
+def tiny_loaded() -> LoadedModel:
+    """A tiny model with a tokenizer that knows itself to be its own."""
+    tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
+    model = tiny_transformer(3, vocab_size=VOCAB, dtype=torch.float32)
+    config = replace(model.config, eos_ids=(257,), bos_id=256, vocabulary=tokenizer.fingerprint())
+    return LoadedModel(Transformer(config, model.weights), tokenizer, None, "tiny", "float32")

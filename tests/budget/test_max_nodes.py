@@ -1,0 +1,177 @@
+"""How many tokens a step may draft: a setting of the request, and a sentence where it cuts what was asked for."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from decodery.bench.settings import Settings
+from decodery.bench.subject import Own
+from decodery.budget.base import LARGEST, MOST_NODES, Budget
+from decodery.budget.fixed import Fixed
+from decodery.budget.hardware import Hardware
+from decodery.budget.memory import MemoryBound, held
+from decodery.budget.steps import StepCosts
+from decodery.cli.given import given
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.auto import Auto
+from decodery.draft.base import Drafter
+from decodery.draft.combine import First, Fuse
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.forced import Forced
+from decodery.draft.growth.dyspec import DySpec
+from decodery.draft.growth.sequoia import Sequoia
+from decodery.draft.lookahead import Lookahead
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.draft.stand import STAND
+from decodery.draft.token_recycling import TokenRecycling
+from decodery.errors import SettingsError
+from decodery.registry import methods
+from decodery.testing import tiny_transformer
+from methods import DRAFTERS, GROWTHS
+
+TARGET = tiny_transformer(0)
+OTHER = tiny_transformer(0, num_layers=1)
+PROMPT = [5] * 6 + [7, 8, 9] * 4
+
+
+def decoded(drafter: Drafter | None, max_nodes: int = MOST_NODES, **settings) -> Sequence:
+    engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
+    asked = {"max_new_tokens": 12 if isinstance(drafter, DraftModel) else 60, **settings}
+    # Stores know nothing at first.
+    seqs = [engine.submit(Request(PROMPT, drafter=drafter, max_nodes=max_nodes, **asked)) for _ in range(2)]
+    for seq in seqs[isinstance(drafter, DraftModel) :]:
+        engine.run([seq])
+    return seqs[-1]
+
+
+@pytest.mark.filterwarnings("ignore:.* drafts up to .* tokens per step")
+@pytest.mark.parametrize(
+    ("drafter", "published"),
+    [
+        (TokenRecycling(), 80),
+        (STAND(orders=(1,)), 80),
+        (DraftModel(OTHER, growth=DySpec(nodes=128)), 128),
+        (DraftModel(OTHER, growth=Sequoia(nodes=128, acceptance=(0.5, 0.2, 0.1))), 128),
+        (Lookahead(15, 5, 15), 119),
+    ],
+    ids=["token-recycling", "stand", "dyspec", "sequoia", "lookahead"],
+)
+def test_published_sizes_can_be_had(drafter: Drafter, published: int) -> None:
+    assert drafter.largest() == published
+    plain = decoded(None).generated
+    for most in (48, 256):
+        seq = decoded(drafter, most)
+        assert seq.generated == plain[: len(seq.generated)]
+        largest = max(step.nodes for step in seq.trace.decoding)
+        assert largest <= most
+        if most == 48:
+            assert largest == 48
+        else:
+            # Lookahead's n-grams share rows with its window, so that fewer than there is room for are fed.
+            assert 48 < largest <= published
+            assert largest == published or isinstance(drafter, Lookahead | STAND)
+
+
+def test_what_is_cut_is_said_once_and_to_the_point() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^token-recycling drafts up to 80 tokens per step as it is set, and max_nodes leaves 64"
+    ):
+        Request(PROMPT, drafter=TokenRecycling(), max_nodes=64)
+    with pytest.warns(UserWarning, match="leaves 10: allow max_nodes=40 for all of them"):
+        Request(PROMPT, drafter=Forced(First((PromptLookup(), TokenRecycling(nodes=40)))), max_nodes=10)
+    with pytest.warns(UserWarning, match="drafts up to 90"):
+        Request(PROMPT, drafter=Fuse((PromptLookup(), TokenRecycling())))
+    with pytest.warns(UserWarning, match="drafts up to 80"):
+        Request(PROMPT, drafter=TokenRecycling(), budget=Hardware(most=100), max_nodes=79)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Request(PROMPT, drafter=TokenRecycling(nodes=64), max_nodes=64)
+        # Where a budget allows less anyway nothing is lost by the request's own bound.
+        Request(PROMPT, drafter=TokenRecycling(), budget=Fixed(16), max_nodes=64)
+        Request(PROMPT, drafter=TokenRecycling(), budget=Hardware(), max_nodes=64)
+
+
+def test_methods_as_they_are_published_have_room() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for method in methods("draft"):
+            with suppress(TypeError):  # some need a setting
+                Request(PROMPT, drafter=method.cls())
+        for name, growth in GROWTHS.items():
+            assert (type(growth)().largest() or 0) <= MOST_NODES, name
+
+
+@pytest.mark.parametrize("most", [0, -1, LARGEST + 1, 3.5])
+def test_bounds_out_of_range_are_refused(most: float) -> None:
+    with pytest.raises(SettingsError, match=f"between 1 and {LARGEST}"):
+        Request(PROMPT, max_nodes=most)  # type: ignore[arg-type]
+    if most != 3.5:
+        with pytest.raises(SettingsError, match="max_nodes must be at"):
+            Settings(max_nodes=int(most))
+
+
+def test_every_method_says_how_much_it_drafts() -> None:
+    for name, make in DRAFTERS.items():
+        drafter, largest = make(OTHER), make(OTHER).largest()
+        assert largest is not None and largest > 0, name
+        seq = decoded(drafter, LARGEST, max_new_tokens=16)
+        assert all(step.nodes <= largest for step in seq.trace.decoding), name
+    for name, growth in GROWTHS.items():
+        seq = decoded(DraftModel(OTHER, growth=growth), LARGEST, max_new_tokens=12)
+        assert 0 < max(step.nodes for step in seq.trace.decoding) <= (growth.largest() or 0), name
+
+
+def test_the_command_line_and_the_benchmark_hand_it_on() -> None:
+    assert given({"max_nodes": 96, "drafter": "token-recycling"})["max_nodes"] == 96
+    assert Settings.from_dict(Settings(max_nodes=96).to_dict()).max_nodes == 96
+    older = Settings().to_dict()
+    del older["max_nodes"]
+    assert Settings.from_dict(older).max_nodes == MOST_NODES
+
+
+def test_the_benchmark_drafts_no_more_than_it_is_allowed(smollm2_int8) -> None:
+    rows = {}
+    for most in (1, 12):
+        own = Own(smollm2_int8, "token-recycling:nodes=12", 0.0, max_nodes=most)
+        run = own.decode([smollm2_int8.encode("Name a bird, a bird, a bird.")], max_new_tokens=12, seed=0)
+        rows[most] = run.rows / run.passes
+    assert rows[1] <= 2 < rows[12] <= 13
+
+
+def test_bytes_are_planned_for_larger_drafts() -> None:
+    engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
+    drafter = TokenRecycling(scope="request")
+
+    def submitted(mib: float) -> Sequence:
+        request = Request(PROMPT, max_new_tokens=9, drafter=drafter, max_nodes=300, budget=MemoryBound(mib))
+        return engine.submit(request)
+
+    free = submitted(1e6)
+    assert free.budget_state.nodes == 300
+    sizes = [held(free, nodes) for nodes in range(301)]
+    assert all(a <= b for a, b in pairwise(sizes))
+    for nodes in (0, 1, 70, 200):
+        state = submitted((sizes[nodes] + 1) / 2**20).budget_state
+        assert (state.nodes, state.bytes) == (nodes, sizes[nodes])
+
+
+def test_costs_of_larger_passes() -> None:
+    known = Budget(200, 9, pass_seconds=lambda context: 1.0 + 0.5 * np.arange(101) + context)
+    assert known.seconds(np.array([0, 100, 101, 300])).tolist() == [1.0, 51.0, 51.5, 151.0]
+    assert Budget(200, 9).seconds(np.array([3, 900])).tolist() == [1.0, 1.0]
+    # What steps took corrects as many sizes as there are.
+    steps, costs = StepCosts(), np.ones(301)
+    for _ in range(20):
+        steps.learn(costs[:65], 64, 2.0)
+        steps.learn(costs, 300, 3.0)
+    found = steps.corrected(costs)
+    assert len(found) == 301 and found[300] > found[64] > found[1]
+    seq = decoded(Auto(most=200, warm=None), 200)
+    assert max(step.nodes for step in seq.trace.decoding) > 64

@@ -1,0 +1,219 @@
+"""Conversations and interrupts as a user meets them: real processes, piped and in a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from decodery.cli.chat import Conversation
+from decodery.cli.decoding import decode
+from decodery.errors import PromptError
+from decodery.lm import LM, Output
+from decodery.model.embedded import pull
+
+COMMAND = [sys.executable, "-m", "decodery"]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""One thread each: the tests share the machine, and threads that wait for one another do not."""
+
+
+PROMPT = "Name three colours of the rainbow."
+
+
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The embedded model's file, fetched once."""
+    return pull("smollm2")
+
+
+@pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_interrupted_generate_keeps_its_text(model: Path, kind: signal.Signals, status: int) -> None:
+    command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        text = process.stdout.read(1)
+        process.send_signal(kind)
+        text += process.stdout.read()
+        assert (process.wait(60), process.stderr.read()) == (status, "")
+    assert text.endswith("\n") and 1 < len(text) < 4000
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_a_generation_between_passes(smollm2_int8: LM, kind: signal.Signals) -> None:
+    pieces: list[str] = []
+
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        if len("".join(pieces)) > 20 and not interrupted:
+            interrupted.append(True)
+            signal.raise_signal(kind)
+
+    interrupted: list[bool] = []
+    lm = smollm2_int8
+    before = signal.getsignal(kind)
+    (output,) = decode(lm, [lm.request(lm.encode(PROMPT), ignore_eos=True)], write)
+    assert output.finish_reason == "cancelled" and output.text == "".join(pieces)
+    assert 0 < len(output.tokens) < 256
+    assert signal.getsignal(kind) is before
+
+
+def test_chat_reads_only_what_is_new(smollm2_int8: LM) -> None:
+    def prefilled(output: Output) -> int:
+        return sum(step.rows for step in output.trace.steps if step.prefill)
+
+    conversation = Conversation(smollm2_int8, {"max_new_tokens": 40})
+    first = conversation.say("Name three colours.", lambda piece: None)
+    second = conversation.say("And three animals?", lambda piece: None)
+    tokens = smollm2_int8.encode(conversation.messages[:3])
+    assert prefilled(first) == len(first.prompt_tokens)
+    assert prefilled(second) < len(tokens) - len(first.tokens)
+    fresh = smollm2_int8.generate(conversation.messages[:3], max_new_tokens=40)
+    assert fresh.tokens == second.tokens
+
+
+def test_a_failed_turn_leaves_the_conversation_as_it_was(smollm2_int8: LM) -> None:
+    conversation = Conversation(smollm2_int8, {"max_new_tokens": 8})
+    conversation.say("Hello", lambda piece: None)
+    kept = list(conversation.messages)
+    with pytest.raises(PromptError, match="context"):
+        conversation.say("tide " * 9000, lambda piece: None)
+    assert conversation.messages == kept
+    assert conversation.say("Bye", lambda piece: None).text
+
+
+def test_chat_with_piped_lines(model: Path) -> None:
+    done = run(
+        "chat",
+        "--max-new-tokens",
+        "16",
+        text="Name a colour.\n\n/what\nAnother one.\n/reset\nName a colour.\n/exit\nHi\n",
+    )
+    assert done.returncode == 0
+    figures = [line for line in done.stderr.splitlines() if line.startswith("[")]
+    sizes = [int(re.search(r"context (\d+) of 8192", line)[1]) for line in figures]  # type: ignore[index]
+    assert len(sizes) == 3 and sizes[0] == sizes[2] < sizes[1]
+    assert "there is no /what" in done.stderr
+    assert ">" not in done.stdout and "context" not in done.stdout and len(done.stdout.splitlines()) >= 3
+
+
+_STYLE = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")
+
+
+class Terminal:
+    """A process at a terminal of 24 rows of 80 columns."""
+
+    def __init__(self, *arguments: str) -> None:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+
+        def take_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            # Tests that were started in the background ignore it, and what they start inherits that.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+        environment = {**ENVIRONMENT, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], **streams, env=environment, preexec_fn=take_terminal, close_fds=True
+        )
+        os.close(theirs)
+        self._file = ours
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._file, keys.encode())
+
+    def press(self, key: str, done: Callable[[], bool]) -> None:
+        """Press until it is noticed: as a prompt appears there is a moment in which Python loses a signal."""
+        for _ in range(5):
+            self.type(key)
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                self.read(0.1)
+                if done():
+                    return
+        raise AssertionError(f"{key!r} is not noticed; {self.seen!r}")
+
+    def wait_for(self, pattern: str) -> str:
+        """What is shown until `pattern` is; fails when the program ends first or a minute has gone."""
+        end = time.monotonic() + 60
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < end and self.process.poll() is None, f"no {pattern!r} in {self.seen!r}"
+            self.read(0.2)
+        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return text
+
+    def read(self, seconds: float) -> None:
+        """Take what is shown, once something is or the time is over."""
+        # Reading fails when the program has closed its terminal.
+        with suppress(OSError):
+            if select.select([self._file], [], [], seconds)[0]:
+                self.seen += _STYLE.sub("", os.read(self._file, 4096).decode(errors="replace"))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._file)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Callable[..., Terminal]]:
+    opened: list[Terminal] = []
+
+    def start(*arguments: str) -> Terminal:
+        opened.append(Terminal(*arguments))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(model: Path, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("chat", "--max-new-tokens", "4000", "--ignore-eos")
+    chat.wait_for("> ")
+    chat.type("Tell me a long story.\n")
+    chat.wait_for(r"story\.\r\n.*\w+ \w+")
+    chat.type("\x03")
+    assert "tokens/s" in chat.wait_for(r"stopped, context \d+ of 8192\]\s+> ")
+    chat.type("/reset\n")
+    chat.wait_for("new conversation")
+    chat.wait_for("> ")
+    chat.type("Go on.\n")
+    chat.wait_for(r"Go on\.\r\n.*\w+ \w+")
+    chat.type("\x03")
+    chat.wait_for(r"stopped, .*\]\s+> ")
+    chat.press("\x03", lambda: "press Ctrl-C again, or type /exit, to leave" in chat.seen)
+    chat.press("\x03", lambda: chat.process.poll() is not None)
+    assert chat.process.returncode == 130
+
+
+def test_chat_ends_with_the_input(model: Path, terminal: Callable[..., Terminal]) -> None:
+    chat = terminal("chat")
+    chat.wait_for("> ")
+    chat.type("\x04")
+    assert chat.process.wait(20) == 0

@@ -1,0 +1,315 @@
+"""The command as a user meets it: real processes on the real model."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import decodery
+from decodery.cli.main import COMMANDS, main
+from decodery.lm import LM
+from decodery.model.embedded import pull
+
+COMMAND = [sys.executable, "-m", "decodery"]
+
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+"""One thread each: the tests share the machine, and threads that wait for one another do not."""
+
+
+PROMPT = "Name three colours of the rainbow."
+
+
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+
+
+def printed(*arguments: str, text: str = "") -> str:
+    """What a command prints that must do its work without a word on standard error."""
+    done = run(*arguments, text=text)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def inside(*arguments: str, text: str = "", terminal: bool = False) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command run in this process, which saves the start of another."""
+    output, errors = io.StringIO(), io.StringIO()
+    typed = io.TextIOWrapper(io.BytesIO(text.encode()))
+    typed.isatty = lambda: terminal  # type: ignore[method-assign]
+    with mock.patch.multiple(sys, stdin=typed, stdout=output, stderr=errors), pytest.raises(SystemExit) as left:
+        main(arguments)
+    assert isinstance(left.value.code, int)
+    return left.value.code, output.getvalue(), errors.getvalue()
+
+
+def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = False) -> str:
+    """What a command that must fail says on standard error: for status 1, one sentence."""
+    code, output, errors = inside(*arguments, text=text, terminal=terminal)
+    assert (code, output) == (status, ""), errors
+    if status == 1:
+        assert errors.startswith("decodery: ") and errors.count("\n") == 1, errors
+    return errors
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The embedded model's file, fetched once."""
+    return pull("smollm2")
+
+
+def test_help_and_methods_do_not_import_torch() -> None:
+    calls = [["--help"], ["methods"], ["methods", "--json"], *([command, "--help"] for command in COMMANDS)]
+    program = f"""
+import sys
+from decodery.cli.main import main
+for arguments in {calls!r}:
+    try:
+        main(arguments)
+    except SystemExit as left:
+        assert left.code == 0 and "torch" not in sys.modules, arguments
+    print("---")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    shown, listed, described, *helps, rest = done.stdout.split("---\n")
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", shown, re.MULTILINE)
+    assert re.search(r"^  prompt-lookup +2\d{3} +lossless", listed, re.MULTILINE)
+    assert {"prompt-lookup", "coupled"} < {method["name"] for method in json.loads(described)}
+    assert all(text.startswith("Usage: decodery") for text in helps) and rest == ""
+
+
+def test_nothing_is_searched_for_cycles_on_the_way_out() -> None:
+    program = "import atexit, gc; from decodery.cli.main import main\n"
+    program += "atexit.register(lambda: print(gc.get_freeze_count() > 1000)); main(['--version'])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.endswith("True\n")
+
+
+def test_version() -> None:
+    assert printed("--version") == f"decodery {decodery.__version__}\n"
+
+
+def test_generate_json_is_one_object_that_python_gives_too(model: Path, smollm2_int8: LM) -> None:
+    settings = ("--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5")
+    got = json.loads(printed("generate", PROMPT, *settings, "--json"))
+    expected = smollm2_int8.generate(PROMPT, max_new_tokens=24, temperature=0.8, seed=5)
+    assert (got["text"], got["tokens"], got["seed"]) == (expected.text, expected.tokens, 5)
+    assert got["finish_reason"] in ("stop", "length")
+    assert got["trace"].keys() >= {"passes", "rows", "tokens_per_pass", "tokens_per_second", "seconds"}
+
+
+def test_the_prompt_comes_from_standard_input_too_and_the_drafter_leaves_no_trace(model: Path) -> None:
+    settings = ("--max-new-tokens", "20", "--temperature", "0.9", "--top-p", "0.95")
+    argument = printed("generate", *settings, "--drafter", "prompt-lookup:length=4", text=PROMPT)
+    assert argument.endswith("\n") and len(argument) > 20
+    assert inside("generate", "-", *settings, "--drafter", "none", text=PROMPT + "\n") == (0, argument, "")
+    assert inside("generate", *settings, text=PROMPT) == (0, argument, "")
+
+
+def test_several_texts(model: Path) -> None:
+    settings = ("--max-new-tokens", "12", "--temperature", "1", "--seed", "3", "--n", "2")
+    objects = json.loads(printed("generate", PROMPT, *settings, "--json", "--logprobs", "2"))
+    assert [one["seed"] for one in objects] == [3, 4]
+    assert objects[0]["tokens"] != objects[1]["tokens"]
+    assert all(len(one["logprobs"]) == len(one["tokens"]) for one in objects)
+    _, text, _ = inside("generate", PROMPT, *settings)
+    assert text == f"--- seed 3\n{objects[0]['text']}\n\n--- seed 4\n{objects[1]['text']}\n"
+
+
+def test_raw_text_stop_strings_and_a_sampler_by_name(model: Path) -> None:
+    arguments = ("--raw", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
+    text = printed("generate", "The days of the week are Monday, Tuesday,", *arguments)
+    assert text.startswith(" Wednesday, Thursday") and text.count("\n") == 1
+
+
+def test_a_warm_start_imports_no_transformers(model: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "decodery", "generate", "Hi", "--max-new-tokens", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert done.returncode == 0 and "torch" in imported
+    assert not imported & {"transformers", "huggingface_hub", "rich", "scipy", "pandas"}
+
+
+def test_an_error_is_one_sentence_and_exit_status_1(tmp_path: Path) -> None:
+    done = run("generate", PROMPT, "--model", str(tmp_path / "none.gguf"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("decodery: there is no file")
+
+
+def test_bad_usage() -> None:
+    assert "there is no command 'generat'; try generate" in failure("generat", status=2)
+    assert "--logprobs needs --json" in failure("generate", PROMPT, "--logprobs", "2", status=2)
+    assert "'x' is not ID=VALUE" in failure("generate", PROMPT, "--logit-bias", "x", status=2)
+    assert "a prompt is missing" in failure("generate", terminal=True, status=2)
+
+
+def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decodery, "load", None)
+    assert "--top-p would have no effect" in failure("generate", PROMPT, "--top-p", "0.5")
+    assert "no method is called 'promt-lookup'; try prompt-lookup" in failure("methods", "promt-lookup")
+    assert "try prompt-lookup" in failure("generate", PROMPT, "--drafter", "promptlookup")
+    assert "its settings are" in failure("generate", PROMPT, "--drafter", "prompt-lookup:lenght=3")
+    assert "sampler" in failure("generate", PROMPT, "--sampler", "top-k:k=5", "--temperature", "1")
+    assert "top_p" in failure("generate", PROMPT, "--temperature", "1", "--top-p", "1.5").replace("-", "_")
+    assert "coupled" in failure("chat", "--rule", "couple")
+    assert "density-ratio is a verify.continuous method" in failure("generate", PROMPT, "--rule", "density-ratio")
+    assert "the rule cntp needs a temperature above 0" in failure("generate", PROMPT, "--rule", "cntp:most=3")
+    assert "transfer-q needs reward, as in transfer-q:reward=..." in failure(
+        "generate", PROMPT, "--source", "transfer-q"
+    )
+    assert "which no text can give" in failure("generate", PROMPT, "--constrain", "checker")
+
+
+def test_bad_prompts(model: Path) -> None:
+    assert "the prompt is empty" in failure("generate", "")
+    assert "the prompt is empty" in failure("generate", "--raw", text="\n")
+    assert "the model's context 8192" in failure("generate", text="tide " * 9000)
+
+
+def test_bad_models(model: Path, tmp_path: Path) -> None:
+    assert "no-such-model" in failure("generate", PROMPT, "--model", "no-such-model")
+    assert "no-such-file.gguf" in failure("generate", PROMPT, "--model", str(tmp_path / "no-such-file.gguf"))
+    content = model.read_bytes()
+    parts = {"short": content[:1_000_000], "header": content[:100], "noise": b"GGUF" + b"\xff" * 400, "empty": b""}
+    for name, part in parts.items():
+        broken = tmp_path / f"{name}.gguf"
+        broken.write_bytes(part)
+        assert f"{name}.gguf" in failure("generate", PROMPT, "--model", str(broken))
+    assert "neither an embedded model" in failure("pull", "smollm")
+
+
+def test_pull_from_a_file_and_what_a_bad_file_leaves(model: Path, tmp_path: Path) -> None:
+    environment = {**ENVIRONMENT, "DECODERY_HOME": str(tmp_path / "cache")}
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(model.read_bytes()[:-1])
+    command = [*COMMAND, "pull", "smollm2", "--from"]
+    bad = subprocess.run([*command, str(broken)], capture_output=True, text=True, env=environment)
+    assert bad.returncode == 1 and "checksum" in bad.stderr
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+    good = subprocess.run([*command, str(model)], capture_output=True, text=True, env=environment)
+    assert good.returncode == 0 and good.stdout.startswith("smollm2 is ready: " + str(tmp_path / "cache"))
+    assert printed("pull", "smollm2") == f"smollm2 is ready: {model}\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
+    command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "2000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch, smollm2_int8: LM) -> LM:
+    """The model that commands run in this process load."""
+    monkeypatch.setattr(decodery, "load", lambda *name, **settings: smollm2_int8)
+    return smollm2_int8
+
+
+def test_a_hidden_message_is_read_back_through_pipes(loaded: LM) -> None:
+    settings = ("--search", "coupling:key=a")
+    code, carrying, errors = inside("hide", "-", "--message", "at noon", *settings, text="Tell me about rivers.\n")
+    assert (code, errors) == (0, "") and carrying == inside(
+        "hide", "Tell me about rivers.", "--message", "at noon", *settings
+    )[1]
+    question = ("reveal", "Tell me about rivers.", "--length", "7")
+    assert inside(*question, *settings, text=carrying)[1] == "at noon\n"
+    found = json.loads(inside(*question, *settings, "--json", text=carrying)[1])
+    assert found["message"] == "at noon" and bytes.fromhex(found["hex"]) == b"at noon" and found["certainty"] > 0.999
+    assert inside(*question, "--search", "coupling:key=b", text=carrying)[1] != "at noon\n"
+    assert "could not have been written like this" in failure(*question, *settings, text="Some other text.")
+    assert "there is no text" in failure(*question, *settings, text="")
+    assert "% sure of this" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
+    for command in (("hide", "Hi", "--message", "a"), ("reveal", "Hi", "--length", "1")):
+        assert "beam carries no message" in failure(*command, "--search", "beam", text="Hi")
+
+
+def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:
+    code, output, errors = inside(
+        "generate", PROMPT, "--max-new-tokens", "4", "--search", "beam:width=2", "--n", "3", "--drafter", "none"
+    )
+    assert code == 0 and output.count("--- score") == 2 and "found 2 of 3 texts" in errors
+    assert "given twice" in failure("hide", "Hi", "--message", "a", "--search", "coupling:message=b")
+    page = inside("methods", "transfer-q")[1]
+    assert "reward: Scorer | str" in page and "use: " in page
+    assert "whole: " in (page := inside("methods", "text")[1]) and "use:" not in page
+
+
+def test_a_program_that_fails_its_tests_is_said(loaded: LM, tmp_path: Path) -> None:
+    tests = tmp_path / "tests.py"
+    search = (
+        "--raw",
+        "--max-new-tokens",
+        "3",
+        "--drafter",
+        "none",
+        "--stop",
+        "\n",
+        "--search",
+        f"pg-td:tests=program-tests(file={tests}),budget=2",
+    )
+    for checks, status in (("assert False\nassert True\n", 1), ("assert True\n", 0)):
+        tests.write_text(checks)
+        for shape in ((), ("--json",)):
+            code, output, errors = inside("generate", "x =", *search, *shape)
+            assert code == status and output.strip()
+            assert ("decodery: no program passes all tests, the best one is worth 0.5 of 1" in errors) == bool(status)
+
+
+def test_a_warning_is_a_line(loaded: LM) -> None:
+    settings = ("--temperature", "0.5", "--mirostat", "2", "--mirostat-tau", "30", "--mirostat-eta", "1")
+    code, output, errors = inside("generate", PROMPT, "--max-new-tokens", "8", "--drafter", "none", *settings)
+    assert code == 0 and output and re.fullmatch(r"decodery: mirostat cannot reach 30 bits .*\n", errors)
+
+
+def test_a_value_head_from_judged_texts_steers(loaded: LM, tmp_path: Path) -> None:
+    texts, head = tmp_path / "texts.jsonl", tmp_path / "head.safetensors"
+    pairs = [("The sea is blue and wide.", 1), ("Red red red red red.", -1)]
+    texts.write_text("\n".join(json.dumps({"prompt": PROMPT, "text": text, "reward": r}) for text, r in pairs))
+    code, output, errors = inside("train", "value", str(texts), "--out", str(head))
+    assert (code, errors) == (0, "") and f'--source "controlled-decoding:value=value-head(head={head})"' in output
+    asked = ("generate", PROMPT, "--max-new-tokens", "6", "--drafter", "none")
+    steered = inside(*asked, "--source", f"controlled-decoding:value=value-head(head={head}),strength=50")
+    assert steered[0] == 0 and steered[1] != inside(*asked)[1]
+    texts.write_text("{}")
+    assert "line 1 of" in failure("train", "value", str(texts), "--out", str(head))
+
+
+def test_methods() -> None:
+    listed = json.loads(printed("methods", "--json"))
+    keys = {"name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "summary"}
+    assert all(method.keys() == keys for method in listed)
+    assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
+    (one,) = json.loads(inside("methods", "prompt-lookup", "--json")[1])
+    assert {"name": "length", "type": "int", "default": 10} in one["settings"]
+    page = inside("methods", "prompt-lookup")[1]
+    assert "Prompt Lookup Decoding (2023)" in page and "max_ngram: int = 3" in page
+    # Piped, every method is one line, so that it can be searched.
+    assert re.search(r"^  top-p +2019 +Keeps .*$", inside("methods")[1], re.MULTILINE)
+
+
+def test_info(model: Path) -> None:
+    facts = json.loads(printed("info", "--json"))
+    assert facts["decodery"] == decodery.__version__
+    assert facts["threads"] >= 1 and facts["kernels"] and facts["processor"]
+    assert any(name.startswith("smollm2") for name in facts["models"])
+    assert str(model).startswith(facts["cache"])
+
+
+def test_demo(model: Path) -> None:
+    *_, blank, line = printed("demo").splitlines()
+    speed = r"\d+ tokens/s: \d+\.\d\d x plain decoding \(\d+ tokens/s\)"
+    assert blank == "" and re.fullmatch(rf"\d+ tokens, \d\.\d\d tokens per pass, {speed}, the same text", line)

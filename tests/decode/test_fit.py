@@ -1,0 +1,301 @@
+"""What goes together runs, and what does not is refused by one sentence from one place."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodery import registry
+from decodery.budget.base import Budget
+from decodery.budget.fixed import Fixed
+from decodery.core.needs import WORDS, Gives, Needs, said
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode import fit
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.base import Drafter
+from decodery.draft.combine import First, Fuse
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.forced import Forced
+from decodery.draft.growth.sequoia import Sequoia
+from decodery.draft.ngram import NGram
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.draft.stand import STAND
+from decodery.errors import SettingsError, UnknownMethod, UnsupportedModel
+from decodery.model.protocol import Capabilities
+from decodery.registry import method_of, methods, register
+from decodery.sample.constraint import Constrained, Constraint
+from decodery.sample.sampler import Sampler
+from decodery.source.entropy_adaptive import EntropyAdaptive
+from decodery.testing import TableModel, check_batch, check_identical, check_state, decode, tiny_transformer
+from decodery.verify.awrs import AWRS
+from methods import BUDGETS, CHOOSING, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
+
+TARGET = tiny_transformer(0)
+OTHER = tiny_transformer(0, num_layers=1)
+PROMPT = [5] * 3 + [7, 8, 9] * 2
+
+
+@dataclass(frozen=True)
+class Even(Constraint):
+    """Even tokens, with a mask or without, forbidden or made less likely."""
+
+    masked: bool = True
+    bonus: float | None = None
+
+    @property
+    def gives(self) -> Gives:
+        return Gives(mask=self.masked)
+
+    def init(self, prompt: Any) -> int:
+        return 0
+
+    def allowed(self, state: int) -> Any:
+        return np.arange(64) % 2 == 0
+
+    def advance(self, state: int, token: int) -> int:
+        return state
+
+    def is_complete(self, state: int) -> bool:
+        return True
+
+
+CONSTRAINED = {
+    "unconstrained": (),
+    "masked": (Constrained(Even()),),
+    "unmasked": (Constrained(Even(masked=False)),),
+    "soft": (Constrained(Even(bonus=2.0)),),
+}
+PARTS: dict[str, dict[str, Any]] = {
+    "sampler": {"nucleus": SAMPLERS["nucleus"]} | SAMPLERS | CHOOSING,
+    "drafter": {name: make(OTHER) for name, make in DRAFTERS.items()},
+    "rule": RULES | LOSSY_RULES | {"awrs": AWRS()},
+    "budget": {"none": None} | {name: make(OTHER) for name, make in BUDGETS.items()},
+    "source": {"none": None} | {name: make(OTHER) for name, make in SOURCES.items()},
+    "constraint": CONSTRAINED,
+}
+Row = tuple[str, ...]
+PLAIN = dict(zip(PARTS, ("nucleus", "draft-model", "coupled", "none", "none", "unconstrained"), strict=True))
+
+
+def request(row: Row, **settings: Any) -> Request:
+    found = {role: PARTS[role][name] for role, name in zip(PARTS, row, strict=True)}
+    warps = (*found.pop("constraint"), *found.pop("sampler").warps)
+    return Request(PROMPT, max_new_tokens=4, sampler=Sampler(warps), eos_ids=(0,), **found | settings)
+
+
+@cache
+def refusal(row: Row) -> str | None:
+    """What is said against a combination, None where nothing is; whoever says it is the one place."""
+    try:
+        request(row).suits(TARGET)
+    except (SettingsError, UnsupportedModel) as error:
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        assert place is not None and place.tb_frame.f_code.co_filename == fit.__file__
+        return str(error)
+    return None
+
+
+def alone(first: str, one: str, second: str, two: str) -> list[Row]:
+    """Two parts with others that stand in nobody's way, at either temperature where none of the two is a sampler."""
+    pair = {first: one, second: two}
+    samplers = (PLAIN["sampler"],) if "sampler" in pair else (PLAIN["sampler"], "greedy")
+    return [tuple((PLAIN | {"sampler": sampler} | pair).values()) for sampler in samplers]
+
+
+PAIRS = [
+    (first, one, second, two)
+    for first, second in combinations(PARTS, 2)
+    for one, two in product(PARTS[first], PARTS[second])
+]
+
+
+def covering_rows() -> list[Row]:
+    """Few combinations that hold every pair of parts that is not refused."""
+    missing = {pair for pair in PAIRS if any(refusal(row) is None for row in alone(*pair))}
+    rows = []
+
+    def held(row: Row) -> set[tuple[str, str, str, str]]:
+        parts = list(zip(PARTS, row, strict=True))
+        return {(*one, *two) for one, two in combinations(parts, 2)} & missing
+
+    for pair in PAIRS:
+        if pair not in missing:
+            continue
+        row = next(row for row in alone(*pair) if refusal(row) is None)
+        for number, role in enumerate(PARTS):
+            if role not in pair:
+                others = [(*row[:number], name, *row[number + 1 :]) for name in PARTS[role]]
+                row = max(others, key=lambda each: -1 if refusal(each) else len(held(each)))
+        rows.append(row)
+        missing -= held(row)
+    return rows
+
+
+def test_every_pair_is_refused_by_one_sentence() -> None:
+    found = {pair: [refusal(row) for row in alone(*pair)] for pair in PAIRS}
+    refused = {pair: sentences for pair, sentences in found.items() if None not in sentences}
+    assert 100 < len(refused) < len(PAIRS) / 3
+    for sentence in (each for sentences in refused.values() for each in sentences):
+        assert sentence is not None and sentence[0].islower() and "\n" not in sentence and ". " not in sentence
+        assert " needs " in sentence and " does not give: " in sentence
+    assert ("drafter", "stand", "rule", "rejection") in refused and (
+        "drafter",
+        "stand",
+        "rule",
+        "coupled",
+    ) not in refused
+    assert ("rule", "judge", "source", "entropy-adaptive") in refused
+    assert ("rule", "judge", "source", "guidance") not in refused
+
+
+def test_every_pair_that_is_not_refused_runs() -> None:
+    engine = Engine(TARGET, pass_seconds=lambda context: np.ones(1024))
+    rows = covering_rows()
+    texts = {row: engine.submit(request(row)) for row in rows}
+    assert len(rows) < len(PAIRS) / 3
+    while not all(seq.finished for seq in texts.values()):
+        engine.step()
+    for row, seq in texts.items():
+        assert seq.error is None and 0 < len(seq.generated) <= 4, (row, seq.error)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
+    # A byte at a time needs more freedom than some sources leave.
+    search = replace(SEARCHES[name], bits=1, temperature=5.0) if name == "coupling" else SEARCHES[name]
+    sampler = "plain" if search.needs.chance else "greedy"
+    for source in PARTS["source"]:
+        row = tuple((PLAIN | {"sampler": sampler, "source": source}).values())
+        asked = request(row, drafter=None)
+        try:
+            replace(asked, search=search).suits(TARGET)
+        except SettingsError as error:
+            assert " does not give: " in str(error)
+            with pytest.raises(SettingsError, match=re.escape(str(error))):
+                search.run(Engine(TARGET), asked)
+        else:
+            assert search.run(Engine(TARGET), replace(asked, max_new_tokens=60 if name == "coupling" else 6))
+
+
+def test_composites_need_what_their_parts_need_and_give_what_they_give() -> None:
+    lookup, model, sampled = PromptLookup(), DraftModel(OTHER), STAND()
+    fused = Fuse((lookup, sampled))
+    assert fused.needs == Needs(prompt=True) and fused.gives.drafts == ("deterministic",)
+    both = First((lookup, First((sampled, model))))
+    assert both.needs == Needs(prompt=True)
+    assert both.gives.drafts == ("deterministic", "without-replacement", "sampled") and both.gives.pauses
+    assert Forced(sampled).gives.drafts == ("without-replacement", "deterministic")
+    assert NGram(growth=Sequoia(draft_cost=0.1)).needs == Needs(prompt=True, costs=True)
+    # What pauses without states spoils it for who judges by them.
+    assert First((lookup, model)).gives.draft_states and not First((NGram(), model)).gives.draft_states
+    sampler = Sampler([Constrained(Even(bonus=1.0)), *SAMPLERS["nucleus"].warps])
+    assert sampler.needs == Needs(checked=True, mask=True, ends=True)
+    tables = (Needs(taps=(2, "logits"), drafts=("sampled", "deterministic")), Needs(taps=(1, 2), drafts=("sampled",)))
+    assert Needs.merged(tables) == Needs(taps=(2, "logits", 1), drafts=("sampled",))
+
+
+NOTHING = Needs()
+
+
+@dataclass(frozen=True)
+class Reading(Drafter):
+    """A method of one's own that needs this or that."""
+
+    needs: Needs = NOTHING
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        return TokenTree.root(seq.pending)
+
+
+@pytest.mark.parametrize("name", ["states", "routes", "policies", "parts", "exact_rows", "gradients"])
+def test_a_method_of_ones_own_is_refused_where_the_model_lacks_what_it_needs(name: str) -> None:
+    class Bare(TableModel):
+        """A model that can do nothing beyond scoring tokens."""
+
+        def __init__(self) -> None:
+            super().__init__(5)
+            self.capabilities = Capabilities()
+
+    drafter = Reading(Needs(**{name: True}))
+    with pytest.raises(UnsupportedModel) as caught:
+        decode(Bare(), [[1]], drafter=drafter)
+    assert str(caught.value) == (
+        f"the drafter Reading needs {WORDS[name]}, which Bare does not give: use another drafter, or a model that this "
+        "package runs itself"
+    )
+    model = Bare()
+    model.capabilities = Capabilities(**{name: True})
+    decode(model, [[1]], drafter=drafter)
+
+
+def test_hidden_states_that_a_model_does_not_have_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"the drafter Reading needs hidden states .* no state after layer 3 of 2"):
+        decode(TARGET, [[1]], drafter=Reading(Needs(taps=(3,))))
+    with pytest.raises(UnsupportedModel, match=r"the hidden states at mlp_out\.0, which TableModel does not give"):
+        decode(TableModel(5), [[1]], drafter=Reading(Needs(taps=("mlp_out.0",))))
+    decode(TARGET, [[1]], drafter=Reading(Needs(taps=("mlp_out.0", -1))))
+    with pytest.raises(SettingsError, match="which the source entropy-adaptive does not give: leave the source out"):
+        Request([1], drafter=Fuse((PromptLookup(), Reading(Needs(taps=(1,))))), source=EntropyAdaptive(OTHER))
+
+
+def test_names_stand_for_methods() -> None:
+    check_identical(TARGET, [PROMPT], drafter="token-recycling:nodes=8", max_new_tokens=30)
+    check_identical(TARGET, [PROMPT], drafter="prompt-lookup", rule="awrs", source="guidance", tested="nothing")
+    check_batch(TARGET, [PROMPT], drafter="suffix-tree", tested="nothing")
+    check_state(TARGET, [PROMPT], drafter="copyspec", budget="fixed:nodes=2")
+    assert Request([1], budget="fixed:nodes=2", rule="rejection").budget == Fixed(nodes=2)
+    with pytest.raises(UnknownMethod, match="no draft method is called 'prompt-lokup'; try prompt-lookup"):
+        check_identical(TARGET, [PROMPT], drafter="prompt-lokup")
+    for role, given in (("drafter", PromptLookup), ("budget", 4), ("rule", None), ("source", PromptLookup())):
+        with pytest.raises(SettingsError, match=f"{role} must be .* or the name of one, not"):
+            Request([1], **{role: given})
+
+
+def test_the_catalogue_tells_what_the_tables_hold() -> None:
+    described = {(method.family, method.name): method for method in methods()}
+    grown = {"ngram"}  # its settings in the list grow trees, which it does not do by itself
+    for family, found in {"draft": "drafter", "verify": "rule", "budget": "budget", "source": "source"}.items():
+        for name, part in PARTS[found].items():
+            if part is None or name in grown:
+                continue
+            method = described[family, name]
+            for table, words in (
+                ((part.needs, method.needs), (part.gives, method.gives))
+                if family != "budget"
+                else ((part.needs, method.needs),)
+            ):
+                composed = any(each.startswith("what its parts") for each in words)
+                assert composed or set(said(table)) <= set(words), (name, said(table), words)
+    assert described["verify", "k-seq"].needs == (
+        "deterministic or sampled drafts",
+        "the distributions that drafts come from",
+    )
+    assert described["draft", "fuse"].needs == ("what its parts need",)
+    assert "temperature 0" in described["search", "beam"].needs
+    assert "temperature 0" not in described["search", "smc"].needs
+    assert {each.name for each in fields(Needs)} | {each.name for each in fields(Gives)} == set(WORDS)
+
+
+def test_a_method_registered_elsewhere_tells_its_own_table() -> None:
+    @register("needy", needs=("a kind word",))
+    @dataclass(frozen=True)
+    class Needy(Reading):
+        """Needs rows."""
+
+        gives = Gives(drafts=("sampled",), law=True)
+
+    try:
+        own = method_of(Needy())
+        assert own is not None and own.gives == ("sampled drafts",) and own.needs[-1] == "a kind word"
+    finally:
+        registry._registered["draft"].pop("needy")

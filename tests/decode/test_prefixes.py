@@ -1,0 +1,191 @@
+"""What texts leave for later ones that begin alike: found whole, shared, bounded, and without a trace in any text."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.prefixes import PrefixCache
+from decodery.decode.request import Request
+from decodery.decode.schedule import Limits
+from decodery.model.blocks import SLOTS
+from decodery.sample import Sampler
+from decodery.testing import decode, tiny_transformer
+from decodery.testing.models import to_int8
+
+MODEL = tiny_transformer(0)
+EXACT = to_int8(MODEL)
+SAMPLED = Sampler.from_settings(temperature=0.9)
+LONG = [(7 * at) % 60 + 1 for at in range(100)]
+
+
+def run(engine: Engine, prompt: list[int], **settings: Any) -> Sequence:
+    seq = engine.submit(Request(prompt, **{"max_new_tokens": 20, "sampler": SAMPLED} | settings))
+    engine.run([seq])
+    return seq
+
+
+def test_a_hit_is_as_long_as_what_texts_have_in_common_and_changes_no_bit() -> None:
+    prefixes = PrefixCache(1 << 30)
+    engine = Engine(EXACT, prefixes=prefixes, prefill_chunk=23)
+    first = run(engine, LONG, logprobs=3)
+    again = run(engine, LONG, logprobs=3)
+    branch = run(engine, [*LONG[:70], 3, 4, 5], logprobs=3)
+    turn = run(engine, [*first.tokens, 9, 9], logprobs=3)
+    assert [seq.cached for seq in (first, again, branch, turn)] == [0, 99, 70, 119]
+    assert sum(step.rows for step in turn.trace.steps if step.prefill) == 3
+    for seq in (again, branch, turn):
+        alone = run(Engine(EXACT, prefill_chunk=23), seq.tokens[: seq.prompt_length], logprobs=3)
+        assert seq.tokens == alone.tokens
+        assert [(each.logprob, each.top) for each in seq.token_logprobs] == [
+            (each.logprob, each.top) for each in alone.token_logprobs
+        ]
+
+
+def test_what_was_read_in_common_is_held_once() -> None:
+    prefixes = PrefixCache(1 << 30)
+    engine = Engine(MODEL, prefixes=prefixes)
+    run(engine, LONG * 4, max_new_tokens=2)
+    alone = prefixes.bytes
+    for end in range(5):
+        run(engine, [*LONG * 4, *[end + 1] * SLOTS], max_new_tokens=2)
+    assert len(prefixes) > 1
+    assert prefixes.bytes < 2 * alone
+
+
+def test_other_salts_find_nothing() -> None:
+    engine = Engine(MODEL, prefixes=PrefixCache(1 << 30))
+    run(engine, LONG, salt="a")
+    assert run(engine, LONG, salt="b").cached == 0
+    assert run(engine, LONG, salt="a").cached == 99
+
+
+def test_texts_that_need_every_row_of_the_prompt_read_it() -> None:
+    engine = Engine(MODEL, prefixes=PrefixCache(1 << 30))
+    run(engine, LONG)
+    seq = run(engine, LONG, prompt_logprobs=2)
+    assert seq.cached == 0 and len(seq.told) == len(LONG) - 1
+
+
+def test_least_recently_used_goes_first_and_bytes_are_bounded() -> None:
+    block = MODEL.new_cache().slot_bytes * SLOTS
+    prefixes = PrefixCache(20 * block)
+    engine = Engine(MODEL, prefixes=prefixes)
+    prompts = [[number, *LONG[:79]] for number in range(1, 8)]
+    for prompt in prompts[:2]:
+        run(engine, prompt, max_new_tokens=4)
+    assert run(engine, prompts[0], max_new_tokens=4).cached == 79
+    for prompt in prompts[2:4]:
+        run(engine, prompt, max_new_tokens=4)
+        assert prefixes.bytes <= prefixes.most
+    # Six blocks each: three texts fit, and the second was not used again.
+    assert [run(engine, prompts[number], max_new_tokens=4).cached for number in (0, 1)] == [79, 0]
+    while prefixes.evict():
+        pass
+    assert prefixes.bytes == 0 and not prefixes.slabs
+
+
+def test_what_is_kept_gives_way_to_texts_in_progress() -> None:
+    one = MODEL.new_cache().slot_bytes * 256
+    prefixes = PrefixCache(1 << 30)
+    engine = Engine(MODEL, prefixes=prefixes, limits=Limits(cache_bytes=2 * one))
+    for number in range(1, 9):
+        run(engine, [number, *LONG])
+        assert engine.held <= 2 * one
+    texts = [engine.submit(Request([number, *LONG], max_new_tokens=20)) for number in (20, 21)]
+    engine.step()
+    assert engine.running == 2
+    engine.run(texts)
+
+
+def holders(prefixes: PrefixCache, texts: list[Sequence]) -> None:
+    """Every block is held by exactly those who say they hold it."""
+    caches = [each.cache for each in prefixes._entries] + [text.cache for text in texts]
+    counted: dict[int, Any] = {}
+    for cache in caches:
+        for stretch in cache.blocks.runs:
+            held = counted.setdefault(id(stretch.slab), (stretch.slab, torch.zeros(len(stretch.slab.holders))))[1]
+            held[stretch.first : stretch.last] += 1
+    for slab, held in counted.values():
+        assert held.tolist() == slab.holders.tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_traffic_leaves_every_text_as_it_is_alone(seed: int) -> None:
+    """Prompts that begin alike, arrivals, cancellations, preemptions and too little memory, with an audit of blocks."""
+    chance = random.Random(seed)
+    slot = MODEL.new_cache().slot_bytes
+    prefixes = PrefixCache(chance.choice([0, 700, 4000]) * slot)
+    limits = Limits(rows=chance.choice([7, 40, 300]), texts=6, cache_bytes=chance.choice([None, 900 * slot]))
+    engine = Engine(MODEL, prefixes=prefixes, limits=limits, prefill_chunk=chance.choice([5, 64]))
+    texts: list[Sequence] = []
+    for _ in range(120):
+        if chance.random() < 0.25 and len(texts) < 24:
+            prompt = LONG[: chance.choice([3, 20, 64, 90])] + [
+                chance.randint(1, 3) for _ in range(chance.randint(1, 20))
+            ]
+            if texts and chance.random() < 0.3:
+                prompt = [*chance.choice(texts).tokens, 5]
+            settings = {"seed": len(texts), "max_new_tokens": chance.randint(1, 30)}
+            texts.append(engine.submit(Request(prompt[:300], sampler=SAMPLED, **settings)))
+        going = [text for text in texts if not text.finished]
+        if going and chance.random() < 0.06:
+            chance.choice(going).cancel()
+        if going and chance.random() < 0.1:
+            engine.preempt(chance.choice(going))
+        engine.step()
+        holders(prefixes, texts)
+    engine.run([text for text in texts if not text.finished])
+    assert sum(text.cached for text in texts) > 0 or prefixes.most == 0
+    for text in texts:
+        (alone,) = decode(
+            MODEL,
+            [text.tokens[: text.prompt_length]],
+            sampler=SAMPLED,
+            seeds=(text.seed,),
+            max_new_tokens=text.max_new_tokens,
+        )
+        assert text.generated == alone.generated[: len(text.generated)]
+        assert text.finish_reason == "cancelled" or text.tokens == alone.tokens
+
+
+def test_logprobs_of_the_prompt_are_those_of_reading_it_at_once_whatever_interrupts() -> None:
+    from decodery.model.batch import Batch, Segment
+
+    logits = MODEL.forward(Batch([Segment.chunk(LONG, MODEL.new_cache())])).logits.log_softmax(dim=-1)
+    expected = [float(row[token]) for row, token in zip(logits, LONG[1:], strict=False)]
+    for chunk in (1, 7, 512):
+        engine = Engine(MODEL, prefill_chunk=chunk)
+        seq = engine.submit(Request(LONG, prompt_logprobs=2, max_new_tokens=5))
+        for _ in range(4):
+            engine.step()
+            engine.preempt(seq)
+        twin = engine.submit(Request(LONG, prompt_logprobs=2, max_new_tokens=5), like=seq)
+        engine.run([seq, twin])
+        for text in (seq, twin):
+            assert [each.token for each in text.told] == LONG[1:]
+            assert max(abs(a.logprob - b) for a, b in zip(text.told, expected, strict=True)) < 1e-5
+            assert all(each.top[0][1] >= each.logprob and len(each.top) == 2 for each in text.told)
+
+
+def test_the_trace_keeps_drafts_that_are_asked_for() -> None:
+    from decodery.draft.prompt_lookup import PromptLookup
+
+    prompt = [1, 2, 3, 4, 5] * 6
+    (plain,) = decode(MODEL, [prompt], drafter=PromptLookup(length=6), max_new_tokens=30)
+    engine = Engine(MODEL)
+    seq = run(
+        engine, prompt, drafter=PromptLookup(length=6), max_new_tokens=30, sampler=Sampler.from_settings(), trees=True
+    )
+    assert seq.tokens == plain.tokens and all(step.tree is None for step in plain.trace.steps)
+    told = [step.tree for step in seq.trace.steps if step.tree is not None]
+    assert [token for tree in told for token in tree.emitted] == seq.generated
+    for step, tree in zip((step for step in seq.trace.steps if step.emitted), told, strict=True):
+        assert len(tree.tokens) == step.nodes + 1 or step.prefill
+        assert [tree.tokens[node] for node in tree.path] == tree.emitted[: len(tree.path)]
+        assert len(tree.path) == step.accepted

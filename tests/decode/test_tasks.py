@@ -1,0 +1,364 @@
+"""Asks and tasks: passes are shared by whoever waits for them, tasks can be held up, an error ends one of them."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodery.budget.base import Budget
+from decodery.core.ask import Asking, Scored, drive, score, settled, together
+from decodery.core.needs import Needs
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.decode.schedule import Limits
+from decodery.draft.base import Drafter, Observation
+from decodery.draft.draft_model import DraftModel
+from decodery.errors import OutOfMemory, SettingsError
+from decodery.lm import LM, Output
+from decodery.model.batch import Segment
+from decodery.model.blocks import resident
+from decodery.model.cache import KVCache
+from decodery.sample import Sampler
+from decodery.search import Beam
+from decodery.testing import Garbage, decode, tiny_transformer
+from decodery.testing.models import Counted, to_int8
+from decodery.verify.base import Rule
+from decodery.verify.cntp import CNTP
+from decodery.verify.coupled import Coupled
+from decodery.verify.recursive_rejection import RecursiveRejection
+from decodery.verify.rejection import Rejection
+from decodery.verify.typical import Typical
+from methods import ADAPTIVE, DRAFTERS, fits
+
+MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
+EXACT = to_int8(MODEL)
+"""Whose rows are the same to the bit whatever shares a pass, so that what is read again is what was read."""
+PROMPTS = [[1 + number, 2, 3, 5 + number % 7] for number in range(16)]
+SAMPLED = Sampler.from_settings(temperature=0.8, repetition_penalty=1.2, dry=0.8)
+
+
+def assert_plain(texts: list[Sequence], prompts: list[list[int]], n: int) -> None:
+    """Greedy texts are what they are alone."""
+    assert [text.generated for text in texts] == [run.generated for run in decode(MODEL, prompts, max_new_tokens=n)]
+
+
+# Passes are shared.
+
+
+@pytest.mark.parametrize("growth", [None, "eagle-2(nodes=12,width=3,depth=4)"])
+def test_sixteen_texts_cost_the_draft_passes_of_one(growth: str | None) -> None:
+    passes = []
+    for prompts in (PROMPTS[:1], PROMPTS):
+        target, draft = Counted(MODEL), Counted(SMALL)
+        runs = decode(target, prompts, drafter=DraftModel(draft, growth=growth), max_new_tokens=24)
+        passes.append((len(draft.rows), len(target.rows)))
+        ledgers = [run.trace.ledger for run in runs]
+        assert max(ledger.passes["draft"] for ledger in ledgers) <= len(draft.rows)
+        assert sum(ledger.rows["draft"] for ledger in ledgers) == sum(draft.rows)
+        assert all(ledger.seconds["draft"] > 0 for ledger in ledgers)
+    (drafts, steps), (shared, together_) = passes
+    # Texts that need more steps than the first cost their own share; one by one it would be sixteen times as many.
+    assert shared <= drafts * together_ / steps * 1.5
+
+
+def test_a_node_of_a_draft_tree_is_read_once() -> None:
+    draft = Counted(SMALL)
+    (run,) = decode(MODEL, PROMPTS[:1], drafter=DraftModel(draft, growth="eagle-2(nodes=12,width=3,depth=4)"))
+    steps = run.trace.decoding
+    # Of each step at most the accepted tokens' successors and three nodes in each of three further levels.
+    assert sum(draft.rows) <= len(PROMPTS[0]) + sum(step.emitted for step in steps) + len(steps) * 9 + 1
+
+
+def test_searches_and_texts_share_their_passes() -> None:
+    model = Counted(MODEL)
+    engine = Engine(model)
+    texts = [engine.submit(Request(prompt, max_new_tokens=20)) for prompt in PROMPTS[:3]]
+    searches = [Beam(width=3), Beam(width=2)]
+    jobs = [
+        engine.enter(search.find(engine, Request(prompt, max_new_tokens=20)))
+        for search, prompt in zip(searches, PROMPTS[3:], strict=False)
+    ]
+    engine.run([*texts, *jobs])
+    assert len(model.rows) == 20
+    assert_plain(texts, PROMPTS[:3], 20)
+    for search, job, prompt in zip(searches, jobs, PROMPTS[3:], strict=False):
+        alone = search.run(Engine(MODEL), Request(prompt, max_new_tokens=20))
+        assert [seq.tokens for seq in job.result] == [seq.tokens for seq in alone]
+
+
+def test_trials_of_a_rule_that_looks_ahead_are_read_once() -> None:
+    rule = CNTP(least=10, most=10, length=32)
+    (run,) = decode(MODEL, PROMPTS[:1], rule=rule, sampler=Sampler.from_settings(temperature=1.0), max_new_tokens=60)
+    decisions = sum(1 for step in run.trace.steps if step.emitted)
+    assert decisions >= 2
+    # Ten trials of up to 32 tokens, the last of which nobody has to read.
+    assert run.trace.ledger.counts["extra_rows"] <= decisions * 10 * 31
+
+
+def test_what_waits_together_is_answered_together() -> None:
+    model = Counted(MODEL)
+
+    def read(tokens: list[int]) -> Asking[Scored]:
+        cache = model.new_cache()
+        for token in tokens[:-1]:
+            yield from score(model, Segment.chunk([token], cache))
+            cache.keep([0])
+        return (yield from score(model, Segment.chunk(tokens[-1:], cache)))
+
+    found = drive(together([read([1, 2, 3]), read([4]), read([5, 6])]))
+    assert model.rows == [3, 2, 1]
+    for scored, tokens in zip(found, ([1, 2, 3], [4], [5, 6]), strict=True):
+        assert (scored.logits - drive(read(tokens)).logits).abs().max() < 1e-12
+
+
+# Tasks can be held up.
+
+
+LOSSY = [None, Rejection(), Typical()]
+
+
+@pytest.mark.parametrize("rule", LOSSY, ids=["coupled", "rejection", "typical"])
+@pytest.mark.parametrize("hold", ["pause", "preempt"])
+def test_what_comes_after_a_pause_is_what_would_have_come(rule: Any, hold: str) -> None:
+    for step in (0, 1, 2, 5):
+        texts = []
+        for interrupted in (False, True):
+            engine = Engine(EXACT, prefill_chunk=3)
+            settings: dict[str, Any] = {"sampler": SAMPLED, "max_new_tokens": 24, "seed": 3}
+            if rule is not None:
+                settings["rule"] = rule
+            seq = engine.submit(Request(PROMPTS[0], drafter=DraftModel(SMALL, length=3), **settings))
+            other = engine.submit(Request(PROMPTS[1], **settings | {"rule": Rejection()}))
+            for _ in range(step):
+                engine.step()
+            if interrupted and hold == "preempt":
+                engine.preempt(seq)
+            elif interrupted:
+                seq.paused = True
+                before = list(seq.tokens)
+                engine.run([other])
+                assert seq.tokens == before
+                with pytest.raises(ValueError, match="resume"):
+                    engine.run([seq])
+                seq.paused = False
+            engine.run([seq, other])
+            texts.append(seq.tokens)
+        assert texts[0] == texts[1]
+
+
+SCHEDULED = sorted(DRAFTERS.keys() - ADAPTIVE)
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+@pytest.mark.parametrize("rule", [Coupled(), Rejection()], ids=["coupled", "rejection"])
+def test_forks_go_on_as_the_text_would(name: str, rule: Rule) -> None:
+    drafter = DRAFTERS[name](SMALL)
+    if not fits(drafter, rule):
+        rule = RecursiveRejection()
+    engine = Engine(EXACT, prefill_chunk=3)
+    settings = {"drafter": drafter, "rule": rule, "sampler": SAMPLED, "max_new_tokens": 30}
+    seq = engine.submit(Request([5, 6, 7, 5, 6, 7, 5, 6], seed=1, **settings))
+    forks = []
+    for _ in range(7):
+        engine.step()
+        forks.append(engine.fork(seq))
+    engine.preempt(forks[2])
+    engine.preempt(forks[5])
+    engine.run([seq, *forks])
+    drafted = [step.nodes for step in seq.trace.decoding]
+    for fork in forks:
+        assert fork.tokens == seq.tokens and fork.finish_reason == seq.finish_reason
+        assert [step.nodes for step in fork.trace.decoding if step.emitted] == drafted
+    other = Request([5, 6, 7, 5, 6, 7, 5, 6], seed=2, **settings)
+    parted = engine.submit(other)
+    engine.step()
+    twin = engine.fork(parted)
+    twin.seed = 3
+    engine.run([parted, twin])
+    assert (
+        parted.generated
+        == decode(EXACT, [other.prompt], seeds=(2,), prefill_chunk=3, **settings)[0].generated
+        != twin.generated
+    )
+
+
+def test_a_preempted_text_gives_its_memory_back_and_shows_its_drafter_nothing_twice() -> None:
+    shown: list[int] = []
+
+    @dataclass(frozen=True)
+    class Watching(Garbage):
+        needs = Needs(prompt=True)
+
+        def observe(self, seq: Sequence, seen: Observation) -> None:
+            shown.extend(range(seen.start, seen.start + (len(seen.path) + 1)))
+
+    engine = Engine(MODEL, prefill_chunk=2)
+    seq = engine.submit(Request(list(range(1, 10)), drafter=Watching(), max_new_tokens=12))
+    for _ in range(8):
+        engine.step()
+        engine.preempt(seq)
+    engine.run([seq])
+    assert shown == sorted(set(shown)) and len(shown) >= len(seq.tokens) - 1
+    assert seq.generated == decode(MODEL, [list(range(1, 10))], max_new_tokens=12)[0].generated
+
+
+def test_a_cancelled_search_ends_and_others_go_on() -> None:
+    engine = Engine(MODEL)
+    job = engine.enter(Beam(width=3).find(engine, Request(PROMPTS[0], max_new_tokens=20)))
+    seq = engine.submit(Request(PROMPTS[1], max_new_tokens=20))
+    for _ in range(3):
+        engine.step()
+    job.cancel()
+    engine.run([seq, job])
+    assert job.finished and job.result is None
+    assert seq.generated == decode(MODEL, PROMPTS[1:2], max_new_tokens=20)[0].generated
+
+
+# Bounds.
+
+
+def test_prompts_that_arrive_together_are_read_within_the_rows_of_a_pass() -> None:
+    long = [[(7 * number + at) % 60 + 1 for at in range(90)] for number in range(12)]
+    model = Counted(MODEL)
+    engine = Engine(model, prefill_chunk=64, limits=Limits(rows=100))
+    writer = engine.submit(Request(PROMPTS[0], drafter=Garbage(nodes=60), max_new_tokens=30))
+    engine.step()
+    texts = [engine.submit(Request(prompt, max_new_tokens=8)) for prompt in long]
+    written = []
+    for _ in range(8):
+        before = writer.position
+        engine.step()
+        written.append(writer.position - before)
+    engine.run([writer, *texts])
+    assert max(model.rows) <= 100
+    # Who writes goes on in every pass.
+    assert min(written) >= 1
+    expected = decode(MODEL, long, max_new_tokens=8, together=False)
+    assert [text.generated for text in texts] == [run.generated for run in expected]
+
+
+def test_more_texts_than_rows_take_turns() -> None:
+    engine = Engine(MODEL, limits=Limits(rows=5))
+    texts = [engine.submit(Request(prompt, max_new_tokens=10, drafter=Garbage())) for prompt in PROMPTS]
+    positions = []
+    while any(not text.finished for text in texts):
+        engine.step()
+        positions.append([text.position for text in texts])
+    assert [text.generated for text in texts] == [run.generated for run in decode(MODEL, PROMPTS, max_new_tokens=10)]
+    # Nobody is left behind for good: once all have begun, they stay within a few tokens of each other.
+    begun = [row for row in positions if min(row) > 0 and max(row) < 10]
+    assert all(max(row) - min(row) <= 4 for row in begun)
+
+
+def test_texts_wait_for_memory_and_give_it_back() -> None:
+    one = MODEL.new_cache().slot_bytes * 256
+    bound = one * 3
+    engine = Engine(MODEL, limits=Limits(cache_bytes=bound))
+    texts = [engine.submit(Request(prompt, max_new_tokens=30)) for prompt in PROMPTS[:8]]
+    most = 0
+    while any(not text.finished for text in texts):
+        engine.step()
+        most = max(most, resident(text.cache.blocks for text in texts if not text.finished))
+    # A cache begins with room for 256 tokens.
+    assert most <= bound
+    assert_plain(texts, PROMPTS[:8], 30)
+    with pytest.raises(OutOfMemory, match="cache_bytes"):
+        Engine(MODEL, limits=Limits(cache_bytes=10)).submit(Request(PROMPTS[0]))
+    with pytest.raises(SettingsError, match="at least one row"):
+        Limits(rows=0)
+
+
+# An error ends one task.
+
+
+@dataclass(frozen=True)
+class Faulty(Drafter):
+    """Breaks in one of its parts once a text has a few tokens."""
+
+    part: str
+    error: Exception = field(default_factory=lambda: RuntimeError("broken on purpose"), compare=False)
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        if seq.position > 3:
+            if self.part == "propose":
+                raise self.error
+            if self.part == "budget":
+                return TokenTree.chain(seq.pending, [1] * (budget.nodes + 1))
+            if self.part == "tokens":
+                return TokenTree.chain(seq.pending, [-1])
+            if self.part == "cycle":
+                return TokenTree(np.array([seq.pending, 1, 2]), np.array([-1, 2, 1]))
+        return TokenTree.chain(seq.pending, [1])
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        if self.part == "observe" and seq.position > 3:
+            raise self.error
+
+
+@pytest.mark.parametrize("part", ["propose", "observe", "budget", "tokens", "cycle"])
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyError(3), OutOfMemory("no memory"), MemoryError()])
+def test_a_drafter_that_breaks_ends_its_own_text_alone(part: str, error: Exception) -> None:
+    engine = Engine(MODEL)
+    broken = engine.submit(Request(PROMPTS[0], drafter=Faulty(part, error), max_new_tokens=20))
+    texts = [engine.submit(Request(prompt, drafter=Garbage(), max_new_tokens=20)) for prompt in PROMPTS[1:4]]
+    engine.run(texts)
+    assert broken.finish_reason == "error" and 3 < broken.position < 20
+    assert part not in ("propose", "observe") or broken.error is error
+    assert_plain(texts, PROMPTS[1:4], 20)
+    with pytest.raises(type(error) if part in ("propose", "observe") else ValueError):
+        engine.run([broken])
+
+
+def test_a_cache_without_memory_ends_its_own_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(MODEL)
+    texts = [engine.submit(Request(prompt, max_new_tokens=20)) for prompt in PROMPTS[:4]]
+    for _ in range(3):
+        engine.step()
+    reserve, poor = KVCache.reserve, texts[1].cache
+
+    def limited(self: KVCache, *settings: Any, **more: Any) -> None:
+        if self is poor:
+            raise OutOfMemory("no memory for this one")
+        reserve(self, *settings, **more)
+
+    monkeypatch.setattr(KVCache, "reserve", limited)
+    engine.run([text for text in texts if text is not texts[1]])
+    monkeypatch.undo()
+    assert texts[1].finish_reason == "error" and texts[1].position == 3
+    plain = decode(MODEL, PROMPTS[:4], max_new_tokens=20)
+    assert [text.generated for text in texts[2:]] == [run.generated for run in plain[2:]]
+
+
+def test_a_search_that_breaks_ends_alone() -> None:
+    def broken(engine: Engine) -> Asking[None]:
+        seq = engine.open(Request(PROMPTS[0]))
+        yield from score(MODEL, Segment.chunk(seq.tokens, seq.cache))
+        raise LookupError("broken on purpose")
+
+    engine = Engine(MODEL)
+    job, seq = engine.enter(broken(engine)), engine.submit(Request(PROMPTS[1], max_new_tokens=9))
+    with pytest.raises(LookupError):
+        engine.run([seq, job])
+    assert seq.position == 9
+    assert drive(settled(5)) == 5
+
+
+# What is left of a text.
+
+
+def test_outputs_are_plain_values_and_keep_a_cache_only_when_asked(smollm2_int8: LM) -> None:
+    first = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None)
+    assert isinstance(first, Output) and first.kept is None
+    assert pickle.loads(pickle.dumps(first)) == first
+    with pytest.raises(SettingsError, match="keep_cache"):
+        smollm2_int8.generate("Name a bird.", reuse=first)
+    kept = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, keep_cache=True)
+    assert kept.tokens == first.tokens and kept.kept is not None and pickle.loads(pickle.dumps(kept)).kept is None
+    again = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, reuse=kept)
+    assert again.tokens == first.tokens and again.trace.steps[0].rows == 1

@@ -1,0 +1,203 @@
+"""What `auto` expects to come next, how many nodes it feeds, and the contexts it begins with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import decodery.model.load as load_module
+from decodery.budget.steps import StepCosts
+from decodery.cli.main import main
+from decodery.core.memory import Memory
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.auto import Auto, Worth
+from decodery.draft.stores.contexts import Contexts
+from decodery.draft.stores.expectations import CONTEXTS, LEAST, SuccessorRates
+from decodery.draft.stores.warm import WarmContexts
+from decodery.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.lm import LM
+from decodery.model.load import LoadedModel
+from decodery.registry import resolve
+from decodery.train.contexts import learn_contexts
+from decodery.train.data import Corpus, write_texts
+from tiny_models import VOCAB, tiny_loaded
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return tiny_loaded()
+
+
+@pytest.fixture(scope="module")
+def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    prompts = [[256, 65 + number % 3] for number in range(60)]
+    out = tmp_path_factory.mktemp("corpus") / "text"
+    return write_texts(target, prompts, out, max_new_tokens=24, temperatures=(0.0, 0.3), top=8)
+
+
+@pytest.fixture(scope="module")
+def warm(target: LoadedModel, corpus: Corpus) -> WarmContexts:
+    return learn_contexts(corpus, width=4, vocabulary=target.model.config.vocabulary)
+
+
+def best_size(costs: np.ndarray, chances: list[float], sequences: int) -> int:
+    """Of all sizes the one with most tokens per second; the slow way."""
+    return int(np.argmax([(sequences + sum(chances[:n])) / costs[n] for n in range(len(chances) + 1)]))
+
+
+def test_the_tree_has_the_size_that_pays_most() -> None:
+    """Passes get dearer in steps; a rule that stops at the first node that does not pay misses what lies behind one."""
+    generator, impatient = np.random.default_rng(0), 0
+    for _ in range(300):
+        limit, sequences = int(generator.integers(1, 33)), int(generator.integers(1, 4))
+        steps = generator.exponential(size=limit + sequences + 1) * (generator.random(limit + sequences + 1) < 0.3)
+        costs = 5 + np.cumsum(steps)
+        chances = np.sort(generator.random(limit) ** 3)[::-1].tolist()
+        worth = Worth(costs[sequences:], sequences)
+        for chance in chances:
+            if chance < worth.bar():
+                break
+            worth.take(chance)
+        expected = best_size(costs[sequences:], chances, sequences)
+        assert worth.best == expected
+        assert expected == 0 or chances[expected - 1] >= worth.least or worth.least == LEAST
+        grown = [best_size(costs[sequences:], chances[: n + 1], sequences) for n in range(limit)]
+        first = next((n for n in range(limit) if grown[n] <= n), limit)
+        impatient += first != expected
+    assert impatient > 10
+
+
+def test_step_costs_find_what_a_node_adds() -> None:
+    """From steps whose passes were measured wrongly, with disturbances; a plain mean of the latter would be far off."""
+    generator, costs = np.random.default_rng(1), np.linspace(5e-3, 6e-3, 17)
+    found = StepCosts()
+    for _ in range(400):
+        nodes = int(generator.integers(0, 9))
+        seconds = 1.2 * costs[nodes] + 3e-4 * nodes
+        found.learn(costs, nodes, seconds * (20 if generator.random() < 0.03 else generator.normal(1, 0.03)))
+    costs = costs[:9]
+    truth, fitted = 1.2 * costs + 3e-4 * np.arange(9), found.corrected(costs)
+    assert np.allclose(fitted / fitted[0], truth / truth[0], rtol=0.08)
+    assert not np.allclose(costs / costs[0], truth / truth[0], rtol=0.2)
+
+
+def test_contexts_are_ranked_by_what_the_model_expected_where_they_stood(corpus: Corpus, warm: WarmContexts) -> None:
+    """Against dictionaries."""
+    learned, _ = corpus.split()
+    for order in CONTEXTS:
+        counts, mass = Counter(), {}
+        for number in learned:
+            text = corpus[number]
+            for at in range(len(text.tokens)):
+                if at + 1 >= order and np.isfinite(text.logprobs[at, 0]):
+                    context = tuple(text.tokens[at + 1 - order : at + 1].tolist())
+                    counts[context] += 1
+                    found = mass.setdefault(context, Counter())
+                    for token, logprob in zip(text.likely[at].tolist(), text.logprobs[at].tolist(), strict=True):
+                        found[token] += float(np.exp(np.float32(logprob)))
+        often = {context for context, count in counts.items() if count >= (1 if order == 1 else 2)}
+        known = [tuple(context) for context in warm.contexts[order].tolist()]
+        assert set(known) == often and len(known) == len(often) > 3
+        assert all(counts[a] >= counts[b] for a, b in pairwise(known))
+        for context, row in zip(known, warm.rows[order].tolist(), strict=True):
+            weights = [mass[context][token] for token in row]
+            assert len(set(row)) == 4 and np.allclose(weights, sorted(mass[context].values())[:-5:-1], rtol=1e-4)
+
+
+def test_contexts_are_kept_in_a_file(warm: WarmContexts, tmp_path: Path) -> None:
+    warm.save(tmp_path / "kept.safetensors")
+    again = WarmContexts.load(tmp_path / "kept.safetensors")
+    assert again.vocab_size == VOCAB and again.vocabulary == warm.vocabulary and again.facts == warm.facts
+    for order in CONTEXTS:
+        assert (again.contexts[order] == warm.contexts[order]).all() and (again.rows[order] == warm.rows[order]).all()
+    assert np.allclose(again.rates, warm.rates)
+    content = (tmp_path / "kept.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(content[:-9])
+    bad = replace(warm, rows={**warm.rows, 1: warm.rows[1] + VOCAB})
+    bad.save(tmp_path / "bad.safetensors")
+    for name in ("cut", "bad"):
+        with pytest.raises(CorruptFile, match=f"{name}.*damaged"):
+            WarmContexts.load(tmp_path / f"{name}.safetensors")
+    with pytest.raises(ModelNotFound, match="train contexts"):
+        WarmContexts.load(tmp_path / "none.safetensors")
+
+
+def test_a_store_filled_at_once_knows_what_one_filled_by_hand_knows(warm: WarmContexts) -> None:
+    contexts = Contexts(CONTEXTS, 6)
+    for order in CONTEXTS:
+        contexts.fill(order, warm.contexts[order], warm.rows[order])
+    for number, order in enumerate(CONTEXTS):
+        found = [contexts.rows(context)[number] for context in warm.contexts[order].tolist()]
+        right = [row == [*kept, -1, -1] for row, kept in zip(found, warm.rows[order].tolist(), strict=True)]
+        # Two contexts may share a place of the table; then one of them is not known, and never the other's.
+        assert np.mean(right) > 0.99
+        assert all(row is None or good for row, good in zip(found, right, strict=True))
+    rates = SuccessorRates(3, 6, warm.rates)
+    assert np.allclose(np.array(rates.of)[:, :, :4], warm.rates)
+
+
+def test_a_warm_start_guesses_more_of_the_first_text(target: LoadedModel, warm: WarmContexts, tmp_path: Path) -> None:
+    warm.save(tmp_path / "warm.safetensors")
+    accepted, texts = {}, {}
+    for name in ("none", str(tmp_path / "warm.safetensors")):
+        drafter = resolve("draft", f"auto:warm={name}")
+        engine = Engine(target.model, memory=Memory(), pass_seconds=lambda context: np.ones(1024))
+        seq = engine.submit(Request([256, 66], 24, drafter=drafter))
+        engine.run([seq])
+        accepted[name], texts[name] = sum(step.accepted for step in seq.trace.steps), seq.tokens
+    cold, hot = accepted.values()
+    assert hot > cold
+    assert len(set(map(tuple, texts.values()))) == 1
+
+
+def test_contexts_of_another_vocabulary_are_refused(target: LoadedModel, warm: WarmContexts, tmp_path: Path) -> None:
+    replace(warm, vocabulary="another").save(tmp_path / "other.safetensors")
+    engine = Engine(target.model)
+    with pytest.raises(SettingsError, match="another vocabulary"):
+        engine.submit(Request([256], 4, drafter=Auto(warm=str(tmp_path / "other.safetensors"))))
+    with pytest.raises(ModelNotFound, match="no table of contexts at"):
+        engine.submit(Request([256], 4, drafter=Auto(warm=str(tmp_path / "none"))))
+
+
+def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> None:
+    """Of the very first text; the same text comes out."""
+    prompt = "List the three primary colours and say what each of them stands for."
+    accepted, texts = [], []
+    for drafter in ("auto:warm=none", "auto"):
+        smollm2_int8.memory.clear()
+        # Rows that cost next to nothing, whatever machine this is and whatever else it does.
+        engine = Engine(
+            smollm2_int8.model,
+            detokenizer=smollm2_int8.tokenizer.stream,
+            memory=smollm2_int8.memory,
+            pass_seconds=lambda context: 1.0 + 0.02 * np.arange(1024),
+        )
+        seq = engine.submit(smollm2_int8.request(smollm2_int8.encode(prompt), max_new_tokens=48, drafter=drafter))
+        engine.run([seq])
+        accepted.append(sum(step.accepted for step in seq.trace.steps))
+        texts.append(seq.generated)
+    assert texts[0] == texts[1] and accepted[1] > accepted[0] + 3
+
+
+def test_contexts_are_learned_on_the_command_line(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(load_module, "load", lambda name: target)
+    (tmp_path / "prompts").write_text("a\nb\n")
+    command = ["train", "contexts", "--out", str(tmp_path / "out"), "--prompts", str(tmp_path / "prompts")]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--texts", "24", "--max-new-tokens", "12"])
+    assert not ended.value.code
+    path = tmp_path / "out" / "contexts.safetensors"
+    told = capsys.readouterr()
+    assert f"--drafter auto:warm={path}" in told.out and "on texts held out the first guess is right" in told.out
+    assert WarmContexts.load(path).facts["corpus"]["texts"] == 24
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--texts", "7"])
+    assert ended.value.code and "7 texts are too few" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""Drafters whose drafts arise in different ways from step to step, under rules that care."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decodery.budget.base import Budget
+from decodery.core.ask import Asking, settled
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.request import Request
+from decodery.draft.combine import First, Switch
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.forced import Forced
+from decodery.draft.growth.k_chains import KChains
+from decodery.draft.growth.rsd_c import RSDC
+from decodery.draft.jacobi import Jacobi
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.errors import SettingsError
+from decodery.sample import Sampler, Temperature
+from decodery.sample.constraint import Constrained, Constraint
+from decodery.testing import LawBroken, TableModel, check_distribution, check_identical, decode, tiny_transformer
+from decodery.testing.rules import NoResidual
+from decodery.verify.rapid import Rapid
+from decodery.verify.recursive_rejection import RecursiveRejection
+from decodery.verify.rejection import Rejection
+
+TARGET, DRAFT = TableModel(4, seed=2, spread=1.0), TableModel(4, seed=7, spread=3.0)
+"""A mild law, and a draft model that is sure of one token: it draws the same one twice, which tells origins apart."""
+
+
+class Without(Constraint):
+    """Excludes one token."""
+
+    def __init__(self, size: int, token: int) -> None:
+        self.mask = np.arange(size) != token
+
+    def init(self, prompt: Ordered[int]) -> Any:
+        return ()
+
+    def allowed(self, state: Any) -> np.ndarray:
+        return self.mask
+
+    def advance(self, state: Any, token: int) -> Any:
+        return ()
+
+    def is_complete(self, state: Any) -> bool:
+        return True
+
+
+MASKED = Sampler((Constrained(Without(4, 3)), Temperature(1.0)))
+
+
+def parity(seq: Sequence) -> int:
+    return seq.position % 2
+
+
+TURNS = Switch(
+    (DraftModel(DRAFT, growth=RSDC((2, 2))), DraftModel(DRAFT, growth=KChains(2, 2))),
+    choose=parity,
+)
+"""Without replacement at even positions, independent draws at odd ones."""
+
+
+@dataclass(frozen=True)
+class Mislabelled(Forced):
+    """Wrong on purpose: every tree is said to have arisen as the strongest of all would."""
+
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
+        tree = yield from settled(super().propose(seq, budget))
+        return replace(tree, origin="without-replacement") if tree.distributions else tree
+
+
+def test_a_tree_behind_forced_tokens_is_verified_as_what_it_is() -> None:
+    law: dict[str, Any] = {"rule": RecursiveRejection(), "sampler": MASKED, "length": 4, "draws": 800}
+    check_distribution(TARGET, [1, 2], drafter=Forced(TURNS), **law)
+    with pytest.raises(LawBroken, match="enumerated law"):
+        check_distribution(TARGET, [1, 2], drafter=Mislabelled(TURNS), least=1e-6, **law)
+
+
+def test_first_of_a_lookup_and_a_model_under_rejection_and_a_constraint() -> None:
+    prompt = [0, 1, 2, 0, 1, 2, 0, 1]
+    drafter = First((PromptLookup(), DraftModel(DRAFT)))
+    runs = decode(TARGET, [prompt], drafter=drafter, rule=Rejection(), sampler=MASKED, seeds=range(40))
+    assert all(3 not in run.generated for run in runs)
+    law: dict[str, Any] = {"drafter": drafter, "sampler": MASKED, "length": 4, "draws": 1000}
+    check_distribution(TARGET, prompt, rule=Rejection(), **law)
+    with pytest.raises(LawBroken, match="enumerated law"):
+        check_distribution(TARGET, prompt, rule=NoResidual(), least=1e-6, **law)
+
+
+def test_the_rule_rapid_wants_drafts_with_their_laws_from_every_part() -> None:
+    for drafter in (
+        First((PromptLookup(), DraftModel(DRAFT))),
+        Switch((PromptLookup(), DraftModel(DRAFT)), choose=parity),
+    ):
+        with pytest.raises(SettingsError, match="the rule rapid needs sampled drafts, which the drafter"):
+            Request([1, 2], drafter=drafter, rule=Rapid())
+    Request([1, 2], drafter=First((Jacobi(), DraftModel(DRAFT))), rule=Rapid())
+
+
+def test_greedy_drafts_tell_the_rule_rapid_how_sure_they_were() -> None:
+    target, small = tiny_transformer(0), tiny_transformer(0, num_layers=1)
+    prompt = [5] * 6 + [7, 8, 9] * 4
+    for drafter in (DraftModel(small), Jacobi()):
+        # Without the step towards the drafter this is greedy decoding; a large one follows the drafter's preference.
+        check_identical(target, [prompt], drafter=drafter, rule=Rapid(eta=0.0), tested="drafted")
+        kept = []
+        for eta in (0.0, 2.0, 50.0):
+            (run,) = decode(target, [prompt], drafter=drafter, rule=Rapid(eta=eta), max_new_tokens=60)
+            kept.append(sum(step.accepted for step in run.trace.steps))
+        assert kept[0] <= kept[1] <= kept[2] and kept[0] < kept[2]

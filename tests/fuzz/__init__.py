@@ -1,0 +1,1 @@
+"""Files that lie: what is sound, how it is mutated, and how every kind is read."""

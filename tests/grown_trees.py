@@ -1,0 +1,88 @@
+"""What the nodes of a grown tree should have been drawn from: laws and noise worked out path by path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from decodery.core import noise
+from decodery.core.ask import drive
+from decodery.core.needs import Needs
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.base import Expander
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.growth.base import Growth
+from decodery.draft.growth.dyspec import DySpec
+from decodery.draft.growth.eagle_2 import EAGLE2
+from decodery.draft.growth.fixed_tree import FixedTree
+from decodery.draft.growth.k_chains import KChains
+from decodery.draft.growth.rsd_c import RSDC
+from decodery.draft.growth.rsd_s import RSDS
+from decodery.draft.growth.sequoia import Sequoia
+from decodery.draft.growth.specinfer import SpecInfer
+from decodery.sample import Sampler
+from decodery.testing import TableModel
+from decodery.verify.base import Rule
+from decodery.verify.coupled import Coupled
+
+GROWTHS: dict[str, Growth] = {
+    "fixed-tree": FixedTree(),
+    "specinfer": SpecInfer((3, 2, 2)),
+    "k-chains": KChains(3, 4),
+    "sequoia": Sequoia(),
+    "eagle-2": EAGLE2(width=4),
+    "dyspec": DySpec(),
+    "dyspec, by level": DySpec(threshold=0.02),
+    "rsd-c": RSDC((3, 2, 2)),
+    "rsd-s": RSDS(4, 4),
+}
+GREEDY, WARM = Sampler.from_settings(), Sampler.from_settings(temperature=0.8)
+
+
+@dataclass(frozen=True)
+class Drawing(Coupled):
+    """Takes no notice of the distributions it asks for: drafts are drawn as for rules that compare with them."""
+
+    needs = Needs(laws=True)
+
+
+def begun(
+    growth: Growth | None, sampler: Sampler = WARM, *, rule: Rule | None = None, seed: int = 0, vocab: int = 6
+) -> tuple[DraftModel, Sequence]:
+    """A drafter of a random table's and a sequence that has read its prompt."""
+    drafter = DraftModel(TableModel(vocab, seed=seed, order=3), growth=growth)
+    engine = Engine(TableModel(vocab, seed=seed + 1000))
+    settings = {"sampler": sampler, "drafter": drafter, "rule": rule or Coupled(), "seed": seed}
+    seq = engine.submit(Request([1, 2, seed % vocab], max_new_tokens=40, **settings))  # type: ignore[arg-type]
+    engine.step()
+    return drafter, seq
+
+
+def path_tokens(tree: TokenTree) -> dict[int, tuple[int, ...]]:
+    return {node: tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))}
+
+
+def law_after(drafter: Expander, seq: Sequence, path: tuple[int, ...], *, shaped: bool = True) -> np.ndarray:
+    """Log-probabilities [vocab] after a path, asked for alone."""
+    tree = TokenTree.chain(seq.pending, path)
+    return drive(drafter.expand(seq, tree, [len(path)], shaped=shaped))[0].double().numpy()
+
+
+def noise_after(seq: Sequence, path: tuple[int, ...]) -> np.ndarray:
+    """What the children of a path are drawn with."""
+    tokens = torch.arange(seq.vocab_size)
+    if not seq.rule.needs.laws:
+        return noise.gumbel(seq.seed, seq.position + len(path), tokens).numpy()
+    place = noise.mix(seq.position)
+    for token in path:
+        place = noise.mix(place, token)
+    return noise.gumbel(seq.seed, place, tokens, noise.DRAFT).numpy()
+
+
+def paths(tree: TokenTree) -> list[tuple[int, ...]]:
+    return list(path_tokens(tree).values())[1:]

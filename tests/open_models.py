@@ -1,0 +1,50 @@
+"""Models whose passes are opened: in float64, and in int8 on the native kernels and in PyTorch alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from decodery.model.config import Rope
+from decodery.model.portable import PortableStack
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Layer
+from decodery.testing import tiny_transformer, to_int8
+
+BACKENDS = ("float64", "native", "portable")
+LAYERS = 4
+
+
+def make(backend: str, *, gemma: bool = False) -> Transformer:
+    """A model of `LAYERS` layers, with windows, two rotations and norms behind the sublayers if `gemma`."""
+    base = tiny_transformer(3, num_layers=LAYERS)
+    if gemma:
+        random = torch.Generator().manual_seed(5)
+
+        def norm(n: int) -> torch.Tensor:
+            return 1.0 + 0.2 * torch.randn(n, generator=random, dtype=torch.float64)
+
+        config = replace(
+            base.config, qk_norm=True, sandwich_norms=True, activation="gelu_tanh", sliding_window=5,
+            sliding_layers=(True, False, True, False), rope=Rope(theta=1e6), local_rope=Rope(theta=1e4),
+        )  # fmt: skip
+        hidden, dim = config.hidden_size, config.head_dim
+        layers: list[Layer] = [
+            replace(
+                layer, q_norm=norm(dim), k_norm=norm(dim), post_attention_norm=norm(hidden), post_mlp_norm=norm(hidden)
+            )
+            for layer in base.weights.layers
+        ]
+        base = Transformer(config, replace(base.weights, layers=layers))
+    if backend == "float64":
+        return base
+    model = to_int8(base)
+    if backend == "portable":
+        model._stack = PortableStack(model.config, model.weights, model.angles)
+    return model
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal: to the bit where the model's rows are exact, to rounding in float64."""
+    return torch.equal(left, right) if left.dtype == torch.float32 else torch.allclose(left, right, atol=1e-11, rtol=0)

@@ -1,0 +1,66 @@
+"""Every registered search keeps the law of searches, on its own and through a loaded model."""
+
+from __future__ import annotations
+
+import pytest
+
+from decodery.budget.fixed import Fixed
+from decodery.core.ask import Asking
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.errors import SettingsError
+from decodery.registry import methods
+from decodery.search.base import Search
+from decodery.testing import LawBroken, check_search, tiny_transformer
+from methods import CHOOSING, DRAWING, LOSSY_RULES, SAMPLERS, SEARCHES
+
+MODEL = tiny_transformer(3)
+PROMPTS = [[11], [5] * 6 + [7, 8, 9] * 4]
+
+
+def test_the_list_names_every_registered_search() -> None:
+    assert set(SEARCHES) == {method.name for method in methods("search")}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_keep_the_law(name: str) -> None:
+    sampler = SAMPLERS["plain" if name in DRAWING else "greedy"]
+    check_search(MODEL, PROMPTS, SEARCHES[name], max_new_tokens=10, eos_ids=(0, 3, 9), sampler=sampler)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_what_would_have_no_effect_or_no_meaning_is_refused(name: str) -> None:
+    for settings, message in (
+        ({"drafter": PromptLookup()}, "leave the drafter out"),
+        ({"rule": LOSSY_RULES["tolerance"]}, "leave the rule out"),
+        ({"budget": Fixed(nodes=2)}, "leave the budget out"),
+        ({"sampler": CHOOSING["momentum"]}, "leave one of the two out"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            drawing = {"sampler": SAMPLERS["plain"]} if name in DRAWING else {}
+            SEARCHES[name].run(Engine(MODEL), Request([1, 2], eos_ids=(0,), **drawing | settings))
+
+
+class _Sharing(Search):
+    """Wrong on purpose: its branches are not forked, so that one writes into the other's cache."""
+
+    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+        found = yield from SEARCHES["beam"].find(engine, request)
+        for slots in found[0].cache.blocks.pieces(2, 3):
+            slots.add_(1e-3)
+        return found
+
+
+class _Unsorted(Search):
+    """Wrong on purpose: the best comes last."""
+
+    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+        return (yield from SEARCHES["beam"].find(engine, request))[::-1]
+
+
+@pytest.mark.parametrize(("search", "message"), [(_Sharing(), "fresh prefill"), (_Unsorted(), "not in the order")])
+def test_wrong_searches_are_caught(search: Search, message: str) -> None:
+    with pytest.raises(LawBroken, match=message):
+        check_search(MODEL, PROMPTS[1:], search, max_new_tokens=10, eos_ids=(0, 3, 9))

@@ -1,0 +1,202 @@
+"""Batches: every request is answered once, whatever ends the process, and as the server would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decodery.errors import CorruptFile, DecoderyError
+from decodery.lm import LM
+from decodery.serve.app import Front
+from decodery.serve.batch import Answers, Batch, Totals, read_lines
+from decodery.serve.run import EngineFailed
+from decodery.serve.settings import ServerSettings
+from serving import client, serving, tiny_lm, user, wait_until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return tiny_lm()
+
+
+def ask(name: str, url: str = TEXT, **body: Any) -> str:
+    body = {"max_tokens": 6, "prompt" if url == TEXT else "messages": "abc" if url == TEXT else user("abc"), **body}
+    return json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body})
+
+
+def run(lm: LM, source: Path, out: Path, stopped: Any = lambda: False, at_once: int = 4, **settings: Any) -> Totals:
+    front = Front(lm, ServerSettings(name=lm.name, max_queue=1000, max_texts_per_key=1000, **settings))
+    front.service.start()
+    try:
+        return asyncio.run(Batch(front, source, out, at_once).run(lambda done, total: None, stopped))
+    finally:
+        front.service.stop()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Answers by custom_id, each there once."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def text(line: dict[str, Any]) -> str:
+    assert line["error"] is None and line["response"]["status_code"] == 200
+    choice = line["response"]["body"]["choices"][0]
+    written = choice.get("text") or choice["message"]["content"]
+    assert isinstance(written, str)
+    return written
+
+
+def test_answers_are_those_of_the_server(lm: LM, tmp_path: Path) -> None:
+    asked = [ask(f"r{n}", (TEXT, CHAT)[n % 2], seed=n, temperature=1.0) for n in range(12)]
+    (tmp_path / "in").write_text("\n".join(asked))
+    totals = run(lm, tmp_path / "in", tmp_path / "out")
+    assert (totals.total, totals.done, totals.failed, totals.complete) == (12, 12, 0, True)
+    found = read(tmp_path / "out")
+    with serving(lm) as (_, url):
+        for line in map(json.loads, asked):
+            create = client(url).completions if line["url"] == TEXT else client(url).chat.completions
+            answer = create.create(model=lm.name, **line["body"]).choices[0]  # type: ignore[union-attr]
+            assert text(found[line["custom_id"]]) == (answer.text if line["url"] == TEXT else answer.message.content)
+
+
+def test_wrong_lines_are_named_and_the_others_answered(lm: LM, tmp_path: Path) -> None:
+    long = ask("long", prompt="x" * 3000)
+    lines = ["{", ask("good"), "", "[1]", '{"body": {}}', ask("good"), ask("where", "/v1/embeddings"), long, ask("end")]
+    lines += [ask("cold", temperature=-1), '{"custom_id": "none"}', ask("stream", stream=True), '{"custom_id": NaN}']
+    lines += [ask("who", model="gpt-4"), ask("deep", prompt="x").replace('"x"', "[" * 900 + "]" * 900)]
+    (tmp_path / "in").write_text("\n".join(lines))
+    totals = run(lm, tmp_path / "in", tmp_path / "out", body_bytes=2500)
+    found = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert totals.done == len(found) == totals.total == len(lines) - 1
+    faults = {line["error"]["line"]: line["error"]["code"] for line in found if line["error"] is not None}
+    assert faults == {
+        **{1: "invalid_json_line", 4: "invalid_json_line", 5: "invalid_custom_id", 6: "duplicate_custom_id"},
+        **{8: "line_too_long", 11: "invalid_url", 13: "invalid_json_line"},
+    }
+    answered = {line["custom_id"]: line["response"]["status_code"] for line in found if line["response"] is not None}
+    assert answered == {"good": 200, "where": 404, "end": 200, "cold": 400, "stream": 400, "who": 404, "deep": 400}
+    assert totals.failed == len(found) - 2 and totals.named
+    bodies = [line["response"]["body"] for line in found if line["response"] and line["response"]["status_code"] != 200]
+    assert all(set(body["error"]) == {"message", "type", "param", "code"} for body in bodies)
+
+
+def test_what_is_answered_is_left_alone_and_the_rest_is_done(lm: LM, tmp_path: Path) -> None:
+    source, out, whole = tmp_path / "in", tmp_path / "out", tmp_path / "whole"
+    source.write_text("\n".join([*(ask(f"r{n}", seed=n) for n in range(9)), "{"]))
+    run(lm, source, whole)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    # Without one in the middle, and with one cut by a kill.
+    out.write_bytes(b"".join(lines[:3] + lines[4:7]) + lines[7][:40])
+    totals = run(lm, source, out)
+    assert (totals.earlier, totals.done, totals.complete) == (6, 4, True)
+    assert out.read_bytes().startswith(b"".join(lines[:3] + lines[4:7]))
+    again, first = read(out), read(whole)
+    assert again.keys() == first.keys()
+    assert all(text(again[name]) == text(first[name]) for name in first if name is not None)
+    kept = out.read_bytes()
+    assert run(lm, source, out).earlier == 10 and out.read_bytes() == kept
+
+
+def test_another_input_does_not_go_on_in_the_same_file(lm: LM, tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text("\n".join(ask(f"r{n}") for n in range(3)))
+    run(lm, source, out)
+    kept = out.read_bytes()
+    source.write_text("\n".join(ask(f"r{n}", seed=5) for n in range(3)))
+    with pytest.raises(CorruptFile, match="changed"):
+        run(lm, source, out)
+    source.write_text(ask("r0"))
+    with pytest.raises(CorruptFile, match="changed"):
+        run(lm, source, out)
+    assert out.read_bytes() == kept
+    out.write_text("a diary\n")
+    with pytest.raises(CorruptFile, match="something else"):
+        run(lm, source, out)
+    assert out.read_text() == "a diary\n"
+
+
+def test_one_process_writes_at_a_time(lm: LM, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text(ask("r0"))
+    with Answers(tmp_path / "out", 1), pytest.raises(DecoderyError, match="another process"):
+        run(lm, tmp_path / "in", tmp_path / "out")
+
+
+def test_an_interruption_leaves_what_is_in_progress_for_later(lm: LM, tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text("\n".join(ask(f"r{n}", max_tokens=40, decodery={"ignore_eos": True}) for n in range(30)))
+    totals = run(lm, source, out, stopped=lambda: out.exists() and out.read_bytes().count(b"\n") >= 5)
+    assert not totals.complete and 5 <= totals.done < 30
+    assert run(lm, source, out).done == 30 - totals.done
+    assert len(read(out)) == 30
+
+
+def test_an_engine_that_ends_answers_nobody_wrongly(lm: LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from decodery.decode.engine import Engine
+
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.write_text("\n".join(ask(f"r{n}", max_tokens=20, decodery={"ignore_eos": True}) for n in range(20)))
+
+    step = Engine.step
+
+    def breaks(self: Engine) -> Any:
+        if out.exists() and out.read_bytes().count(b"\n") >= 4:
+            raise RuntimeError("on purpose")
+        return step(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "step", breaks)
+        with pytest.raises(EngineFailed):
+            run(lm, source, out)
+    assert all(text(line) for line in read(out).values())
+    assert run(lm, source, out).complete and len(read(out)) == 20
+
+
+def test_long_lines_are_never_held_whole(tmp_path: Path) -> None:
+    path = tmp_path / "in"
+    path.write_bytes(b"a" * 10 + b"\n" + b"b" * 11 + b"\n\n" + b"c" * 500 + b"\nd")
+    found = list(read_lines(path, 10, ""))
+    assert [(line.number, line.data) for line in found] == [(1, b"a" * 10), (2, None), (4, None), (5, b"d")]
+    assert len({line.digest for line in found}) == 4
+    assert [line.digest for line in read_lines(path, 10, "other")] != [line.digest for line in found]
+
+
+def test_a_killed_process_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
+    source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    own = {"ignore_eos": True, "drafter": "none"}
+    source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=12, decodery=own) for n in range(40)))
+    command = [sys.executable, "-m", "decodery", "batch", "--max-running", "2", "--kv-gib", "0.5", str(source)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def written() -> int:
+        return out.read_bytes().count(b"\n") if out.exists() else 0
+
+    kept = 0
+    for more in (4, 9):
+        process = subprocess.Popen([*command, str(out)], env=environment, stderr=subprocess.DEVNULL)
+        before = written()
+        wait_until(lambda: written() >= before + more or process.poll() is not None)  # noqa: B023
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert kept <= written() < 40
+        kept = written()
+    first = out.read_bytes().rpartition(b"\n")[0]
+    done = subprocess.run([*command, str(out)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"{40 - kept} answered, 0 of them with an error, {kept} earlier, of 40" in done.stderr
+    assert out.read_bytes().startswith(first)
+    subprocess.run([*command, str(whole)], env=environment, check=True, stderr=subprocess.DEVNULL)
+    found, once = read(out), read(whole)
+    assert len(found) == 40 and {name: text(found[name]) for name in found} == {name: text(once[name]) for name in once}

@@ -1,0 +1,356 @@
+"""Limits and faults of a server: nobody is held up by a stranger, nothing is left behind, the end is an orderly one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from decodery import registry
+from decodery.budget.base import Budget
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.draft.base import Drafter
+from decodery.errors import SettingsError
+from decodery.lm import LM
+from decodery.registry import register
+from decodery.serve.fair import FairQueue
+from decodery.serve.keys import Keys, read_keys
+from decodery.serve.run import EngineFailed, Server, serve
+from decodery.serve.settings import ServerSettings
+from serving import SECONDS, client, serving, tiny_lm, user, wait_until
+
+WRITTEN = "decodery_generation_tokens_total{"
+LONG = 1900
+"""Tokens that take a tiny model seconds."""
+
+
+@pytest.fixture(scope="module")
+def lm() -> LM:
+    return tiny_lm()
+
+
+class Broken(BaseException):
+    """What no part of a request raises."""
+
+
+@dataclass(frozen=True)
+class Breaks(Drafter):
+    """Breaks once a text has a few tokens; fatal: so that the engine does, too."""
+
+    fatal: bool = False
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        if seq.position > 3:
+            raise Broken("on purpose") if self.fatal else RuntimeError("on purpose")
+        return TokenTree.root(seq.pending)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> Iterator[None]:
+    """Requests can name the drafter that breaks while these tests run."""
+    register("breaks-for-tests")(Breaks)
+    yield
+    del registry._registered["draft"]["breaks-for-tests"]
+
+
+def post(url: str, path: str = "/v1/completions", key: str = "", **body: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.post(url + path, json={"prompt": "x", "max_tokens": 4, **body}, headers=headers, timeout=SECONDS)
+
+
+@contextmanager
+def streaming(url: str, **body: Any) -> Iterator[Iterator[str]]:
+    """The events of a long text, of which the first has come."""
+    asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "decodery": {"ignore_eos": True}, **body}
+    with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=SECONDS) as answer:
+        assert answer.status_code == 200, answer.read()
+        events = (line for line in answer.iter_lines() if line)
+        next(events)
+        yield events
+
+
+def test_what_does_not_fit_the_queue_is_told_when_to_come_back(lm: LM) -> None:
+    with serving(lm, max_running=1, max_queue=1) as (server, url):
+        with streaming(url):
+            waiting = threading.Thread(target=post, args=(url,))
+            waiting.start()
+            wait_until(lambda: server.front.service.full)
+            refused = post(url)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert httpx.get(f"{url}/ready").status_code == 503 and httpx.get(f"{url}/health").status_code == 200
+            with pytest.raises(openai.RateLimitError):
+                client(url).completions.create(model="tiny", prompt="x")
+            assert post(url, n=3).status_code == 400
+        waiting.join(SECONDS)
+        wait_until(lambda: server.front.service.idle)
+        assert post(url).status_code == 200 and httpx.get(f"{url}/ready").status_code == 200
+
+
+def test_keys_are_asked_for_and_bounded_each(lm: LM) -> None:
+    with serving(lm, keys={"secret-a": "a", "secret-b": "b"}, max_texts_per_key=2) as (server, url):
+        assert [post(url, key=key).status_code for key in ("", "wrong", "secret-a")] == [401, 401, 200]
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/health").status_code == 200
+        body: dict[str, Any] = {"prompt": "x", "max_tokens": LONG, "stream": True, "n": 2}
+        body["decodery"] = {"ignore_eos": True}
+        headers = {"Authorization": "Bearer secret-a"}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=SECONDS) as answer:
+            assert answer.status_code == 200
+            assert post(url, key="secret-a").status_code == 429
+            assert post(url, key="secret-b").status_code == 200
+        wait_until(lambda: server.front.service.idle)
+        # What one key has read is not shown to another, not even by how long it takes.
+        beginning = "a beginning of some length that both of them send"
+        cached = [
+            post(url, key=key, prompt=beginning).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for key in ("secret-a", "secret-a", "secret-b", "secret-b")
+        ]
+        assert cached[0] == cached[2] == 0 and cached[1] == cached[3] == len(beginning) - 1
+
+
+def test_files_of_keys(tmp_path: Any) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# who may\nalice one\n\ntwo\n")
+    assert read_keys(path) == {"one": "alice", "two": "key-4"}
+    keys = Keys(read_keys(path))
+    assert keys.owner("Bearer one") == "alice" and keys.owner("Bearer two") == "key-4"
+    for text in ("", "# none\n", "a b c\n"):
+        path.write_text(text)
+        with pytest.raises(SettingsError):
+            read_keys(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(SettingsError, match="cannot read"):
+        read_keys(path)
+
+
+def test_turns_go_to_those_with_least_in_progress() -> None:
+    @dataclass(eq=False)
+    class Waits:
+        owner: str
+
+    waiting = FairQueue()
+    jobs = [Waits("many") for _ in range(5)] + [Waits("few"), Waits("other"), Waits("few")]
+    for job in jobs:
+        waiting.add(job)  # type: ignore[arg-type]
+    taken = []
+    while (job := waiting.pop()) is not None:  # type: ignore[assignment]
+        taken.append(job.owner)
+        waiting.running[job.owner] += 1
+    assert taken == ["many", "few", "other", "many", "few", "many", "many", "many"]
+    assert len(waiting) == 0
+
+
+def test_who_floods_the_queue_does_not_hold_up_others(lm: LM) -> None:
+    with serving(lm, keys={"a": "a", "b": "b"}, max_running=2) as (server, url):
+        ended: list[str] = []
+
+        def ask(key: str) -> None:
+            assert post(url, key=key, max_tokens=150, decodery={"ignore_eos": True}).status_code == 200
+            ended.append(key)
+
+        threads = [threading.Thread(target=ask, args=("a",)) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: server.front.service.load.waiting >= 6)
+        late = threading.Thread(target=ask, args=("b",))
+        late.start()
+        for thread in (*threads, late):
+            thread.join(SECONDS)
+        assert ended.count("a") == 12 and ended.index("b") <= 7, ended
+
+
+def test_time_runs_out_for_one_text_alone(lm: LM) -> None:
+    with serving(lm, seconds=0.3) as (server, url):
+        found = post(url, max_tokens=LONG, decodery={"ignore_eos": True}).json()
+        assert found["choices"][0]["finish_reason"] == "length"
+        written = found["usage"]["completion_tokens"]
+        assert 0 < written < LONG
+        expected = lm.generate("x", raw=True, max_new_tokens=written, ignore_eos=True)
+        assert expected.text.startswith(found["choices"][0]["text"].removesuffix("\ufffd"))  # type: ignore[union-attr]
+        assert post(url).status_code == 200
+        wait_until(lambda: server.front.service.idle)
+
+
+def left_nothing(server: Server) -> None:
+    """Nobody is in progress, and of the memory for keys and values only what is kept for later texts is held."""
+    service = server.front.service
+    wait_until(lambda: service.idle and not service._busy and service.load.running == 0)
+    service._prefixes.clear()
+    assert service._engine.held == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_a_stream_ends_its_texts(lm: LM, n: int) -> None:
+    with serving(lm) as (server, url):
+        with streaming(url, n=n, temperature=1.0) as events:
+            for _ in range(3):
+                next(events)
+            passes = server.front.service.load.passes
+        wait_until(lambda: server.front.service.idle)
+        assert server.front.service.load.passes < passes + LONG / 2
+        assert f'reason="cancelled"}} {n}.0' in httpx.get(f"{url}/metrics").text
+        left_nothing(server)
+        assert post(url).json()["choices"][0]["text"] == lm.generate("x", raw=True, max_new_tokens=4).text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("read", [0, 3], ids=["whole", "stream"])
+def test_a_connection_that_closes_ends_its_text(lm: LM, read: int) -> None:
+    with serving(lm) as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(
+            {"prompt": "x", "max_tokens": LONG, "stream": bool(read), "decodery": {"ignore_eos": True}}
+        ).encode()
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body) + body
+            )
+            wait_until(lambda: server.front.service.load.running == 1)
+            if read:
+                connection.recv(200)
+        wait_until(lambda: server.front.service.idle)
+        assert 'reason="cancelled"} 1.0' in httpx.get(f"{url}/metrics").text
+        left_nothing(server)
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(lm: LM) -> None:
+    with serving(lm) as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        asked = {"prompt": "x", "max_tokens": LONG, "stream": True, "logprobs": 20}
+        asked["decodery"] = {"ignore_eos": True, "trace": "steps"}
+        body = json.dumps(asked).encode()
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        with connection:
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(body) + body
+            )
+            wait_until(lambda: server.front.service.load.running == 1)
+            for _ in range(5):
+                assert post(url).status_code == 200
+            # The text is written to its end, though nobody has read it.
+            wait_until(lambda: server.front.service.idle)
+            (told,) = (line for line in httpx.get(f"{url}/metrics").text.splitlines() if line.startswith(WRITTEN))
+            assert float(told.split()[-1]) == LONG + 5 * 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_breaks_ends_alone(lm: LM, stream: bool) -> None:
+    with serving(lm) as (server, url):
+        with streaming(url, max_tokens=300) as events:
+            body = {"prompt": "x", "max_tokens": 20, "stream": stream, "decodery": {"drafter": "breaks-for-tests"}}
+            broken = httpx.post(f"{url}/v1/completions", json=body, timeout=SECONDS)
+            if stream:
+                said = [line for line in broken.text.split("\n\n") if line]
+                assert "error" in json.loads(said[-1].removeprefix("data: ")) and "[DONE]" not in broken.text
+            else:
+                assert broken.status_code == 500 and "RuntimeError" in broken.json()["error"]["message"]
+                assert "on purpose" not in broken.text
+            rest = list(events)
+            assert rest[-1] == "data: [DONE]"
+        left_nothing(server)
+
+
+def test_a_text_larger_than_all_memory_is_refused_and_others_go_on() -> None:
+    lm = tiny_lm()
+    slot = lm.model.new_cache().slot_bytes
+    with serving(lm, kv_bytes=300 * slot) as (_, url):
+        refused = post(url, prompt="y" * 600)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "out_of_memory"
+        assert post(url).status_code == 200
+
+
+def test_an_engine_that_fails_is_reported_and_ends_the_server(lm: LM, capfd: pytest.CaptureFixture[str]) -> None:
+    urls: list[str] = []
+    server = Server(lm, ServerSettings(name="tiny", drain_seconds=0.0), port=0, told=urls.append)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            serve(server)
+        except EngineFailed as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: bool(urls))
+    server.front.service.on_failure = lambda error: None  # So that there is time to ask how it is.
+    with streaming(urls[0]) as events:
+        broken = post(urls[0], max_tokens=20, decodery={"drafter": "breaks-for-tests:fatal=true"})
+        assert broken.status_code == 500 and "the engine failed" in broken.json()["error"]["message"]
+        assert "the engine failed" in list(events)[-1]
+    health = httpx.get(f"{urls[0]}/health")
+    assert health.status_code == 503 and "Broken" in health.json()["error"]["message"]
+    assert post(urls[0]).status_code == 503
+    server._fail(server.front.service.failure or Broken())
+    thread.join(SECONDS)
+    assert not thread.is_alive() and "Broken" in str(failed[0])
+    assert "the engine failed (Broken: on purpose)" in capfd.readouterr().err
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """The command in a process of its own, on the embedded model, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "decodery", "serve", "--port", "0", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "is served at http://" in line, line + process.stderr.read()
+    return process, line.split()[-1].removesuffix("/v1")
+
+
+def test_the_command_drains_when_it_is_terminated() -> None:
+    process, url = start("--max-queue", "4", "--kv-gib", "0.5")
+    try:
+        asked: dict[str, Any] = {"model": "smollm2", "messages": user("Tell a long story."), "stream": True}
+        stream = client(url).chat.completions.create(**asked, max_tokens=60)
+        next(stream)
+        with httpx.Client(base_url=url, timeout=SECONDS) as kept:
+            assert kept.get("/health").json() == {"status": "ok"}
+            process.send_signal(signal.SIGTERM)
+
+            def draining() -> bool:
+                return kept.get("/decodery/load").json()["draining"] is True
+
+            wait_until(draining)
+            assert kept.get("/ready").status_code == 503
+            late = kept.post("/v1/completions", json={"prompt": "x"})
+            assert late.status_code == 503 and late.json()["error"]["code"] == "stopping"
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason in ("length", "stop")
+        assert process.wait(SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:
+    from decodery.cli.main import main
+
+    empty = tmp_path / "keys"
+    empty.write_text("")
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "--api-key-file", str(empty)])
+    assert left.value.code == 1
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "--kv-gib", "-1"])
+    assert left.value.code == 1

@@ -1,0 +1,86 @@
+"""A real server over a real socket, in this process, on a tiny model in float64 or on the embedded one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from openai import OpenAI
+
+from decodery.lm import LM
+from decodery.model.chat import ChatTemplate
+from decodery.model.load import LoadedModel
+from decodery.model.tokenizer import Tokenizer
+from decodery.serve.run import Server
+from decodery.serve.settings import ServerSettings
+from decodery.testing import tiny_transformer
+from tiny_models import make_tokenizer
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 6}, "unit": {"enum": ["C", "F"]}},
+                "required": ["city", "unit"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KNOWS_TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}" + TEMPLATE
+VOCAB = 260
+"""A token per byte, and four special ones."""
+SECONDS = 60.0
+
+
+def tiny_lm(template: str | None = TEMPLATE, **model: Any) -> LM:
+    """A tiny model in float64 whose tokens are bytes; what it writes is noise."""
+    tokenizer = Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,))
+    chat = None if template is None else ChatTemplate(template)
+    made = tiny_transformer(1, vocab_size=VOCAB, **{"max_positions": 2048} | model)
+    return LM(LoadedModel(made, tokenizer, chat, "tiny", "float64"))
+
+
+@contextmanager
+def serving(lm: LM, **settings: Any) -> Iterator[tuple[Server, str]]:
+    """A server of this model and its address."""
+    urls: list[str] = []
+    server = Server(lm, ServerSettings(**{"name": lm.name, "drain_seconds": 0.0} | settings), port=0, told=urls.append)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: bool(urls) or not thread.is_alive())
+    try:
+        yield server, urls[0]
+    finally:
+        server.stop()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def client(url: str, key: str = "none") -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=SECONDS)
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for what another thread does; fail where it never does."""
+    until = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < until, "what was waited for never happened"
+        time.sleep(0.005)
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]
