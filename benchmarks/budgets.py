@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.budget.base import MOST_NODES, Budget, Policy
+from decodery.budget.base import Budget, Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.cost import CostCurve
 from decodery.budget.fixed import Fixed
@@ -43,6 +43,8 @@ from decodery.testing.tensors import TensorBytes
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 OUT = Path(__file__).parent / "results" / "budgets.json"
 LONGEST = 20
+NODES = 64
+"""The largest draft whose bytes are compared."""
 
 
 @dataclass
@@ -123,8 +125,8 @@ def memory(bench: Bench) -> None:
     Drafts of up to 64 nodes; shares are of what these need beyond plain decoding.
     """
     drafters = {
-        "draft-model, eagle-2": DraftModel(bench.draft, growth=EAGLE2(nodes=MOST_NODES)),
-        "token-recycling": TokenRecycling(nodes=MOST_NODES, scope="request"),
+        "draft-model, eagle-2": DraftModel(bench.draft, growth=EAGLE2(nodes=NODES)),
+        "token-recycling": TokenRecycling(nodes=NODES, scope="request"),
     }
     shares = {"unbounded": None, "100 %": 1.0, "50 %": 0.5, "35 %": 0.35, "20 %": 0.2, "10 %": 0.1, "0 %": 0.0}
     for name, drafter in drafters.items():
@@ -158,7 +160,7 @@ def _allowed(bench: Bench, tokens: list[int], drafter: Drafter, share: float) ->
     """Bytes that a text needs without drafts, and that share of what 64 drafted tokens need besides."""
     request: Request = bench.lm.request(tokens, max_new_tokens=bench.tokens, drafter=drafter)
     seq = bench.lm.engine().open(request)
-    plain, most = held(seq, 0), held(seq, MOST_NODES)
+    plain, most = held(seq, 0), held(seq, NODES)
     return int(plain + share * (most - plain)) + 1
 
 

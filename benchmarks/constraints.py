@@ -9,7 +9,6 @@ constraints-GROUP.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -33,6 +32,7 @@ from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import ConstraintError
 from decodery.model.vocabulary import Vocabulary
 from decodery.sample.constraint import Constraint
+from groups import parser, record
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 DRAFTERS = ("prompt-lookup", "token-recycling:nodes=16", "suffix-automaton")
@@ -183,19 +183,13 @@ GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--schemas", type=int, default=60, help="how many schemas are decoded")
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    options = parser.parse_args()
+    arguments = parser(__doc__, GROUPS)
+    arguments.add_argument("--schemas", type=int, default=60, help="how many schemas are decoded")
+    arguments.add_argument("--tokens", type=int, default=96)
+    options = arguments.parse_args()
     bench = Bench(options.schemas, options.tokens)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.groups or GROUPS:
-        settings = {"schemas": len(bench.some), "new_tokens": options.tokens, "model": bench.lm.name}
-        result = {"settings": settings, "about": GROUPS[name].__doc__, "figures": GROUPS[name](bench)}
-        (options.out / f"constraints-{name}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(result["figures"])[:2000], flush=True)
+    settings = {"schemas": len(bench.some), "new_tokens": options.tokens, "model": bench.lm.name}
+    record("constraints", GROUPS, options, bench, settings)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 import decodery
-from decodery.bench.passes import ROWS
+from decodery.bench.passes import ROWS, rows_of
 from decodery.bench.result import FORMAT, PASSES, dump, write
-from decodery.budget.cost import precision, time_passes, weight_bytes
+from decodery.budget.cost import time_passes
 from decodery.budget.machine import describe
+from decodery.model.footprint import precision, weight_bytes
 from decodery.model.transformer import Transformer
 
 
@@ -55,22 +56,7 @@ def measure(model: Transformer, name: str, context: int, repeats: int) -> dict[s
     bandwidth, size = copy_bandwidth(model.device), weight_bytes(model)
     timings = time_passes(kinds, ROWS, context=context, enough=lambda done: done >= repeats)
     bandwidth = max(bandwidth, copy_bandwidth(model.device))
-    rows = []
-    for kind, by_rows in timings.items():
-        for count, times in sorted(by_rows.items()):
-            low, middle, high = (float(value) for value in np.percentile(times, [25, 50, 75]))
-            rows.append(
-                {
-                    "precision": kind,
-                    "rows": count,
-                    "ms": round(middle * 1e3, 4),
-                    "gb_per_s": round(size / middle / 1e9, 2),
-                    "bandwidth_share": round(size / middle / 1e9 / bandwidth, 4),
-                    "ratio_to_one": round(middle / float(np.median(by_rows[1])), 3),
-                    "ms_low": round(low * 1e3, 4),
-                    "ms_high": round(high * 1e3, 4),
-                }
-            )
+    rows = [row for kind, by_rows in timings.items() for row in rows_of(kind, by_rows, size, bandwidth)]
     return {
         "format": FORMAT,
         "kind": PASSES,

@@ -29,7 +29,8 @@ from decodery.lm import LM
 from decodery.model.load import LoadedModel, load
 from decodery.model.protocol import LanguageModel
 from decodery.model.transformer import Transformer
-from decodery.train.judge import JudgedQuestion, Mining, examples, fit, last_number, states_of
+from decodery.train.judge import fit
+from decodery.train.mining import JudgedQuestion, Mining, examples, last_number, states_of
 from decodery.verify.base import Rule
 from decodery.verify.coupled import Coupled
 from decodery.verify.judge import Head, Judge

@@ -21,7 +21,8 @@ from typing import Any
 import decodery as dc
 from decodery.core.sandbox import Sandbox
 from decodery.model.store import terminal_progress
-from decodery.search import PGTD, ProgramTests
+from decodery.score import ProgramTests
+from decodery.search import PGTD
 from decodery.search.base import Branches
 from decodery.search.pg_td import Programs, Tree
 
@@ -127,17 +128,17 @@ PROBLEMS = (
 
 def planned(lm: dc.LM, problem: Problem, box: Sandbox, passes: int, tokens: int) -> dict[str, Any]:
     """What PG-TD finds: passes until a program passes the public tests (None if none does), and whether it is right."""
-    reward = ProgramTests(problem.tests(hidden=False), problem.head, sandbox=box)
+    reward = ProgramTests(tests=problem.tests(hidden=False), head=problem.head, sandbox=box)
     request = lm.request(lm.encode(problem.head, raw=True), raw=True, drafter=None, max_new_tokens=tokens, stop=STOP)
     settings = PGTD(reward, budget=passes)
-    branches = Branches(lm.engine(), request, "pg-td")
+    branches = Branches(lm.engine(), request, settings)
     programs = Programs(settings, branches)
     tree = Tree(settings, programs)
     while not tree.done and branches.root.trace.passes < passes:
         tree.rollout()
     (best,) = programs.finish(tree.rollouts)
     assert best.text is not None
-    counts = branches.root.trace.steps[-1].counts
+    counts = {"programs": len(programs.rewards), "rollouts": len(tree.rollouts), "completions": programs.completions}
     return _outcome(problem, box, best.text.text, best.score == 1, branches.root.trace.passes) | counts
 
 
@@ -145,7 +146,7 @@ def sampled(
     lm: dc.LM, problem: Problem, box: Sandbox, passes: int, tokens: int, seed: int, temperature: float
 ) -> dict[str, Any]:
     """The same for samples, of which the first that passes the public tests is taken."""
-    reward = ProgramTests(problem.tests(hidden=False), problem.head, sandbox=box)
+    reward = ProgramTests(tests=problem.tests(hidden=False), head=problem.head, sandbox=box)
     spent, count, best, score = 0, 0, "", -1.0
     while spent < passes and score < 1:
         output = lm.generate(
@@ -153,13 +154,16 @@ def sampled(
             seed=1000 * seed + count,
         )  # fmt: skip
         spent, count = spent + output.trace.passes, count + 1
-        if (found := reward(output.text)) > score:
+        if (found := reward.verdict(output.text).share) > score:
             best, score = output.text, found
     return _outcome(problem, box, best, score == 1, spent) | {"programs": count}
 
 
 def _outcome(problem: Problem, box: Sandbox, text: str, passed: bool, passes: int) -> dict[str, Any]:
-    right = passed and ProgramTests(problem.tests(hidden=True), problem.head, sandbox=box)(text) == 1
+    right = (
+        passed
+        and ProgramTests(tests=problem.tests(hidden=True), head=problem.head, sandbox=box).verdict(text).share == 1
+    )
     return {"passes": passes if passed else None, "spent": passes, "right": right, "text": text}
 
 

@@ -28,10 +28,10 @@ from decodery.core.sequence import Sequence as Decoded
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Mirostat, Temperature, TopH, Warp
 from decodery.sample.entropy import entropy
+from decodery.score import LinearValue, TextScore, ValueHead
 from decodery.search import Beam, ContrastiveSearch, ControlledBlocks, DiverseBeam, ExactExtract
 from decodery.search.base import Search
-from decodery.source import USCD, ControlledDecoding, PartialAttention, PartialWeights, TextReward, TransferQ
-from decodery.source.value import LinearValue
+from decodery.source import USCD, ControlledDecoding, PartialAttention, PartialWeights, TransferQ
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 BEGINNING = 40
@@ -105,7 +105,7 @@ def repeated(tokens: Sequence[int], n: int) -> float:
 
 def character(bench: Bench, outputs: list[dc.Output]) -> dict[str, float]:
     """How repetitive and how surprising texts are, and what they cost."""
-    counts = [out.trace.counts for out in outputs]
+    counts = [out.trace.ledger.counts for out in outputs]
     tokens = sum(len(out.tokens) for out in outputs)
     return {
         "repeated 4-grams": round(statistics.mean(repeated(out.tokens, 4) for out in outputs), 4),
@@ -218,8 +218,8 @@ def lookahead(bench: Bench, found: Results) -> None:
 
 def speculation(bench: Bench, found: Results) -> None:
     """Every method that could mind: what it costs per token, and whether a drafter leaves its texts as they are."""
-    value = LinearValue(torch.ones(bench.lm.model.config.hidden_size), torch.tensor(0.0), tap=20)
-    reward = TextReward(bench.lm.tokenizer.decode, lambda text: text.count("e") / max(1, len(text)))
+    value = ValueHead(LinearValue(torch.ones(bench.lm.model.config.hidden_size), torch.tensor(0.0), tap=20))
+    reward = TextScore(lambda text: text.count("e") / max(1, len(text)), decode=bench.lm.tokenizer.decode)
     source = {
         "guidance": "guidance:scale=1.5",
         "uscd": USCD(tuple(bench.lm.tokenizer.encode("A text."))),

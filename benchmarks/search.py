@@ -8,7 +8,6 @@ Every group writes search-GROUP.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -26,6 +25,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.search import Beam, ContrastiveSearch, Coupling, DiverseBeam, ExactExtract
 from decodery.search.base import Search
 from decodery.search.mec import bottleneck, entropy
+from groups import parser, record
 
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -264,18 +264,12 @@ GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    options = parser.parse_args()
+    arguments = parser(__doc__, GROUPS)
+    arguments.add_argument("--prompts", type=int, default=12)
+    options = arguments.parse_args()
     bench = Bench(options.prompts)
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.groups or GROUPS:
-        settings = {"model": bench.lm.name, "dtype": bench.lm.dtype, "prompts": len(bench.prompts)}
-        result = {"settings": settings, "about": GROUPS[name].__doc__, "figures": GROUPS[name](bench)}
-        (options.out / f"search-{name}.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        print(name, json.dumps(result["figures"]), flush=True)
+    settings = {"model": bench.lm.name, "dtype": bench.lm.dtype, "prompts": len(bench.prompts)}
+    record("search", GROUPS, options, bench, settings)
 
 
 if __name__ == "__main__":

@@ -17,30 +17,16 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.decode.schedule import Limits
 from decodery.draft.draft_model import DraftModel
-from decodery.model.batch import Batch, Scores, Segment
+from decodery.model.batch import Batch, Segment
 from decodery.model.blocks import resident
 from decodery.search import Beam
+from decodery.testing.models import Counted
 from decodery.verify.cntp import CNTP
 
 TOPICS = (
     *("tides", "rain", "wind", "snow", "iron", "glass", "paper", "bread"),
     *("salt", "wood", "silk", "gold", "clay", "rope", "ink", "wool"),
 )
-
-
-class Counted:
-    """A model whose passes are counted. rows: of every pass, in order."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.rows = model, list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def forward(self, batch: Batch, **settings: Any) -> Scores:
-        self.rows.append(batch.rows)
-        scores: Scores = self.model.forward(batch, **settings)
-        return scores
 
 
 def drafts(lm: dc.LM, draft: Any, count: int) -> dict[str, Any]:
@@ -67,7 +53,7 @@ def trials(lm: dc.LM) -> dict[str, Any]:
     seq = engine.submit(Request(lm.encode("Tell me about tides."), 40, sampler, rule=rule))
     engine.run([seq])
     decisions = sum(1 for step in seq.trace.steps if step.emitted)
-    return {"decisions": decisions, "tokens": len(seq.generated), **seq.trace.counts}
+    return {"decisions": decisions, "tokens": len(seq.generated), **seq.trace.ledger.summary()}
 
 
 def together(lm: dc.LM) -> dict[str, Any]:

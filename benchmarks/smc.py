@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -29,9 +28,10 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.sample import Sampler
 from decodery.sample.constraint import Constrained, Constraint
-from decodery.search.potential import Potential
+from decodery.score import Candidates, Scorer
 from decodery.search.smc import SMC
 from decodery.testing import TableModel, decode
+from groups import parser
 
 PLAIN = Sampler.from_settings(temperature=1.0)
 PROMPTS = (
@@ -89,7 +89,7 @@ def checks(options: argparse.Namespace) -> dict[str, Any]:
             tried = _timed(lm, settings | {"rule": "awrs"})
             counts: Counter[str] = Counter()
             for output in tried[1]:
-                counts.update({**output.trace.counts, "tokens": len(output.tokens)})
+                counts.update({**output.trace.ledger.counts, "tokens": len(output.tokens)})
             row = {key: round(counts[key] / counts["tokens"], 3) for key in ("checks", "rejections")}
             if options.timed:
                 row["ms per token"] = round(tried[0] / counts["tokens"] * 1e3, 2)
@@ -192,19 +192,27 @@ def _apart(law: dict[tuple[int, ...], float], exact: dict[tuple[int, ...], float
     return variation, sum(p * math.log(p / exact[text]) for text, p in law.items() if p > 0)
 
 
-class Sum(Potential):
+class Sum(Scorer):
     """Log-weight -strength * |sum - goal|; of a beginning, by what is missing beyond what usually follows."""
 
     def __init__(self, goal: int, strength: float) -> None:
         self.goal = goal
         self.strength = strength
 
-    def prefix(self, outputs: Sequence[Sequence[int]]) -> list[float]:
-        # A token adds two on average, and some ten come.
-        return [-self.strength * abs(_sum(each) - self.goal * min(1, len(each) / 10)) / 2 for each in outputs]
+    @property
+    def log(self) -> bool:
+        return True
 
-    def complete(self, outputs: Sequence[Sequence[int]]) -> list[float]:
-        return [-self.strength * abs(_sum(each) - self.goal) for each in outputs]
+    def prefix(self, output: Sequence[int]) -> float:
+        # A token adds two on average, and some ten come.
+        return -self.strength * abs(_sum(output) - self.goal * min(1, len(output) / 10)) / 2
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        found = [
+            -self.strength * abs(_sum(output) - self.goal) if finished else self.prefix(output)
+            for output, finished in zip(candidates.outputs, candidates.finished, strict=True)
+        ]
+        return torch.tensor(found, dtype=torch.float64)
 
 
 def _sum(tokens: Sequence[int]) -> int:
@@ -283,8 +291,8 @@ def lookahead(options: argparse.Namespace) -> dict[str, Any]:
 class Whole(Sum):
     """The same of whole texts; beginnings tell nothing."""
 
-    def prefix(self, outputs: Sequence[Sequence[int]]) -> list[float]:
-        return [0.0] * len(outputs)
+    def prefix(self, output: Sequence[int]) -> float:
+        return 0.0
 
 
 def _log_normaliser(model: Digits) -> float:
@@ -313,12 +321,10 @@ GROUPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("groups", nargs="*", choices=[[], *GROUPS], metavar="GROUP", help=", ".join(GROUPS))
-    parser.add_argument("--timed", action="store_true", help="also measure times, in the group checks")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    options = parser.parse_args()
+    arguments = parser(__doc__, GROUPS)
+    arguments.add_argument("--timed", action="store_true", help="also measure times, in the group checks")
+    arguments.add_argument("--tokens", type=int, default=64)
+    options = arguments.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.groups or GROUPS:
         command = f"python benchmarks/smc.py {name}"

@@ -20,7 +20,7 @@ import torch
 
 import decodery
 from decodery.budget.machine import describe
-from decodery.model import native
+from decodery.model import kernels
 from decodery.model.batch import Batch, Segment
 
 STAGES = ("norms", "products", "rope", "attention", "waiting")
@@ -32,7 +32,7 @@ class Watched:
     """The kernels' two entry points, timed. ticks: of the last call's stages; seconds: of the last calls."""
 
     def __init__(self) -> None:
-        library = native.library()
+        library = kernels.library()
         if library is None:
             raise SystemExit("the native kernels are not built here, so there is nothing to look into")
         self.ticks = (ctypes.c_int64 * len(STAGES))()

@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 
 from decodery.model.int4 import Int4Linear
 from decodery.model.int8 import Int8Linear
-from decodery.model.native import Arena, Packed, packed_size
+from decodery.model.packed import Arena, Packed, packed_size
 from decodery.model.threads import one_thread
 
 HIDDEN, BLOCKS = 576, 30

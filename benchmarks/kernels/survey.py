@@ -23,7 +23,7 @@ from pathlib import Path
 import peers
 import torch
 
-from decodery.model import native
+from decodery.model import kernels
 
 ROWS = (1, 4, 8, 16, 32, 64)
 Chain = Callable[[torch.Tensor], object]
@@ -71,9 +71,9 @@ def survey(rounds: int, inductor: bool, only: list[str] | None) -> dict[str, obj
                 begin = clock()
                 chain(rows)
                 times[name][n].append(1e3 * (clock() - begin))
-        bandwidth.append(native.read_bandwidth(mebibytes=128, rounds=1))
+        bandwidth.append(kernels.read_bandwidth(mebibytes=128, rounds=1))
     return {
-        "kernels": native.status(),
+        "kernels": kernels.status(),
         "threads": torch.get_num_threads(),
         "read_gb_per_s": max(bandwidth),
         "rounds": rounds,
