@@ -35,7 +35,7 @@ test-all: $(VENV)/installed-test
 # others allow what the jsonschema package accepts.
 fuzz: $(VENV)/installed-test
 	$(BIN)/python tests/fuzz_files.py --cases $(CASES) --seed $(SEED)
-	DECODERY_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest tests/test_schema_fuzz.py
+	DECODERY_SCHEMAS=$(SCHEMAS) $(BIN)/python -m pytest tests/constrain/test_schema_fuzz.py
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
-from figures import ROOT, load, table
+from figures import load, load_all, runs_of, table
 
 SHIPPED_COMMAND = "decodery train draft --out smollm2-draft --texts 1280 --epochs 4"
 
@@ -23,8 +21,7 @@ def units() -> str:
             f"{each['rows_per_pass']:.1f}",
             f"{each['share_of_tokens_changed']:.0%}" if "share_of_tokens_changed" in each else "0%",
         ]
-        for name, each in found.items()
-        if isinstance(each, dict)
+        for name, each in runs_of(found).items()
     ]
     header = ["units", "tokens per pass", "grounded", "open", "rows per pass", "tokens changed"]
     return (
@@ -39,9 +36,7 @@ def rules() -> str:
     """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
     result = load("rules")
     tables = []
-    for title, found in result.items():
-        if not isinstance(found, dict):
-            continue
+    for title, found in runs_of(result).items():
         columns = [key for key in found if key.startswith("k=")]
         rows = [[name, *(f"{found[k][name]:.3f}" for k in columns)] for name in found[columns[0]]]
         pairs = f"{found['pairs']} pairs" + (f", draft {found['draft']}" if "draft" in found else "")
@@ -51,9 +46,6 @@ def rules() -> str:
 
 def judge() -> str:
     """Tokens per pass and answers by threshold of the judge."""
-    path = ROOT / "benchmarks" / "results" / "judge.json"
-    if not path.exists():
-        return "No results yet: `python benchmarks/judge.py` writes them."
     result = load("judge")
     head, probe, questions = result["head"], result["probe"], result["questions"]
     rates = table(
@@ -92,9 +84,7 @@ def continuous() -> str:
 
 def budgets_pareto() -> str:
     """What each budget policy throws away, and the passes it needs."""
-    found = _budgets("pareto")
-    if not found:
-        return "Not measured yet."
+    found = load("budgets")["pareto"]
     settings, head = found["settings"], found["settings"]["head"]
     parts = [
         f"`python benchmarks/budgets.py pareto --every {settings['every']} --tokens {settings['tokens']} --head head`, "
@@ -121,9 +111,7 @@ def budgets_pareto() -> str:
 
 def budgets_memory() -> str:
     """Bytes allowed and held, and tokens per pass."""
-    found = _budgets("memory")
-    if not found:
-        return "Not measured yet."
+    found = load("budgets")["memory"]
     settings = found["settings"]
     columns = ["drafter", "allowed", "MiB allowed", "MiB held", "nodes", "tokens per pass"]
     rows = [
@@ -144,24 +132,16 @@ def budgets_memory() -> str:
 
 def budgets_serving() -> str:
     """Mean latency by load and policy, relative to the best fixed length."""
-    found = _budgets("serving")
-    if not found:
-        return "Not measured yet."
+    found = load("budgets")["serving"]
     figures = found["figures"]
     policies = list(next(iter(figures.values())))
     rows = [[load, *(f"{row[name]:.2f}" for name in policies)] for load, row in figures.items()]
     return f"`python benchmarks/budgets.py serving`\n\n{table(['load', *policies], rows)}"
 
 
-def _budgets(group: str) -> dict[str, Any]:
-    path = ROOT / "benchmarks" / "results" / "budgets.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found.get(group, {})
-
-
 def trained() -> str:
     """What the shipped draft is worth."""
-    found = json.loads((ROOT / "benchmarks" / "results" / "draft-trained.json").read_text(encoding="utf-8"))
+    found = load("draft-trained")
     laws = [(name, found[name]) for name in ("temperature 0", "temperature 1")]
     rows = "\n".join(
         f"| {name} | {100 * law['acceptance']:.1f} % | {100 * law['agreement']:.1f} % | {law['tokens_per_pass']:.2f} |"
@@ -184,8 +164,7 @@ def trained() -> str:
 def growth() -> str:
     """Tokens per pass of every growth policy, a table per drafter, temperature and rule."""
     parts = []
-    for path in sorted((ROOT / "benchmarks" / "results").glob("growth-*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+    for result in load_all("growth-*").values():
         command = (
             f"python benchmarks/growth.py {result['drafter']} --every {result['every']} --tokens {result['tokens']}"
         )
@@ -198,7 +177,7 @@ def growth() -> str:
                 f"| temperature {temperature}, {rule} | {' | '.join(f'{nodes} nodes' for nodes in budgets)} |\n"
                 f"|---|{'---|' * len(budgets)}\n{rows}"
             )
-    return "\n\n".join(parts) or "No results yet: `python benchmarks/growth.py ngram` writes them."
+    return "\n\n".join(parts)
 
 
 def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:

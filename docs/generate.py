@@ -30,7 +30,7 @@ import steering
 import timing
 from figures import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FAMILIES = {
     "draft": ("drafters", "what may come next"),
     "draft.growth": ("growth policies", "how a drafter's guesses become a tree"),
@@ -41,7 +41,7 @@ FAMILIES = {
     "budget": ("budget policies", "how much to draft"),
     "constrain": ("constraints", "what may be written"),
     "search": ("searches", "several texts for one answer"),
-    "search.scorers": ("scorers", "how good a text is"),
+    "score": ("scorers", "how good a text is"),
     "suggest": ("way of suggesting", "what a few short continuations may be"),
     "diffuse": ("unmasking policies", "which masked token is settled next"),
     "kv": ("cache policies", "what is remembered"),
@@ -57,21 +57,21 @@ def methods() -> str:
     parts = []
     for family in registry.FAMILIES:
         if found := registry.methods(family):
-            rows = "\n".join(_row(method) for method in found)
+            # Families in which nobody says so have no column for it.
+            tables = [table for table in ("needs", "gives") if any(getattr(method, table) for method in found)]
+            rows = "\n".join(_row(method, tables) for method in found)
             name, question = FAMILIES[family]
-            parts.append(
-                f"## {name.capitalize()}: {question}\n\n| name | what it does | settings | guarantee | source |\n"
-                f"|---|---|---|---|---|\n{rows}"
-            )
+            columns = ["name", "what it does", "settings", *tables, "guarantee", "source"]
+            head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
+            parts.append(f"## {name.capitalize()}: {question}\n\n{head}\n{rows}")
     return "\n\n".join(parts)
 
 
-def _row(method: Method) -> str:
+def _row(method: Method, tables: list[str]) -> str:
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
     settings = "<br>".join(f"`{_setting(field)}`" for field in fields)
-    needs = f"; needs {', '.join(method.needs)}" if method.needs else ""
-    source = method.paper or ""
-    cells = [f"`{method.name}`", method.summary, settings, method.guarantee + needs, source]
+    told = [", ".join(getattr(method, table)) for table in tables]
+    cells = [f"`{method.name}`", method.summary, settings, *told, method.guarantee, method.paper or ""]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -90,14 +90,24 @@ def method_count() -> str:
 
 
 def commands() -> str:
-    """The help of every command, as it is printed at a width of 100."""
-    parts = []
+    """The help of every command, as it is printed at a width of 100; options that an earlier one has stand there."""
+    parts, shown = [], dict[str, str]()
     top = click.Context(cli, info_name="decodery", **cli.context_settings)
     for name in COMMANDS:
         command = cli.get_command(top, name)
         assert command is not None
         context = click.Context(command, parent=top, info_name=name, max_content_width=100, terminal_width=100)
-        parts.append(f"## {name}\n\n```text\n{command.get_help(context)}\n```")
+        told, known = [], dict[str, list[str]]()
+        for group in command.get_help(context).split("\n\n"):
+            if (earlier := shown.setdefault(group, name)) == name or group.count("\n") < 3:
+                told.append(group)
+            else:
+                known.setdefault(earlier, []).append(group.partition(":")[0])
+        again = "".join(
+            f"\n\nAs for [{earlier}](#{earlier}): the options under {', '.join(groups)}."
+            for earlier, groups in known.items()
+        )
+        parts.append(f"## {name}\n\n```text\n" + "\n\n".join(told) + f"\n```{again}")
     return "\n\n".join(parts)
 
 
@@ -106,7 +116,7 @@ def successor() -> str:
     return f"```python\n{(ROOT / 'examples' / 'successor.py').read_text(encoding='utf-8').strip()}\n```"
 
 
-OWN = ("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Small", "ShortSighted", "SecondThought")
+OWN = ("Calm", "TwoMemories", "_Mean", "AtMost", "Counting", "Varied", "Doubtful", "ShortSighted", "SecondThought")
 
 
 def own(name: str) -> str:
@@ -117,16 +127,54 @@ def own(name: str) -> str:
     return "```python\n" + "\n".join(source.splitlines()[first - 1 : found.end_lineno]) + "\n```"
 
 
+def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -> str:
+    """Of the first table in a section that has all these rows and this in its head: its head, and these rows."""
+    for table in re.findall(r"(?:^\|.*\n?)+", section(), re.MULTILINE):
+        first, rule, *body = table.splitlines()
+        named = {row.split("|")[1].strip(): row for row in reversed(body)}
+        if head in first and set(rows) <= set(named):
+            return "\n".join([first, rule, *(named[row] for row in rows)])
+    raise KeyError(f"no table has the rows {', '.join(rows)}")
+
+
+MADE: dict[str, Callable[[], str]] = {
+    **timing.SECTIONS,
+    **drafting.SECTIONS,
+    **steering.SECTIONS,
+    **sampling.SECTIONS,
+}
+"""What was measured; whole on the pages of results."""
+SHORT = {
+    "smc": ("mask", "smc:particles=4, 160 runs", "smc:particles=64, 40 runs"),
+    "superposed": ("superposed", "nucleus"),
+    "pg-td": ("pg-td", "samples, temperature 0.4, seed 2", "samples, temperature 0.8, seed 1"),
+    "checks": ("any JSON, by the engine, temperature 0", "any JSON, by a function, temperature 0"),
+    "monitor": ("`without, temperature 0`", "`monitor, temperature 0`"),
+    "jsonschema": ("none", "forced"),
+    "extraction": ("free, read whole", "free, item by item", "constrained, read whole"),
+    "steered": ("secure", "none", "unsafe"),
+    "judge": ("coupled", "judge, threshold 0.9", "judge, threshold 0.5"),
+    "growth": ("chain", "fixed-tree", "sequoia", "eagle-2", "rsd-s"),
+    "headline": ("none", "prompt-lookup", "auto", "transformers", "llama.cpp"),
+    "passes": ("1", "8", "16", "64"),
+}
+"""The rows that readers need in order to choose, shown beside what they are about."""
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "methods": methods,
     "method-count": method_count,
     "commands": commands,
     "successor": successor,
     **{f"own-{name}": partial(own, name) for name in OWN},
-    **timing.SECTIONS,
-    **drafting.SECTIONS,
-    **steering.SECTIONS,
-    **sampling.SECTIONS,
+    **MADE,
+    **{f"{name}-short": partial(excerpt, MADE[name], rows) for name, rows in SHORT.items()},
+    "lookahead-short": partial(excerpt, MADE["samplers"], ("greedy", "adadec", "sampled", "cntp")),
+    "rules-short": partial(
+        excerpt,
+        MADE["rules"],
+        ("rejection", "recursive-rejection, without replacement", "k-seq", "coupled", "bound, independent"),
+        "smollm2 at temperature 0.6",
+    ),
 }
 
 

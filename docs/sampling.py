@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+from figures import load, table, table_of
+
 from decodery import registry
-from decodery.bench.report import markdown
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.prompt_lookup import PromptLookup
@@ -16,7 +15,6 @@ from decodery.errors import SettingsError
 from decodery.testing import tiny_transformer
 from decodery.verify.lookahead import LookaheadRule
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 KINDS = {"sample": "warp", "verify": "rule", "source": "source", "search": "search"}
 """What a method of these families is."""
 
@@ -25,12 +23,10 @@ def samplers() -> str:
     """What samplers and rules that look ahead do to texts."""
     parts = []
     for group, (about, columns) in _GROUPS.items():
-        if not (RESULTS / f"samplers-{group}.json").exists():
-            continue
-        result = _load(f"samplers-{group}")
+        result = load(f"samplers-{group}")
         rows = {name: _flat(run) for name, run in result["results"].items()}
         facts = f"`{result['command']}`: {result['texts']} texts of {result['tokens']} tokens"
-        parts.append(f"**{_TITLES[group]}.** {about} {facts}.\n\n{_runs(rows, columns)}")
+        parts.append(f"**{_TITLES[group]}.** {about} {facts}.\n\n{table_of(rows, columns)}")
     return "\n\n".join(parts)
 
 
@@ -61,7 +57,7 @@ _GROUPS = {
 
 def speculation() -> str:
     """What every method that could mind drafts costs, and whether its texts stay the same with them."""
-    result = _load("samplers-speculation")
+    result = load("samplers-speculation")
     rows = [
         (f"`{method.name}`", kind, *_costs(result["results"].get(method.name, {}), takes_drafts=kind != "search"))
         for family, kind in KINDS.items()
@@ -70,7 +66,7 @@ def speculation() -> str:
     ]
     head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
     refused = f'A search that is given a drafter says: "{_refusal()}".'
-    return f"`{result['command']}`\n\n{markdown(head, rows)}\n\n{refused}"
+    return f"`{result['command']}`\n\n{table(head, rows)}\n\n{refused}"
 
 
 def _costs(run: dict[str, Any], *, takes_drafts: bool) -> tuple[str, ...]:
@@ -99,42 +95,46 @@ def _refusal() -> SettingsError:
 
 def agreement() -> str:
     """What was compared with transformers, text by text and law by law."""
-    result = _load("agreement")
+    result = load("agreement")
     rows = []
     for group, what in (("texts", "texts"), ("laws", "laws")):
         for name, facts in result[group].items():
             rows.append((name, f"{facts['same']} of {facts[what]} {what}", facts["transformers"]))
-    return markdown(("method", "the same", "transformers"), rows)
+    return table(("method", "the same", "transformers"), rows)
 
 
 def searches() -> str:
     """What exact-extract and contrastive search find and cost."""
-    extract, contrastive = _load("search-extract")["figures"], _load("search-contrastive")["figures"]
+    extract, contrastive = load("search-extract")["figures"], load("search-contrastive")["figures"]
     whole = {name: f"{count:g}" for name, count in extract.items()}
+    beams, diverse, coupling = (load(f"search-{name}") for name in ("beam", "diverse", "coupling"))
+    default, others = coupling["figures"]["default"], coupling["figures"]["settings"]
     return (
-        f"**Exact-extract.** {whole['passages']} problems of GSM8K as passages, with {whole['spans']} spans: the "
+        f"**Beam search.** {beams['about']}\n\n"
+        + table_of(beams["figures"], ("logprob", "better", "equal", "worse", "rows_per_token"))
+        + f"\n\n**Diverse Beam Search.** {diverse['about']}\n\n"
+        + table_of(_ticked(diverse["figures"]), ("distinct_2", "best", "mean", "rows_per_token"))
+        + f"\n\n**Coupling.** {coupling['about']} With the defaults {default['read_exactly']} of "
+        f"{default['messages']} messages were read back exactly; efficiency: the share of the choice there was that "
+        "the message used.\n\n"
+        + table_of({"defaults": default, **_ticked(others)}, ("bits_per_token", "nats_per_token", "efficiency"))
+        + f"\n\n**Exact-extract.** {whole['passages']} problems of GSM8K as passages, with {whole['spans']} spans: the "
         f"answer is the one found by scoring every span in {whole['agree_with_every_span_scored']} of "
         f"{whole['passages']}, its score in {whole['agree_in_score_to_1e-6']}. That took {whole['rows']} rows in "
         f"{whole['passes']} passes in place of {whole['rows_to_score_every_span']} in "
         f"{whole['passes_to_score_every_span']}. The greedy answer was the best span in "
         f"{whole['greedy_is_the_optimum']} of {whole['passages']}.\n\n"
         "**Contrastive search.** 96 tokens that continue a prompt as plain text.\n\n"
-        + _runs(
-            {f"`{name}`": run for name, run in contrastive.items()},
+        + table_of(
+            _ticked(contrastive),
             ("repeated_2", "repeated_4", "distinct_2", "nats_per_token", "passes_per_token", "rows_per_token"),
         )
     )
 
 
-def _runs(runs: dict[str, dict[str, Any]], columns: Iterable[str]) -> str:
-    """A row per run."""
-    shown = tuple(columns)
-    body = [(name, *(_cell(run.get(column)) for column in shown)) for name, run in runs.items()]
-    return markdown(("", *(column.replace("_", " ") for column in shown)), body)
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:g}"
+def _ticked(runs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Runs whose names are settings."""
+    return {f"`{name}`": run for name, run in runs.items()}
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
@@ -146,18 +146,14 @@ def _flat(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _load(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def warp_costs() -> str:
     """Milliseconds of a node under every warp, by the length of the text."""
-    found = _load("warps")
+    found = load("warps")
     lengths = list(next(iter(found["milliseconds"].values())))
     rows = [
         [f"`{name}`", *(f"{cells[length]:.2f}" for length in lengths)] for name, cells in found["milliseconds"].items()
     ]
-    return f"`{found['command']}`, one thread.\n\n" + markdown(["", *(f"{length} tokens" for length in lengths)], rows)
+    return f"`{found['command']}`, one thread.\n\n" + table(["", *(f"{length} tokens" for length in lengths)], rows)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
-from figures import ROOT, load, table
-
-from decodery.bench.report import markdown
+from figures import load, load_all, runs_of, table, table_of
 
 
 def constraints() -> str:
     """What the figures of constraints say."""
-    folder = ROOT / "benchmarks" / "results"
-    found = {
-        name: json.loads((folder / f"constraints-{name}.json").read_text(encoding="utf-8"))["figures"]
-        for name in ("suite", "declared", "identity", "forced")
-    }
+    found = {name: load(f"constraints-{name}")["figures"] for name in ("suite", "declared", "identity", "forced")}
     suite, (works, tried) = found["suite"]["all"], found["declared"]["all"]
     lines = [
         f"**JSON Schema Test Suite** (draft 2020-12): of the instances under schemas that are enforced, "
         f"{suite['valid accepted']} of {suite['valid accepted'] + suite['valid not accepted']} valid ones are accepted "
         f"and {suite.get('invalid accepted', 0)} of {suite['invalid not accepted']} invalid ones.",
         f"**JSONSchemaBench**: {works} of {tried} schemas of the sample are enforced.",
-        markdown(
+        table(
             ("dataset", "enforced", "of"),
             [(name.replace("_", " "), str(a), str(b)) for name, (a, b) in found["declared"]["datasets"].items()],
         ),
         "**Identity** with constrained plain decoding:",
-        markdown(
+        table(
             ("setting", "finished, valid", *(name for name in _first(found["identity"]) if name != "plain")),
             [_identity(setting, each) for setting, each in found["identity"].items()],
         ),
@@ -57,15 +50,12 @@ def _tokens_per_pass(figures: dict[str, float]) -> str:
     settings = list(dict.fromkeys(name.partition(": ")[0] for name in figures))
     drafters = list(dict.fromkeys(name.partition(": ")[2] for name in figures))
     rows = [(drafter, *(f"{figures[f'{each}: {drafter}']:.2f}" for each in settings)) for drafter in drafters]
-    return markdown(("drafter", *settings), rows)
+    return table(("drafter", *settings), rows)
 
 
 def monitor() -> str:
     """How many attributes exist, with the monitor and without."""
-    path = ROOT / "benchmarks" / "results" / "monitor.json"
-    if not path.exists():
-        return "Not measured yet."
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = load("monitor")
     rows = []
     for setting, each in found["figures"].items():
         exist, missing = each.get("exists", 0), each.get("missing", 0)
@@ -76,16 +66,13 @@ def monitor() -> str:
         f"Attributes that {found['settings']['model']} writes behind objects of a package it has never seen, over "
         f"{found['settings']['prompts']} beginnings of functions and up to {found['settings']['new_tokens']} tokens "
         f"each; the last column has objects whose type only running the code would tell.\n\n"
-        + markdown(("setting", "texts", "exist", "share", "not known"), rows)
+        + table(("setting", "texts", "exist", "share", "not known"), rows)
     )
 
 
 def pg_td() -> str:
     """Problems solved within so many passes."""
-    path = ROOT / "benchmarks" / "results" / "pg-td.json"
-    if not path.exists():
-        return "Not measured yet."
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = load("pg-td")
     grid = list(next(iter(found["figures"].values()))["solved"])
     rows = []
     for setting, each in found["figures"].items():
@@ -94,7 +81,7 @@ def pg_td() -> str:
     return (
         f"Functions of one line by {found['settings']['model']}: how many of them pass hidden tests after so many "
         "passes, taking the first program that passes three public ones.\n\n"
-        + markdown(("search", "problems", *(f"{most} passes" for most in grid), "pass public tests", "programs"), rows)
+        + table(("search", "problems", *(f"{most} passes" for most in grid), "pass public tests", "programs"), rows)
     )
 
 
@@ -144,30 +131,23 @@ def checks() -> str:
 
 def _figures(name: str) -> str:
     """The figures of a result file that says what it is about and which command made it; numbers stand apart."""
-    if not (ROOT / "benchmarks" / "results" / f"{name}.json").exists():
-        return f"`python benchmarks/smc.py {name.removeprefix('smc-')}` is not measured yet."
     result = load(name)
-    rows = {each: row for each, row in result["figures"].items() if isinstance(row, dict)}
+    rows = runs_of(result["figures"])
     facts = "".join(f" {each.capitalize()}: {value}." for each, value in result["figures"].items() if each not in rows)
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    cells = [[each, *(str(row.get(column, "")) for column in columns)] for each, row in rows.items()]
-    return f"{result['about']}{facts} (`{result['command']}`)\n\n{table(['', *columns], cells)}"
+    return f"{result['about']}{facts} (`{result['command']}`)\n\n{table_of(rows)}"
 
 
 def sources() -> str:
     """A table per measured group of logit sources: counts per output token, prompts included."""
     parts = []
-    for path in sorted((ROOT / "benchmarks" / "results").glob("sources-*.json")):
-        result = json.loads(path.read_text(encoding="utf-8"))
+    for name, result in load_all("sources-*").items():
         found = result["figures"]
         runs = {**found.get("thresholds", {}), **{name: run for name, run in found.items() if name != "thresholds"}}
-        rows = {name: run for name, run in runs.items() if isinstance(run, dict)}
-        facts = ", ".join(f"{name}: {value}" for name, value in runs.items() if not isinstance(value, dict))
-        columns = list(dict.fromkeys(name for run in rows.values() for name in run))
-        cells = [[name, *(str(run.get(column, "")) for column in columns)] for name, run in rows.items()]
-        about = result["about"].strip() + (f" ({facts})" if facts else "")
-        parts.append(f"**{path.stem.removeprefix('sources-')}.** {about}\n\n{table(['', *columns], cells)}")
-    return "\n\n".join(parts) or "Not measured yet."
+        rows = runs_of(runs)
+        facts = ", ".join(f"{name}: {value}" for name, value in runs.items() if name not in rows)
+        about = " ".join(result["about"].split()) + (f" ({facts})" if facts else "")
+        parts.append(f"**{name.removeprefix('sources-')}.** {about}\n\n{table_of(rows)}")
+    return "\n\n".join(parts)
 
 
 def superposed() -> str:
@@ -183,8 +163,7 @@ def superposed() -> str:
             f"{each['steps_with_ngrams']} / {each['steps']}" if "steps" in each else "",
             str(each["target_passes"]),
         ]
-        for name, each in found.items()
-        if isinstance(each, dict)
+        for name, each in runs_of(found).items()
     ]
     header = ["three drafts", "perplexity", "of the best", "greedy is one", "greedy begins one"]
     return table([*header, "steps with n-grams", "passes"], rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from figures import ROOT, load
-from figures import table as table_of
+from figures import RESULTS, load
+from figures import table as table_from
 
 from decodery.bench.report import table
 from decodery.bench.result import BENCHMARK, PASSES, Result, read
@@ -15,8 +15,7 @@ from decodery.bench.result import BENCHMARK, PASSES, Result, read
 def speed() -> str:
     """The tables of every result file of a benchmark."""
     results = [result for result in _results(BENCHMARK) if result["settings"]["workloads"] != ["jsonschema"]]
-    tables = [f"{_where(result)}.\n\n{table(result)}" for result in results]
-    return "\n\n".join(tables) or "No results yet: `make bench` writes them."
+    return "\n\n".join(f"{_where(result)}.\n\n{table(result)}" for result in results)
 
 
 def unguessable() -> str:
@@ -32,20 +31,19 @@ def unguessable() -> str:
 
 def jsonschema() -> str:
     """Answers held to schemas, by dataset."""
-    return table(read(ROOT / "benchmarks" / "results" / "jsonschema.json"))
+    return table(read(RESULTS / "jsonschema.json"))
 
 
 def headline() -> str:
     """The methods and the peers over the built-in workload, for a reader in a hurry."""
-    result = read(ROOT / "benchmarks" / "results" / "peers.json")
+    result = read(RESULTS / "peers.json")
     rows = [row for row in result["rows"] if row["workload"] == "built-in"]
     return f"{_where(result)}.\n\n{table({**result, 'rows': rows})}"
 
 
 def passes() -> str:
     """The table of every result file of pass costs."""
-    tables = [f"{_where(result)}.\n\n{table(result)}" for result in _results(PASSES)]
-    return "\n\n".join(tables) or "No results yet: `decodery bench --pass` writes them."
+    return "\n\n".join(f"{_where(result)}.\n\n{table(result)}" for result in _results(PASSES))
 
 
 def kernels() -> str:
@@ -53,7 +51,7 @@ def kernels() -> str:
     rows = load("kernels")["rows"]
     counts = sorted({row["rows"] for row in rows})
     cells = {(row["library"], row["rows"]): f"{row['least_ms']:.1f} ({row['over_ours']:.2f})" for row in rows}
-    return table_of(
+    return table_from(
         ["library", *(f"{count} rows" for count in counts)],
         [[name, *(cells[name, count] for count in counts)] for name in dict.fromkeys(row["library"] for row in rows)],
     )
@@ -63,7 +61,7 @@ def quality() -> str:
     """What precision costs in quality."""
     rows = load("quality")["rows"]
     first = rows[0]["perplexity"]
-    return table_of(
+    return table_from(
         ["precision", "perplexity", "to float32", "greedy tokens that differ"],
         [
             [
@@ -80,7 +78,7 @@ def quality() -> str:
 def parts() -> str:
     """Where the time of an int8 pass goes."""
     names = ("products", "attention", "waiting", "outside the kernels")
-    return table_of(
+    return table_from(
         ["tokens before", "rows", "ms", *(f"{name}" for name in names), "rest"],
         [
             [
@@ -97,7 +95,7 @@ def parts() -> str:
 
 def _results(kind: str) -> list[Result]:
     # Measurements of other kinds lie there too; those of the benchmark say what they are.
-    paths = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
+    paths = sorted((RESULTS).rglob("*.json"))
     return [read(path) for path in paths if json.loads(path.read_text(encoding="utf-8")).get("kind") == kind]
 
 

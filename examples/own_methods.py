@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 import decodery as dc
-from decodery.core.ask import Asking, Scored, score, together
+from decodery.core.ask import Asking, Scored, score, score_all, together
+from decodery.core.needs import Needs
 from decodery.core.tree import TokenTree
 from decodery.model.batch import Segment
 from decodery.model.protocol import LanguageModel, Reader
@@ -109,23 +110,35 @@ class Counting(dc.constrain.Constraint):
         return True
 
 
-class Varied(dc.search.Potential):
-    """A scorer for `smc`: a beginning and a finished text weigh the more, the more different tokens they have."""
+@register("varied")
+@dataclass(frozen=True)
+class Varied(dc.score.Scorer):
+    """A scorer: a text weighs the more, the more different tokens it has. It looks at tokens alone."""
 
-    def prefix(self, outputs: Sequence[Sequence[int]]) -> list[float]:
-        return [float(len(set(output))) for output in outputs]
-
-    complete = prefix
+    def score(self, candidates: dc.score.Candidates) -> torch.Tensor:
+        return torch.tensor([float(len(set(output))) for output in candidates.outputs])
 
 
-class Small(dc.source.Value):
-    """A scorer for `controlled-decoding` and `controlled-blocks`: prefixes are worth more, the lower their last token.
+@register("doubtful")
+@dataclass(frozen=True)
+class Doubtful(dc.score.Scorer):
+    """A scorer that asks the model: how much it would be surprised if the text ended with this token.
 
-    It looks at tokens alone, so that it has no `taps`.
+    token: its id.
     """
 
-    def __call__(self, prefixes: Sequence[Sequence[int]], hidden: dict[int, torch.Tensor]) -> torch.Tensor:
-        return torch.tensor([-float(prefix[-1]) for prefix in prefixes])
+    token: int = 0
+
+    @property
+    def log(self) -> bool:
+        return True
+
+    def score(self, candidates: dc.score.Candidates) -> Asking[torch.Tensor]:
+        assert candidates.model is not None
+        texts = [[*candidates.prompt, *output] for output in candidates.outputs]
+        segments = [Segment.chunk(text, candidates.model.new_cache(), logit_rows=[len(text) - 1]) for text in texts]
+        found = yield from score_all(candidates.model, segments)
+        return torch.stack([-scored.logits[0].log_softmax(dim=-1)[self.token] for scored in found])
 
 
 @register("short-sighted", lossless=True)
@@ -154,7 +167,7 @@ class SecondThought(dc.verify.Rule):
 
     margin: float = 0.5
 
-    greedy_only = True
+    needs = Needs(greedy=True)
 
     def choose(self, tree: TokenTree, laws: dc.verify.Laws, seq: Any) -> Asking[dc.verify.Accepted]:
         best = laws.rows([0])[0].log_softmax(dim=-1).topk(2)
@@ -169,7 +182,15 @@ class SecondThought(dc.verify.Rule):
 if __name__ == "__main__":
     from decodery.decode.engine import Engine
     from decodery.decode.request import Request
-    from decodery.testing import check_batch, check_constraint, check_identical, check_state, decode, tiny_transformer
+    from decodery.testing import (
+        check_batch,
+        check_constraint,
+        check_identical,
+        check_scorer,
+        check_state,
+        decode,
+        tiny_transformer,
+    )
 
     model, prompts = tiny_transformer(), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
     drawn = dc.sample.Sampler([dc.sample.Temperature(0.8), Calm()])
@@ -184,7 +205,9 @@ if __name__ == "__main__":
     assert len(text.generated) <= 9
 
     request = Request(prompts[0], max_new_tokens=8, sampler=drawn)
-    for search in (dc.search.SMC(potential=Varied(), particles=4), dc.search.ControlledBlocks(Small(), samples=3)):
+    for scorer in (Varied(), Doubtful()):
+        check_scorer(scorer, model, [(prompts[0], [4, 4, 5]), (prompts[0], [6])])
+    for search in (dc.search.SMC(potential=Varied(), particles=4), dc.search.ControlledBlocks("doubtful", samples=3)):
         print(search.run(Engine(model), request)[0].generated)
     (drafted,) = decode(model, prompts[1:], drafter=ShortSighted(), source=TwoMemories())
     print(f"{drafted.trace.tokens_per_pass:.2f} tokens per pass")

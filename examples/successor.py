@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import decodery as dc
 from decodery.budget import Budget
+from decodery.core.needs import Needs
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.draft import Drafter, Observation
@@ -24,7 +25,7 @@ class Successor(Drafter):
 
     length: int = 4
 
-    reads_prompt = True
+    needs = Needs(prompt=True)
 
     def start(self, seq: Sequence) -> dict[int, int]:
         return {}
