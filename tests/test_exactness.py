@@ -18,11 +18,11 @@ from questions import QUESTIONS, SAMPLED, prompts
 def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler | None) -> None:
     # Float32 passes over one row and over several round differently: a near-tie may fall the other way.
     runs = check_identical(
-        *(smollm2.model, prompts(smollm2, 5)),
+        *(smollm2.model, prompts(smollm2, 3)),
         drafter=PromptLookup(),
         sampler=sampler,
         seeds=(1,),
-        max_new_tokens=40,
+        max_new_tokens=32,
         near_tie=1e-3,
         excuses=1,
     )
@@ -33,10 +33,11 @@ def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler
 def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LM, sampler: Sampler | None) -> None:
     lm = smollm2_int8
     assert str(lm.dtype) == "int8"
-    settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 48}
-    plain = decode(lm.model, prompts(lm), **settings)
-    for drafter in (PromptLookup(), Garbage(nodes=20)):
-        check_identical(lm.model, prompts(lm), drafter=drafter, plain=plain, **settings)
+    settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 32}
+    plain = decode(lm.model, prompts(lm, 5), **settings)
+    # Passes over many rows cost what they have rows; a few of them go every way that such passes go.
+    for drafter, count in ((PromptLookup(), 5), (Garbage(nodes=20), 1)):
+        check_identical(lm.model, prompts(lm, count), drafter=drafter, plain=plain[:count], **settings)
 
 
 def test_int4_is_what_the_file_says_and_exact_too() -> None:
@@ -52,21 +53,21 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
         dense = gguf.dequantize(stored[name].data, stored[name].tensor_type)
         assert stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1
         assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
-    settings = {"seeds": (1,), "max_new_tokens": 32}
-    plain = decode(lm.model, prompts(lm, 4), **settings)
-    for drafter in (PromptLookup(), Garbage(nodes=20)):
-        check_identical(lm.model, prompts(lm, 4), drafter=drafter, plain=plain, **settings)
+    settings = {"seeds": (1,), "max_new_tokens": 24}
+    plain = decode(lm.model, prompts(lm, 3), **settings)
+    for drafter, count in ((PromptLookup(), 3), (Garbage(nodes=20), 1)):
+        check_identical(lm.model, prompts(lm, count), drafter=drafter, plain=plain[:count], **settings)
 
 
 def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:
     lm = smollm2_int8
     prompt = prompts(lm)[6]
-    (plain,) = decode(lm.model, [prompt], max_new_tokens=32)
-    oracle = Oracle(tuple(plain.tokens), nodes=24)
+    plain = decode(lm.model, [prompt], max_new_tokens=20)
+    oracle = Oracle(tuple(plain[0].tokens), nodes=24)
     for drafter in (oracle, PromptLookup()):
-        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=32)
-        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=32, tolerance=0.0) == 0.0
-    check_batch(lm.model, prompts(lm, 4), drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=16)
+        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=20, plain=plain)
+        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=20, tolerance=0.0) == 0.0
+    check_batch(lm.model, prompts(lm, 3), drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=10)
 
 
 def test_a_model_drafting_for_itself_is_always_right(smollm2_int8: LM) -> None:

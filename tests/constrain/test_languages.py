@@ -346,7 +346,7 @@ def test_sampling_follows_the_masked_law() -> None:
     constraint = Regex("(ab?b|b)*a", mode="strict").compile(small_vocabulary())
     sampler = Sampler((Constrained(constraint), *Sampler.from_settings(temperature=1.0).warps))
     model, other = TableModel(4, seed=3), TableModel(4, seed=8)
-    settings = {"sampler": sampler, "rule": Rejection(), "length": 4, "draws": 900}
+    settings = {"sampler": sampler, "rule": Rejection(), "length": 4, "draws": 450}
     check_distribution(model, [1, 2], drafter=Forced(DraftModel(other, length=3)), **settings)
     wrong = settings | {"rule": Credulous(), "least": 1e-6}
     with pytest.raises(LawBroken, match="enumerated law"):

@@ -162,7 +162,7 @@ def test_forks_go_on_as_the_text_would(name: str, rule: Rule) -> None:
     if not fits(drafter, rule):
         rule = RecursiveRejection()
     engine = Engine(EXACT, prefill_chunk=3)
-    settings = {"drafter": drafter, "rule": rule, "sampler": SAMPLED, "max_new_tokens": 30}
+    settings = {"drafter": drafter, "rule": rule, "sampler": SAMPLED, "max_new_tokens": 20}
     seq = engine.submit(Request([5, 6, 7, 5, 6, 7, 5, 6], seed=1, **settings))
     forks = []
     for _ in range(7):

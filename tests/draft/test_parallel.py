@@ -77,8 +77,8 @@ def after(model, tokens: list[int]) -> torch.Tensor:
     ids=lambda drafter: type(drafter).__name__,
 )
 def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LM, drafter: Drafter, sampler: Sampler | None) -> None:
-    asked = [prompts(smollm2_int8)[number] for number in (2, 6)]
-    check_identical(smollm2_int8.model, asked, drafter=drafter, sampler=sampler, seeds=(1,), max_new_tokens=32)
+    asked, length = [prompts(smollm2_int8)[2]], {"max_new_tokens": 20}
+    check_identical(smollm2_int8.model, asked, drafter=drafter, sampler=sampler, seeds=(1,), **length)
 
 
 # -- lookahead --------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_guess_made_from_the_right_distribution_is_accepted(window: int) -> No
 
 def test_jacobi_sampling_keeps_the_law_and_the_check_has_power() -> None:
     # Four tokens: the second pass guesses blindly, the third tests what that one refined.
-    model, law = TableModel(3, order=2, seed=1), {"sampler": SAMPLE, "length": 4, "draws": 2000}
+    model, law = TableModel(3, order=2, seed=1), {"sampler": SAMPLE, "length": 4, "draws": 1000}
     check_distribution(model, [1, 2], drafter=Jacobi(window=3), rule=Rejection(), **law)
     blind = Jacobi(window=3, fill="last")
     with pytest.raises(LawBroken):

@@ -16,7 +16,8 @@ import pytest
 from decodery.errors import CorruptFile, DecoderyError
 from decodery.lm import LM
 from decodery.serve.app import Front
-from decodery.serve.batch import Answers, Batch, Totals, read_lines
+from decodery.serve.batch import answer_batch
+from decodery.serve.batch_file import Answers, BatchFile, Totals, read_lines
 from decodery.serve.run import EngineFailed
 from decodery.serve.settings import ServerSettings
 from serving import client, serving, tiny_lm, user, wait_until
@@ -38,7 +39,9 @@ def run(lm: LM, source: Path, out: Path, stopped: Any = lambda: False, at_once: 
     front = Front(lm, ServerSettings(name=lm.name, max_queue=1000, max_texts_per_key=1000, **settings))
     front.service.start()
     try:
-        return asyncio.run(Batch(front, source, out, at_once).run(lambda done, total: None, stopped))
+        with BatchFile(source, out, front.settings.body_bytes, front.service.fingerprint) as batch:
+            asyncio.run(answer_batch(front, batch, at_once, lambda done, total: None, stopped))
+        return batch.totals
     finally:
         front.service.stop()
 
@@ -176,7 +179,7 @@ def test_long_lines_are_never_held_whole(tmp_path: Path) -> None:
 def test_a_killed_process_loses_nothing_and_does_nothing_twice(tmp_path: Path) -> None:
     source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     own = {"ignore_eos": True, "drafter": "none"}
-    source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=12, decodery=own) for n in range(40)))
+    source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=8, decodery=own) for n in range(24)))
     command = [sys.executable, "-m", "decodery", "batch", "--max-running", "2", "--kv-gib", "0.5", str(source)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -184,19 +187,19 @@ def test_a_killed_process_loses_nothing_and_does_nothing_twice(tmp_path: Path) -
         return out.read_bytes().count(b"\n") if out.exists() else 0
 
     kept = 0
-    for more in (4, 9):
+    for more in (3, 6):
         process = subprocess.Popen([*command, str(out)], env=environment, stderr=subprocess.DEVNULL)
         before = written()
         wait_until(lambda: written() >= before + more or process.poll() is not None)  # noqa: B023
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-        assert kept <= written() < 40
+        assert kept <= written() < 24
         kept = written()
     first = out.read_bytes().rpartition(b"\n")[0]
     done = subprocess.run([*command, str(out)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert f"{40 - kept} answered, 0 of them with an error, {kept} earlier, of 40" in done.stderr
+    assert f"{24 - kept} answered, 0 of them with an error, {kept} earlier, of 24" in done.stderr
     assert out.read_bytes().startswith(first)
     subprocess.run([*command, str(whole)], env=environment, check=True, stderr=subprocess.DEVNULL)
     found, once = read(out), read(whole)
-    assert len(found) == 40 and {name: text(found[name]) for name in found} == {name: text(once[name]) for name in once}
+    assert len(found) == 24 and {name: text(found[name]) for name in found} == {name: text(once[name]) for name in once}
