@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import SettingsError
 from .decoding import leave_if_terminated, note, stop_on_interrupt
 from .options import Command, model_options, server_option
+
+if TYPE_CHECKING:
+    from ..serve.batch_file import Totals
+    from ..serve.settings import ServerSettings
 
 _INTERRUPTED = 130
 
@@ -21,20 +28,33 @@ _INTERRUPTED = 130
 @server_option("--max-running", type=click.IntRange(min=1), default=64, show_default=True, help="Texts at a time.")
 @server_option("--kv-gib", type=float, metavar="G", help="Memory for keys and values (a quarter of the machine's).")
 @server_option("--trust", is_flag=True, help="Let requests name files, models and programs.")
-def batch(source: Path, out: Path, model: str, dtype: str, max_running: int, kv_gib: float | None, trust: bool) -> None:
+@server_option(
+    "--ray", is_flag=True, help="Answer on many machines, with Ray Data: the cluster at hand, or this machine."
+)
+@server_option("--replicas", metavar="N-M", help="With --ray: how many engines, or at least and at most (1-4).")
+def batch(
+    source: Path,
+    out: Path,
+    model: str,
+    dtype: str,
+    max_running: int,
+    kv_gib: float | None,
+    trust: bool,
+    ray: bool,
+    replicas: str | None,
+) -> None:
     """Answer the requests of IN.jsonl in OUT.jsonl, each with one line, in the order in which they end.
 
     Whatever ends it, a kill included: the same command goes on where it was.
     """
     try:
-        from ..serve.app import Front
-        from ..serve.batch import Batch
+        from ..serve.settings import ServerSettings, kv_bytes
     except ImportError as error:
         raise SettingsError("batches need some packages: pip install 'decodery[serve]'") from error
-    from .. import load
     from ..bench.terminal import progress_bar
-    from ..serve.settings import ServerSettings, kv_bytes
 
+    if replicas is not None and not ray:
+        raise click.UsageError("--replicas belongs to --ray")
     at_once = 2 * max_running
     most = ServerSettings.max_texts * at_once
     settings = ServerSettings(
@@ -46,15 +66,77 @@ def batch(source: Path, out: Path, model: str, dtype: str, max_running: int, kv_
         seconds=float("inf"),
         trust=trust,
     )
+    with stop_on_interrupt() as stopped, progress_bar() as report:
+
+        def told(done: int, total: int) -> None:
+            report("requests", done, total)
+
+        if ray:
+            totals = _by_ray(
+                settings, model, dtype, replicas or "1-4", source, out, told, stopped, shared=kv_gib is None
+            )
+        else:
+            totals = _here(settings, model, dtype, source, out, at_once, told, stopped)
+    _tell(totals, out)
+    if not totals.complete:
+        note("interrupted; the same command goes on from here")
+        leave_if_terminated()
+        raise click.exceptions.Exit(_INTERRUPTED)
+
+
+def _here(
+    settings: ServerSettings,
+    model: str,
+    dtype: str,
+    source: Path,
+    out: Path,
+    at_once: int,
+    report: Callable[[int, int], None],
+    stopped: Callable[[], bool],
+) -> Totals:
+    try:
+        from ..serve.app import Front
+        from ..serve.batch import answer_batch
+        from ..serve.batch_file import BatchFile
+    except ImportError as error:
+        raise SettingsError("batches need some packages: pip install 'decodery[serve]'") from error
+    from .. import load
+
     front = Front(load(model, dtype=dtype), settings)
     front.service.start()
     try:
-        with stop_on_interrupt() as stopped, progress_bar() as report:
-            totals = asyncio.run(
-                Batch(front, source, out, at_once).run(lambda done, total: report("requests", done, total), stopped)
-            )
+        with BatchFile(source, out, settings.body_bytes, front.service.fingerprint) as batch:
+            asyncio.run(answer_batch(front, batch, at_once, report, stopped))
+        return batch.totals
     finally:
         front.service.stop()
+
+
+def _by_ray(
+    settings: ServerSettings,
+    model: str,
+    dtype: str,
+    replicas: str,
+    source: Path,
+    out: Path,
+    report: Callable[[int, int], None],
+    stopped: Callable[[], bool],
+    *,
+    shared: bool,
+) -> Totals:
+    """shared: engines may be on one machine, whose memory has to do for all."""
+    try:
+        from ..serve.ray import Fleet, replica_range
+        from ..serve.ray_batch import answer_by_ray
+    except ImportError as error:
+        raise SettingsError("many machines need a package: pip install 'decodery[ray]'") from error
+    least, most = replica_range(replicas)
+    if shared:
+        settings = dataclasses.replace(settings, kv_bytes=settings.kv_bytes // most)
+    return answer_by_ray(Fleet(settings, model, dtype, least, most), source, out, report, stopped)
+
+
+def _tell(totals: Totals, out: Path) -> None:
     for line in totals.named:
         note(line)
     if totals.failed > len(totals.named):
@@ -62,7 +144,3 @@ def batch(source: Path, out: Path, model: str, dtype: str, max_running: int, kv_
     counts = f"{totals.done} answered, {totals.failed} of them with an error"
     before = f", {totals.earlier} earlier" if totals.earlier else ""
     note(f"{out}: {counts}{before}, of {totals.total}")
-    if not totals.complete:
-        note("interrupted; the same command goes on from here")
-        leave_if_terminated()
-        raise click.exceptions.Exit(_INTERRUPTED)

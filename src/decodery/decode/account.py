@@ -46,9 +46,9 @@ def spend(places: Sequence[tuple[Turn, int]], own: LanguageModel, seconds: float
         known.add(key)
         if ask.segment.cache is not None:
             run.caches.add(ask.segment.cache)
-    for ledger, caches in {id(run): (run.ledger, run.caches) for run, _ in places}.values():
+    for run in {id(run): run for run, _ in places}.values():
         # Before anything is kept or given up: a pass takes the most memory at its end.
-        ledger.bytes = max(ledger.bytes, resident(caches))
+        run.ledger.bytes = max(run.ledger.bytes, resident(run.caches))
 
 
 def new_steps(run: Turn, known: dict[int, int]) -> list[Step]:

@@ -24,7 +24,7 @@ _names = itertools.count(1)
 
 
 class Slab:
-    """The memory of some blocks.
+    """The memory of some blocks, and its size in `bytes`.
 
     data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; whoever replaces it copies all slots. The last block
     is shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many texts hold it;
@@ -34,6 +34,7 @@ class Slab:
     def __init__(self, data: torch.Tensor) -> None:
         blocks = -(-data.shape[3] // SLOTS)
         self.data = data
+        self.bytes = data.nbytes
         self.holders = np.zeros(blocks, dtype=np.int32)
         self.writer = np.zeros(blocks, dtype=np.int64)
         self.frozen = np.zeros(blocks, dtype=np.int32)
@@ -238,8 +239,8 @@ def resident(texts: Iterable[Blocks], slabs: Mapping[int, Slab] = MappingProxyTy
 
     slabs: others that count as well, by identity.
     """
-    held = {id(run.slab): run.slab for text in texts for run in text.runs}
-    return sum(slab.data.nbytes for slab in {**slabs, **held}.values())
+    held = {id(run.slab): run.slab.bytes for text in texts for run in text.runs}
+    return sum(held.values()) + sum(slab.bytes for key, slab in slabs.items() if key not in held)
 
 
 def _allocate(like: torch.Tensor, slots: int) -> torch.Tensor:

@@ -23,6 +23,11 @@ from .metrics import Metrics
 from .settings import ServerSettings
 
 
+def fingerprint(lm: LM) -> str:
+    """What decides a text beside its request: this version, the model and its precision."""
+    return f"decodery-{__version__}-{lm.dtype}-{lm.model.fingerprint[:12]}"
+
+
 class Service:
     """Decodes jobs of many owners with one engine on a thread of its own; knows nothing of the network.
 
@@ -34,7 +39,7 @@ class Service:
     def __init__(self, lm: LM, settings: ServerSettings) -> None:
         self.lm = lm
         self.settings = settings
-        self.fingerprint = f"decodery-{__version__}-{lm.dtype}-{lm.model.fingerprint[:12]}"
+        self.fingerprint = fingerprint(lm)
         self.metrics = Metrics(settings.name, settings.kv_bytes)
         self.failure: BaseException | None = None
         self.on_failure: Callable[[BaseException], None] = lambda error: None
