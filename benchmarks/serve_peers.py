@@ -78,7 +78,8 @@ def main() -> None:
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="of a peer's environment")
     parser.add_argument("--data", default=os.environ.get("DECODERY_DATA"))
     parser.add_argument("--workload", default="spec-bench")
-    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--trace", help="arrivals as recorded, in place of a workload and clients that wait")
+    parser.add_argument("--prompts", type=int, help="of a stage; 40, or all of a trace")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--concurrency", default="1,2,4,8,16")
     parser.add_argument("--rates", default="", help="raised until the server breaks if there are none")
@@ -91,7 +92,8 @@ def main() -> None:
         data=options.data,
         prompts=options.prompts,
         max_new_tokens=options.max_new_tokens,
-        concurrency=tuple(int(each) for each in options.concurrency.split(",") if each),
+        trace=options.trace,
+        concurrency=() if options.trace else tuple(int(each) for each in options.concurrency.split(",") if each),
         rates=tuple(float(each) for each in options.rates.split(",") if each),
     )
     earlier = None

@@ -74,9 +74,9 @@ def client(url: str, key: str = "none") -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=SECONDS)
 
 
-def wait_until(done: Callable[[], bool]) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = SECONDS) -> None:
     """Wait for what another thread does; fail where it never does."""
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < until, "what was waited for never happened"
         time.sleep(0.005)

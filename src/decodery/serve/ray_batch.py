@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -58,7 +59,9 @@ def answer_by_ray(
     """Answer all requests on the Ray cluster at hand, or on one of this machine; see `answer_batch`."""
     ray.init(ignore_reinit_error=True, log_to_driver=False, logging_level="warning")
     try:
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        settings = ray.data.DataContext.get_current()
+        settings.enable_progress_bars = settings.print_on_execution_start = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         # Of the model as the workers have it, which this machine may not be able to load.
         salt = ray.get(ray.remote(_fingerprint).options(num_cpus=fleet.cpus, num_gpus=fleet.gpus).remote(fleet))
         with BatchFile(source, out, fleet.settings.body_bytes, salt) as batch:
@@ -115,7 +118,7 @@ def _dataset(fleet: Fleet, rows: list[dict[str, Any]]) -> Any:
         compute=ActorPoolStrategy(min_size=fleet.least, max_size=fleet.most, max_tasks_in_flight_per_actor=at_once),
         num_cpus=fleet.cpus,
         num_gpus=fleet.gpus,
-        max_concurrency=at_once,
+        ray_remote_args_fn=lambda: {"max_concurrency": at_once},
     )
 
 

@@ -11,7 +11,7 @@ from ...errors import CorruptFile
 from ..workloads import documents, questions, read_rows
 from .settings import SHAREGPT, LoadSettings
 
-_CHARACTERS = 4.4
+CHARACTERS = 4.4
 """Of a token, in English: no tokenizer of a server that may be anywhere is at hand."""
 _PROMPT, _ANSWER = (78.0, 1.2), (225.0, 0.9)
 """Median and spread of the logarithm of lengths in tokens. Their means, 161 and 338, are those that "Efficient Memory
@@ -63,13 +63,13 @@ def sharegpt_like(count: int, most: int, rng: np.random.Generator) -> list[tuple
     """
     text = "\n".join(documents().values())
     # The longest stretch may begin at the end.
-    text += text * (1 + int(_LONGEST * _CHARACTERS) // len(text))
-    whole = len(text) - int(_LONGEST * _CHARACTERS)
+    text += text * (1 + int(_LONGEST * CHARACTERS) // len(text))
+    whole = len(text) - int(_LONGEST * CHARACTERS)
     found = []
     for _ in range(count):
         read, written = (median * np.exp(spread * rng.standard_normal()) for median, spread in (_PROMPT, _ANSWER))
         begin = int(rng.integers(whole))
-        prompt = text[begin : begin + int(np.clip(read, 4, _LONGEST) * _CHARACTERS)]
+        prompt = text[begin : begin + int(np.clip(read, 4, _LONGEST) * CHARACTERS)]
         found.append((f"Go on: {prompt}", int(np.clip(written, 1, most))))
     return found
 
