@@ -100,6 +100,12 @@ INLINE f16 reduce16(const f16* s) {
     return result;
 }
 
+#if DECODERY_VNNI
+#define DECODERY_WIDE 0
+#else
+#define DECODERY_WIDE 1
+#include "wide.h"
+#endif
 #include "gemm.h"
 #include "attention.h"
 #include "pass.h"

@@ -75,6 +75,11 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
     }
 }
 
+#if !DECODERY_WIDE
+constexpr int32_t wide_rows = 0, least_wide = 0;
+static void tile_wide(int32_t, const uint8_t*, const Quantized&, int32_t, float*) {}
+#endif
+
 // The same for 4-bit weights: blocks of 32 inputs, each with a step and a least value per output.
 template <int R>
 static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
@@ -136,10 +141,11 @@ static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized
 // out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
-    constexpr int32_t most = DECODERY_TILE_ROWS;
+    const bool widens = wide_rows > 0 && linear.bits == 8 && rows >= least_wide;
+    const int32_t most = widens ? wide_rows : DECODERY_TILE_ROWS;
     // Into the second-level cache: asked for the first level, they cost a third of the speed at 8 rows and more.
     constexpr int64_t ahead = 4096;
-    alignas(64) float sums[most * panel_width];
+    alignas(64) float sums[(wide_rows > DECODERY_TILE_ROWS ? wide_rows : DECODERY_TILE_ROWS) * panel_width];
     const int32_t blocks = (rows + most - 1) / most;
     const int64_t panel_bytes = linear.bits == 4 ? int64_t(a.groups()) * 2 * block_bytes : int64_t(a.width) * panel_width;
     const Range mine = share(panels(linear), thread, team.threads);
@@ -150,7 +156,8 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
         const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
         for (int32_t block = 0; block < blocks; ++block) {
             const Range span = share(rows, block, blocks);
-            tile_rows(span.end - span.begin, linear.bits, w, a, span.begin, sums, block == 0 ? ahead : 0);
+            if (widens) tile_wide(span.end - span.begin, w, a, span.begin, sums);
+            else tile_rows(span.end - span.begin, linear.bits, w, a, span.begin, sums, block == 0 ? ahead : 0);
             for (int32_t row = span.begin; row < span.end; ++row) {
                 const float* sum = sums + (row - span.begin) * panel_width;
                 f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;
