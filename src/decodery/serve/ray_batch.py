@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 from ray.data import ActorPoolStrategy
+from ray.exceptions import RayTaskError
 
 from ..errors import DecoderyError
 from .app import Front
@@ -63,7 +64,12 @@ def answer_by_ray(
         settings.enable_progress_bars = settings.print_on_execution_start = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         # Of the model as the workers have it, which this machine may not be able to load.
-        salt = ray.get(ray.remote(_fingerprint).options(num_cpus=fleet.cpus, num_gpus=fleet.gpus).remote(fleet))
+        found = ray.remote(_fingerprint).options(num_cpus=fleet.cpus, num_gpus=fleet.gpus).remote(fleet)
+        try:
+            salt = ray.get(found)
+        except RayTaskError as error:
+            # What went wrong there is said as it would be here, without the worker's traceback.
+            raise error.cause from None
         with BatchFile(source, out, fleet.settings.body_bytes, salt) as batch:
             rows, asked = list[dict[str, Any]](), dict[int, Asked]()
             for each in batch.unanswered():
