@@ -90,6 +90,18 @@ def test_the_second_time_more_is_guessed(name: str) -> None:
     assert rates["request"][1] == rates["request"][0] == rates["process"][0]
 
 
+@pytest.mark.parametrize("scope", ["process", "problem"])
+@pytest.mark.parametrize("name", ["token-recycling", "stand", "suffix-tree"])
+def test_nothing_is_drafted_from_texts_of_another_salt(name: str, scope: str) -> None:
+    engine, passes = Engine(TARGET), list[int]()
+    drafter = type(DRAFTERS[name](OTHER))(scope=scope, nodes=16)
+    for salt in ("a", "b", "a"):
+        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=24, salt=salt))
+        engine.run([seq])
+        passes.append(seq.trace.passes)
+    assert passes[1] == passes[0] > passes[2]
+
+
 def sequence(tokens: Ordered[int], memory: Memory) -> Sequence:
     engine = Engine(TARGET, memory=memory)
     return engine.submit(Request(list(tokens)))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Scope = Literal["request", "problem", "process"]
 """How long something is remembered: for one text, for all texts with the same prompt, or until `Memory.clear`."""
+_Recent = OrderedDict[Hashable, dict[Hashable, Any]]
 
 
 class Guarded:
@@ -32,14 +33,17 @@ class Guarded:
 class Memory:
     """Stores that outlive a sequence, by scope. Whoever makes engines owns one and hands it to them.
 
-    Stores bound themselves; of the problem-wide ones those of the `problems` prompts used last are kept. What is
-    learned from one text shapes the drafts of later ones, never their tokens. Safe to share between threads.
+    Texts of different salts share none, so that nobody's drafts tell what another has written. Stores bound
+    themselves; of the process-wide ones those of the `salts` used last are kept, of the problem-wide ones those of the
+    `problems` prompts. What is learned from one text shapes the drafts of later ones, never their tokens. Safe to share
+    between threads.
     """
 
-    def __init__(self, problems: int = 8) -> None:
+    def __init__(self, problems: int = 8, salts: int = 16) -> None:
         self.problems = problems
-        self._process: dict[Hashable, Any] = {}
-        self._problem: OrderedDict[tuple[int, ...], dict[Hashable, Any]] = OrderedDict()
+        self.salts = salts
+        self._process: _Recent = OrderedDict()
+        self._problem: _Recent = OrderedDict()
         self._lock = Lock()
 
     def recall(self, scope: Scope, seq: Sequence, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -47,7 +51,10 @@ class Memory:
         if scope == "request":
             return make()
         with self._lock:
-            stores = self._process if scope == "process" else self._of_problem(seq)
+            if scope == "process":
+                stores = _used(self._process, seq.salt, self.salts)
+            else:
+                stores = _used(self._problem, (seq.salt, *seq.tokens[: seq.prompt_length]), self.problems)
             if key not in stores:
                 stores[key] = make()
             return stores[key]
@@ -55,7 +62,8 @@ class Memory:
     def shared(self) -> dict[int, Any]:
         """All stores, and the parts of those that are tuples, by identity: what a copy of a state must not copy."""
         with self._lock:
-            stores = [*self._process.values(), *(store for each in self._problem.values() for store in each.values())]
+            held = [*self._process.values(), *self._problem.values()]
+            stores = [store for each in held for store in each.values()]
         parts = [part for store in stores if isinstance(store, tuple) for part in store]
         return {id(each): each for each in (*stores, *parts)}
 
@@ -65,10 +73,11 @@ class Memory:
             self._process.clear()
             self._problem.clear()
 
-    def _of_problem(self, seq: Sequence) -> dict[Hashable, Any]:
-        prompt = tuple(seq.tokens[: seq.prompt_length])
-        stores = self._problem.setdefault(prompt, {})
-        self._problem.move_to_end(prompt)
-        while len(self._problem) > self.problems:
-            self._problem.popitem(last=False)
-        return stores
+
+def _used(known: _Recent, name: Hashable, most: int) -> dict[Hashable, Any]:
+    """The stores under `name`, from now on those used last; of others the `most` - 1 used last stay."""
+    stores = known.setdefault(name, {})
+    known.move_to_end(name)
+    while len(known) > most:
+        known.popitem(last=False)
+    return stores
