@@ -77,7 +77,7 @@ def after(model, tokens: list[int]) -> torch.Tensor:
     ids=lambda drafter: type(drafter).__name__,
 )
 def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LM, drafter: Drafter, sampler: Sampler | None) -> None:
-    asked, length = [prompts(smollm2_int8)[2]], {"max_new_tokens": 20}
+    asked, length = [prompts(smollm2_int8)[number] for number in (2, 6)], {"max_new_tokens": 20}
     check_identical(smollm2_int8.model, asked, drafter=drafter, sampler=sampler, seeds=(1,), **length)
 
 

@@ -1,0 +1,56 @@
+"""The generated parts of the documentation about the server, from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from figures import RESULTS, load
+from figures import table as table_from
+
+from decodery.bench.report import table
+from decodery.bench.result import read
+
+
+def peers() -> str:
+    """The server beside others, and with long prompts arriving."""
+    return "\n\n".join(_stages(name) for name in ("serve-peers", "serve-long-prompts"))
+
+
+def _stages(name: str) -> str:
+    result = read(RESULTS / f"{name}.json")
+    machine = result["machine"]
+    where = (
+        f"`benchmarks/results/{name}.json`: {machine['processor']}, {machine['threads']} threads, {machine['kernels']}"
+    )
+    notes = "".join(f" {note}." for note in result["notes"])
+    return f"{where} ({result['created'][:10]}).{notes}\n\n{table(result)}"
+
+
+def soak() -> str:
+    """What the server was asked for a long time, and what came of it."""
+    found = load("serve-soak")
+    memory = found["memory"]
+    figures = [
+        ("seconds", f"{found['seconds']:g}"),
+        ("answers with status 500 or above", found["server_errors"]),
+        ("texts compared with the same request alone", found["texts_compared"]),
+        ("of them different", found["texts_different"]),
+        ("requests never answered", found["never_answered"]),
+        *((f"resident memory, {name.replace('_', ' ')}", f"{value:g}") for name, value in memory.items()),
+    ]
+    kinds = ", ".join(f"{name} {count}" for name, count in found["answers"].items())
+    rows = [[name, str(value)] for name, value in figures]
+    return f"`{found['command']}`\n\n{table_from(['', ''], rows)}\n\nAnswers by kind: {kinds}."
+
+
+def exactness() -> str:
+    """Concurrent requests of the embedded model beside the same requests alone."""
+    found = load("serve_exactness")
+    return table_from(["", ""], [[name, str(value)] for name, value in found.items()])
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "serve-peers": peers,
+    "serve-soak": soak,
+    "serve-exactness": exactness,
+}
