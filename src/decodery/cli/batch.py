@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +46,8 @@ def batch(
 
     Whatever ends it, a kill included: the same command goes on where it was.
     """
-    try:
-        from ..serve.settings import ServerSettings, kv_bytes
-    except ImportError as error:
-        raise SettingsError("batches need some packages: pip install 'decodery[serve]'") from error
     from ..bench.terminal import progress_bar
+    from ..serve.settings import ServerSettings, kv_bytes
 
     if replicas is not None and not ray:
         raise click.UsageError("--replicas belongs to --ray")
@@ -126,14 +122,12 @@ def _by_ray(
 ) -> Totals:
     """shared: engines may be on one machine, whose memory has to do for all."""
     try:
-        from ..serve.ray import Fleet, replica_range
+        from ..serve.ray import fleet_of
         from ..serve.ray_batch import answer_by_ray
     except ImportError as error:
         raise SettingsError("many machines need a package: pip install 'decodery[ray]'") from error
-    least, most = replica_range(replicas)
-    if shared:
-        settings = dataclasses.replace(settings, kv_bytes=settings.kv_bytes // most)
-    return answer_by_ray(Fleet(settings, model, dtype, least, most), source, out, report, stopped)
+    fleet = fleet_of(settings, model, dtype, replicas, shared=shared)
+    return answer_by_ray(fleet, source, out, report, stopped)
 
 
 def _tell(totals: Totals, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +84,12 @@ def _fleet(
 ) -> None:
     """Serve replicas. shared: they may be on one machine, whose memory has to do for all."""
     try:
-        from ..serve.ray import Fleet, replica_range, run
+        from ..serve.ray import fleet_of, run
     except ImportError as error:
         raise SettingsError("replicas need a package: pip install 'decodery[ray]'") from error
     from .decoding import note
 
-    least, most = replica_range(replicas)
-    if shared:
-        settings = dataclasses.replace(settings, kv_bytes=settings.kv_bytes // most)
-    fleet = Fleet(settings, model, dtype, least, most)
+    fleet = fleet_of(settings, model, dtype, replicas, shared=shared)
     run(fleet, host, port, told=lambda url: _tell(url, settings, note))
 
 

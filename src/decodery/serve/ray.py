@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +224,16 @@ def replica_range(text: str) -> tuple[int, int]:
         return int(least), int(most or least)
     except ValueError:
         raise SettingsError(f"replicas must be N or LEAST-MOST, such as 1-4, not {text!r}") from None
+
+
+def fleet_of(settings: ServerSettings, model: str, dtype: str, replicas: str, *, shared: bool) -> Fleet:
+    """The fleet a command asks for. replicas: as `replica_range` reads them; shared: they may all be on one machine,
+    whose memory has to do for them together. Raises SettingsError.
+    """
+    least, most = replica_range(replicas)
+    if shared:
+        settings = replace(settings, kv_bytes=settings.kv_bytes // most)
+    return Fleet(settings, model, dtype, least, most)
 
 
 def run(fleet: Fleet, host: str, port: int, told: Any) -> None:
