@@ -25,6 +25,8 @@ from decodery.bench.units import Case, Conversation
 from decodery.bench.workloads import Question
 from decodery.core.noise import gumbel
 from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError, UnknownMethod
 from decodery.lm import LM
@@ -221,14 +223,15 @@ def test_what_is_remembered_is_measured_hot_and_cold(lm: LM, monkeypatch: pytest
         ("remembering (cold)", "cold"),
     ]
     assert [each.store for each in own_subjects(lm, "prompt-lookup", 0.0)] == [""]
+    anyone = Engine(lm.model).submit(Request([1]))
     for subject, expected in ((cold, 1), (hot, 3)):
         subject.new_round()
         for _ in range(3):
             subject.decode([lm.encode("abab")], max_new_tokens=4, seed=0)
-        assert len(subject.memory.recall("process", None, "lived", list)) == expected
+        assert len(subject.memory.recall("process", anyone, "lived", list)) == expected
     hot.new_round()
-    assert hot.memory.recall("process", None, "lived", list) == []
-    assert lm.memory.recall("process", None, "lived", list) == [], "the user's own memory is left alone"
+    assert hot.memory.recall("process", anyone, "lived", list) == []
+    assert lm.memory.recall("process", anyone, "lived", list) == [], "the user's own memory is left alone"
     found = measure(lm, tmp_path, dataclasses.replace(SETTINGS, methods=("none", "remembering"), rounds=1))
     assert row(found, "remembering")["store"] == "hot" and row(found, "remembering (cold)")["store"] == "cold"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from decodery.budget.base import MOST_NODES
@@ -23,7 +23,7 @@ TARGET = tiny_transformer(0, vocab_size=VOCAB)
 OTHER = tiny_transformer(0, vocab_size=VOCAB, num_layers=1)
 PAIRS = [
     (drafter, rule)
-    for drafter in ("draft-model", "graft", "rapid", "token-recycling", "prompt-lookup")
+    for drafter in ("draft-model", "graft", "rasd", "rapid", "token-recycling", "prompt-lookup")
     for rule in RULES
     if fits(DRAFTERS[drafter](OTHER), RULES[rule])
 ]
@@ -64,6 +64,8 @@ def test_tensor_bytes_are_those_alive() -> None:
     length=st.integers(1, 20),
     share=st.floats(0.0, 1.1),
 )
+@example(pair=("graft", "coupled"), sampler="everything", prompt=[0], length=4, share=0.03125)
+@example(pair=("rasd", "coupled"), sampler="everything", prompt=[0], length=4, share=0.03125)
 def test_no_text_ever_holds_more_than_its_budget(pair, sampler, prompt, length, share) -> None:
     drafter, rule = DRAFTERS[pair[0]](OTHER), RULES[pair[1]]
 

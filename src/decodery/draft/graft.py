@@ -86,8 +86,9 @@ class Graft(Composite):
 
         with self.part(seq, 0) as drafter:
             assert isinstance(drafter, Expander)
-            depth = min(self.depth, budget.depth)
-            layers = yield from grow_layers(drafter, seq, width=self.width, depth=depth, stop=stop)
+            # Of no level more than `nodes` can be kept, and what is expanded is held.
+            width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+            layers = yield from grow_layers(drafter, seq, width=width, depth=depth, stop=stop)
         if not stage:
             return layers.kept(nodes)
         # A smaller budget is split as the whole one is.

@@ -84,12 +84,14 @@ class RASD(Composite):
         return [*super().start(seq), store]
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
-        if min(budget.nodes, budget.depth) < 1:
+        nodes = min(self.nodes, budget.nodes)
+        if min(nodes, budget.depth) < 1:
             return TokenTree.root(seq.pending)
         with self.part(seq, 0) as drafter:
             assert isinstance(drafter, Expander)
-            layers = yield from grow_layers(drafter, seq, width=self.width, depth=min(self.depth, budget.depth))
-        nodes = min(self.nodes, budget.nodes)
+            # Of no level more than `nodes` can be kept, and what is expanded is held.
+            width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+            layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
         matched, windows = self._windows(seq, min(self.length, budget.depth))
         found, most = count_prefixes(windows, seq.vocab_size), nodes * self.retrieved // self.nodes
         retrieved = self._pruned(seq.pending, found, layers.first, most, trusted=matched >= self.trusted)
