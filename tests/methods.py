@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from decodery.draft.base import Drafter
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
 from decodery.draft.forced import Forced
 from decodery.draft.graft import Graft
 from decodery.draft.growth.base import Growth
@@ -36,6 +38,7 @@ from decodery.draft.growth.rsd_c import RSDC
 from decodery.draft.growth.rsd_s import RSDS
 from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
+from decodery.draft.heads.head import DraftHead, TrainedHead
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
@@ -53,6 +56,7 @@ from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
+from decodery.model.transformer import Transformer
 from decodery.sample import (
     DRY,
     XTC,
@@ -147,10 +151,19 @@ def _placeholders(other: LanguageModel) -> Placeholders:
     return Placeholders(torch.ones(2, other.config.hidden_size))
 
 
+def _untrained(kind: type[DraftHead], other: LanguageModel, **settings: Any) -> TrainedHead:
+    """A head that nothing was learned for, shaped as one for `other` would be; it speaks some of the tokens only."""
+    assert isinstance(other, Transformer)
+    tensors, about = kind.untrained(other, seed=0)
+    tensors["vocabulary"] = torch.arange(0, other.vocab_size, 2, dtype=torch.int32)
+    return TrainedHead(kind.kind, tensors, about | settings)
+
+
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),

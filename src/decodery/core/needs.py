@@ -19,9 +19,9 @@ class Needs:
     """What a part must find.
 
     Of the model, or of the source in its place: `taps`, where it wants the hidden states of every row, see
-    `decodery.model.sites`; `prompt`, whether it is shown the prompt's rows too; `keys`, that a text's cache is one
-    model's; `costs`, whether passes are measured before decoding starts; and capabilities, see
-    `decodery.model.protocol`.
+    `decodery.model.sites`; `prompt`, whether it is shown the prompt's rows too, `prompt_taps`, their hidden states
+    without their logits; `keys`, that a text's cache is one model's; `costs`, whether passes are measured before
+    decoding starts; and capabilities, see `decodery.model.protocol`.
     Of the drafter: `drafts`, how siblings may have arisen, None where that is all the same; `laws`, the distributions
     that drafts were drawn from, where they were drawn; `pauses`, to be asked before each draw whether to go on;
     `draft_states`, the draft model's hidden states at that time.
@@ -34,6 +34,7 @@ class Needs:
 
     taps: tuple[Tap, ...] = ()
     prompt: bool = False
+    prompt_taps: bool = False
     keys: bool = False
     costs: bool = False
     states: bool = False
@@ -103,6 +104,7 @@ class Gives:
 WORDS = {
     "taps": "hidden states of every token",
     "prompt": "the prompt's rows",
+    "prompt_taps": "hidden states of the prompt",
     "keys": "the keys and values of one model",
     "costs": "what passes cost",
     "states": "rows given as embeddings",

@@ -10,6 +10,7 @@ import torch
 
 from ..budget.base import Budget
 from ..core.ask import Asking, score, settled
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import DraftTree, Step
 from ..core.tree import TokenTree
@@ -53,8 +54,10 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     Tokens that were read before, and lost with the cache, change nothing but the cache.
     """
     start, missing = seq.cache.next_position, unread(seq)
-    shows = seq.drafter is not None and seq.drafter.needs.prompt and start >= seq.shown
-    if shows and seq.chunk is not None:
+    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    shows = (needs.prompt or needs.prompt_taps) and start >= seq.shown
+    all_rows = shows and needs.prompt
+    if all_rows and seq.chunk is not None:
         rows = min(rows, seq.chunk)
     end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
     if start < seq.shown:
@@ -62,7 +65,7 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     chunk = seq.tokens[start : min(end, start + rows)]
     decides = len(chunk) == missing
     untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
-    all_rows = shows or (untold and start + len(chunk) > len(seq.told))
+    all_rows = all_rows or (untold and start + len(chunk) > len(seq.told))
     wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
     segment = Segment.chunk(chunk, seq.cache, logit_rows=wanted)
     step = Step(rows=len(chunk), prefill=True)

@@ -39,7 +39,8 @@ class Observation:
     """What one pass taught about one sequence.
 
     tree: the rows that were scored: the step's draft, or a chunk of the prompt as a chain.
-    logits: [n, vocab] float32 of the tree's nodes, the model's own. hidden: {tap: [n, width]}, as tapped.
+    logits: [n, vocab] float32 of the tree's nodes, the model's own; of a prompt those that somebody needed, who may be
+    nobody. hidden: {tap: [n, width]}, as tapped.
     path: accepted nodes below the root; emitted: tokens the text grew by, the bonus token included.
     start: where in the text the tree's root stands.
     """
@@ -274,9 +275,12 @@ class Composite(Drafter):
         return [part.start(seq) for part in self.parts]
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
+        reading = seen.start < seq.prompt_length
         for number in range(len(self.parts)):
             with self.part(seq, number) as drafter:
-                drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
+                needs = drafter.needs
+                if not reading or needs.prompt or needs.prompt_taps:
+                    drafter.observe(seq, seen if needs.states else seen.of_tokens())
 
     def forget(self, seq: Sequence) -> None:
         for number in range(len(self.parts)):

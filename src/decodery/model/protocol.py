@@ -13,6 +13,7 @@ from .cache import KVCache
 from .config import ModelConfig
 from .route import WHOLE, Route
 from .sites import Tap
+from .weights import Linear
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,10 @@ class OpenModel(EmbeddingModel, Protocol):
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
         """The vocabulary projection alone: [m, hidden] -> [m, vocab] logits, at least float32."""
+        ...
+
+    def projection(self, tokens: torch.Tensor | None) -> Linear:
+        """The rows of `tokens` [k] of the vocabulary projection, as a layer of its own; None: all."""
         ...
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
+from ..errors import UnsupportedModel
 from .artifact import digest
 from .attention import attend, attend_by_policy, rotate, visibility
 from .batch import Batch, Cost, Scores, Segment
@@ -25,7 +26,7 @@ from .rope import rope_table
 from .route import WHOLE, Route, Stop, attending, stops
 from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
-from .weights import Layer, Weights
+from .weights import Layer, Linear, Weights
 
 
 class Transformer:
@@ -149,6 +150,13 @@ class Transformer:
     def project(self, normed: torch.Tensor) -> torch.Tensor:
         """See `OpenModel.project`."""
         return self._spread(self._outputs(normed))
+
+    def projection(self, tokens: torch.Tensor | None) -> Linear:
+        """See `OpenModel.projection`."""
+        head, kept = self.weights.head, self.weights.kept
+        if kept is not None:
+            raise UnsupportedModel("this model has outputs for some of its tokens only: use the model it was made for")
+        return head if tokens is None else head.some(tokens)  # type: ignore[attr-defined]
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `OpenModel.final_norm`."""

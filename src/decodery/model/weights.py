@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
+from .int4 import Int4Linear
+from .int8 import Int8Linear
+
 
 @dataclass
 class Dense:
@@ -20,8 +23,25 @@ class Dense:
         """[N, in] -> [N, out], in the weight's dtype."""
         return linear(rows, self.weight, self.bias)
 
+    def some(self, outputs: torch.Tensor) -> Dense:
+        """Only these outputs [k], in this order."""
+        return Dense(self.weight[outputs], None if self.bias is None else self.bias[outputs])
+
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
+
+
+def floating(linear: Linear) -> Dense:
+    """A copy of a linear layer of any precision that can be changed, in float32 or float64."""
+    if isinstance(linear, (Int8Linear, Int4Linear)):
+        return Dense(linear.dense(), linear.bias)
+    assert isinstance(linear, Dense)
+    return Dense(copied(linear.weight), None if linear.bias is None else copied(linear.bias))
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that can be changed, in float32 or float64."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
 
 
 @dataclass

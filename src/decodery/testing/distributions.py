@@ -9,15 +9,16 @@ import torch
 
 from ..budget.base import Policy
 from ..draft.base import Drafter
+from ..model.batch import Batch, Segment
+from ..model.protocol import LanguageModel
 from ..sample.base import Context
 from ..sample.sampler import Sampler
 from ..verify.base import Rule
-from .models import TableModel
 from .running import LawBroken, decode
 from .statistics import chi_square
 
 
-def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
+def enumerate_law(model: LanguageModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
     """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest."""
     size = model.vocab_size
     law = np.zeros(size**length)
@@ -26,7 +27,8 @@ def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, len
         if left == 0:
             law[code] = mass
             return
-        logits = model.logits(context.tokens)
+        segment = Segment.chunk(context.tokens, model.new_cache(), logit_rows=[len(context.tokens) - 1])
+        logits = model.forward(Batch([segment])).logits[0]
         row = sampler.probabilities(sampler.law(logits[None], [context]))[0]
         for token in torch.nonzero(row).flatten().tolist():
             after = sampler.extend(context, token, logits)
@@ -38,7 +40,7 @@ def enumerate_law(model: TableModel, prompt: Ordered[int], sampler: Sampler, len
 
 
 def check_distribution(
-    model: TableModel,
+    model: LanguageModel,
     prompt: Ordered[int],
     *,
     drafter: Drafter | str | None,

@@ -12,10 +12,9 @@ from torch.nn.functional import normalize
 
 from ..errors import SettingsError
 from ..model.config import ModelConfig
-from ..model.int4 import Int4Linear
 from ..model.int8 import Int8Linear
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Kept, Layer, Linear, Weights
+from ..model.weights import Dense, Kept, Layer, Weights, floating
 from .data import Text
 
 
@@ -85,7 +84,7 @@ def cut_draft(target: Transformer, shape: Shape, kept: Kept) -> Transformer:
 
 
 def _cut_layer(layer: Layer, inner: int) -> Layer:
-    gate_up, down = _dense(layer.gate_up), _dense(layer.down)
+    gate_up, down = floating(layer.gate_up), floating(layer.down)
     gate, up = gate_up.weight.chunk(2)
     # An inner unit can add as much as what opens it, what it carries and what it writes allow.
     strength = gate.norm(dim=1) * up.norm(dim=1) * down.weight.norm(dim=0)
@@ -97,22 +96,12 @@ def _cut_layer(layer: Layer, inner: int) -> Layer:
         if (value := getattr(layer, name)) is not None
     }
     return Layer(
-        qkv=_dense(layer.qkv),
-        output=_dense(layer.output),
+        qkv=floating(layer.qkv),
+        output=floating(layer.output),
         gate_up=Dense(torch.cat([gate[best], up[best]]), bias),
         down=Dense(down.weight[:, best].contiguous(), down.bias),
         **floats,
     )
-
-
-def _dense(linear: Linear) -> Dense:
-    """A float32 copy of a linear layer of any precision."""
-    if isinstance(linear, Int8Linear):
-        return Dense(linear.weight.float() * linear.scale[:, None], linear.bias)
-    if isinstance(linear, Int4Linear):
-        return Dense(linear.dense(), linear.bias)
-    assert isinstance(linear, Dense)
-    return Dense(linear.weight.float().clone(), None if linear.bias is None else linear.bias.float().clone())
 
 
 def parameters(draft: Transformer) -> dict[str, torch.Tensor]:
@@ -141,7 +130,7 @@ def quantized(draft: Transformer) -> Transformer:
 
     layers = [Layer(**{name: convert(part) for name, part in vars(layer).items()}) for layer in draft.weights.layers]
     head = Int8Linear.quantize(draft.weights.embedding.cpu())
-    table = head.weight.float() * head.scale[:, None]
+    table = head.dense()
     kept = draft.weights.kept
     kept = None if kept is None else Kept(kept.ids.cpu(), kept.rows.cpu())
     return Transformer(draft.config, Weights(table, layers, draft.weights.norm.detach().cpu(), head, kept))

@@ -35,6 +35,12 @@ def shipped_units(vocabulary: str) -> Path | None:
     return next((SHIPPED[name] / UNITS for name in SHIPPED if _is_for(name, vocabulary)), None)
 
 
+def shipped_head(kind: str) -> Path | None:
+    """The file of the head that comes along for the embedded model and a drafter of this kind, or None."""
+    found = SHIPPED["smollm2-draft"] / f"{kind}.safetensors"
+    return found if found.is_file() else None
+
+
 def _is_for(name: str, vocabulary: str) -> bool:
     from ..fields import read_json
 

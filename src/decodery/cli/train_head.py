@@ -1,0 +1,40 @@
+"""`decodery train head`: a draft head for a model of the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+
+
+@click.command(short_help="Train a draft head for a model.")
+@out_option
+@click.option("--kind", required=True, help="The drafter it is for, such as eagle-3.")
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--outputs", default=6144, show_default=True, metavar="N", help="Tokens it can draft; 0: all.")
+@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@click.option("--lr", default=4e-4, show_default=True, help="Learning rate at its highest.")
+@seed_option("texts and training")
+def head(out: Path, kind: str, model: str, own: OwnTexts, outputs: int, epochs: float, lr: float, seed: int) -> None:
+    """Train a head that guesses on from MODEL's own hidden states, for --drafter KIND:head=DIR.
+
+    MODEL first writes the texts to learn from and then reads them; a folder of `decodery train draft` or `decodery
+    train contexts` with the same settings has the texts already. Stop with Ctrl-C whenever you like: the same command
+    goes on where it stopped.
+    """
+    from ..draft.heads.drafter import head_kind
+    from ..model.load import load
+    from ..train.head import DEPTHS, HeadRecipe, check_folder, train_head
+
+    made, recipe = head_kind(kind), HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, seed=seed)
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        scores = train_head(loaded, made, corpus, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"the head is ready: --drafter {kind}:head={out}")
+    ahead = ", ".join(f"{scores[name]:.1%}" for step in range(DEPTHS) if (name := f"agreement.{step + 1}") in scores)
+    click.echo(f"on texts held out its first guess is right, 1 to {DEPTHS} tokens ahead: {ahead}")

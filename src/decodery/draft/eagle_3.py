@@ -1,0 +1,75 @@
+"""EAGLE-3: one layer over three of the target's states drafts on from its own output, which it was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..model.sites import Tap
+from ..model.transformer import Transformer
+from ..model.weights import copied
+from ..registry import register
+from .heads.copied import copied_layer
+from .heads.drafter import HeadDrafter
+from .heads.head import DraftHead, TrainedHead
+from .heads.recurrent import RecurrentHead
+
+
+class EAGLE3Head(RecurrentHead):
+    """Features are three of the target's states made one; attention reads the token's embedding beside the feature.
+
+    What leaves the layer is fed back as it is, and nothing asks that it resembles the target's state.
+    """
+
+    kind = "eagle-3"
+    taught = 5
+
+    @classmethod
+    def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        return tuple(trained.settings["taps"])
+
+    @classmethod
+    def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        layers, hidden = model.config.num_layers, model.config.hidden_size
+        shape, tensors = copied_layer(model, layers - 1)
+        # The deepest state goes in as it is; what the others and the token add is learned.
+        qkv = tensors["layer.qkv.weight"]
+        tensors["layer.qkv.weight"] = torch.cat((torch.zeros_like(qkv), qkv), dim=1)
+        tensors["fc.weight"] = torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], dim=1).to(qkv)
+        tensors["token_norm.weight"] = torch.ones(hidden).to(qkv)
+        tensors["feature_norm.weight"] = copied(model.weights.layers[-1].attention_norm)
+        tensors["norm.weight"] = copied(model.weights.norm)
+        # The states that enter layers 2, the middle one and the third from the end, where there are so many.
+        taps = [min(2, layers), layers // 2, max(layers - 3, 0)]
+        return tensors, {"taps": taps, "layer": asdict(shape)}
+
+    def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
+        return self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))
+
+    def inputs(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = self.norm("token_norm", embedded), self.norm("feature_norm", features)
+        return features, torch.cat(normed, dim=-1)
+
+    def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return stream, self.norm("norm", stream)
+
+
+@register(
+    "eagle-3",
+    paper="EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test (2025)",
+    lossless=True,
+    needs=("a head made by decodery train head --kind eagle-3, or the one that comes with the embedded model",),
+)
+@dataclass(frozen=True)
+class EAGLE3(HeadDrafter):
+    """Drafts by one decoder layer that reads the target's states of three depths and each guessed token's embedding.
+
+    Below the text the layer goes on from its own output, which training has put it through. It speaks the words that
+    the target writes most often. head: a file or folder made by `decodery train head`, a `TrainedHead`, or None for the
+    one that comes along; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request;
+    memory: keys and values of one layer.
+    """
+
+    kind: ClassVar[type[DraftHead]] = EAGLE3Head

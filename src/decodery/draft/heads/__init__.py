@@ -1,0 +1,1 @@
+"""Draft heads: small trained networks that guess on from the target's own hidden states."""

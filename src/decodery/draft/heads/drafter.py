@@ -1,0 +1,97 @@
+"""Drafters that ask a trained head: what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+
+from ...core.needs import Needs
+from ...core.sequence import Sequence
+from ...core.tree import TokenTree
+from ...errors import SettingsError
+from ...model.drafts import shipped_head
+from ...model.protocol import Reader
+from ...registry import methods
+from ..base import Expander, Observation
+from ..growth.base import Growth
+from .head import MADE, DraftHead, TrainedHead
+from .reading import HeadReading
+
+_bound: WeakKeyDictionary[Any, dict[int, DraftHead]] = WeakKeyDictionary()
+"""By target: the heads that read it. Its words are packed once for a head, not once for every text."""
+
+
+@dataclass(frozen=True)
+class HeadDrafter(Expander):
+    """An expander that asks a trained head.
+
+    head: the file or folder that `decodery train head` made, or a `TrainedHead`; None: the one that comes with this
+    package for the embedded model.
+    """
+
+    kind: ClassVar[type[DraftHead]]
+
+    head: TrainedHead | str | None = None
+    growth: Growth | str | None = field(default="eagle-2", kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = self.kind.kind
+        if self.trained is not None and self.trained.kind != name:
+            raise SettingsError(
+                f"this is a head for {self.trained.kind}, not for {name}: use the drafter {self.trained.kind}, or "
+                f"{MADE} --kind {name}"
+            )
+
+    @cached_property
+    def trained(self) -> TrainedHead | None:
+        """The head, None where none was named and none comes along."""
+        if isinstance(self.head, TrainedHead):
+            return self.head
+        path = shipped_head(self.kind.kind) if self.head is None else self.head
+        return None if path is None else TrainedHead.load(path)
+
+    @property
+    def needs(self) -> Needs:
+        taps = () if self.trained is None else self.kind.reads(self.trained)
+        return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
+
+    def start(self, seq: Sequence) -> HeadReading:
+        return HeadReading.begin(self._bound(seq.model))
+
+    def reach(self, seq: Sequence) -> int:
+        reading: HeadReading = seq.draft_state
+        return 0 if reading.empty else min(seq.remaining, reading.head.reach)
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        reading: HeadReading = seq.draft_state
+        return reading.head.spread(reading.after(tree, nodes))
+
+    def observe(self, seq: Sequence, seen: Observation) -> None:
+        reading: HeadReading = seq.draft_state
+        reading.see(seq, seen)
+
+    def _bound(self, model: Reader) -> DraftHead:
+        name = self.kind.kind
+        if self.trained is None:
+            raise SettingsError(
+                f"no head for {name} comes along: make one with `decodery train head --kind {name} --out DIR` and name "
+                f"it, as in {name}:head=DIR"
+            )
+        heads = _bound.setdefault(model, {})
+        if id(self.trained) not in heads:
+            heads[id(self.trained)] = self.kind(self.trained, model)
+        return heads[id(self.trained)]
+
+
+def head_kind(name: str) -> type[DraftHead]:
+    """The kind of head that the drafter `name` asks. Raises SettingsError where there is none."""
+    kinds = {each.name: each.cls.kind for each in methods("draft") if issubclass(each.cls, HeadDrafter)}
+    if name not in kinds:
+        raise SettingsError(f"{name} has no head to train: train one for {', '.join(kinds)}")
+    return kinds[name]

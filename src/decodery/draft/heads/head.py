@@ -1,0 +1,174 @@
+"""What a draft head is: trained tensors, bound to the target whose states it reads and whose words it speaks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from ...errors import CorruptFile, UnsupportedModel
+from ...model.artifact import Artifact, refuse_other, remembered
+from ...model.fields import Kind, Record, Text
+from ...model.protocol import OpenModel, Reader, is_open
+from ...model.sites import Tap
+from ...model.weights import Dense, Linear
+from .parts import Parts
+
+if TYPE_CHECKING:
+    from ...model.transformer import Transformer
+
+HEAD = "head.safetensors"
+KIND = "draft head"
+MADE = "train one with `decodery train head`"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedHead:
+    """A head as a file holds it. kind: the drafter it is for, such as "eagle-3"; settings: the shape it was given.
+
+    facts: how it was made and what it is worth, as plain JSON. model: `fingerprint` of its target, "" where any fits.
+    """
+
+    kind: str
+    tensors: Mapping[str, torch.Tensor]
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        about = {"head": self.kind, "settings": dict(self.settings), "made": dict(self.facts)}
+        Artifact(KIND, self.tensors, about, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TrainedHead:
+        """Read what `save` wrote, from the file or its folder. Raises ModelNotFound, CorruptFile for anything else."""
+        whole = Path(path).expanduser()
+        return _load(whole / HEAD if whole.is_dir() else whole)
+
+
+@remembered
+def _load(path: Path) -> TrainedHead:
+    kinds: dict[str, Kind] = {"head": Text(64), "settings": Record({}), "made": Record({})}
+    found = Artifact.read(path, KIND, MADE, kinds)
+    return TrainedHead(found.facts["head"], found.tensors, found.facts["settings"], found.facts["made"], found.model)
+
+
+@dataclass(frozen=True, eq=False)
+class Guess:
+    """A step along known texts. spoken: [b, n, hidden], for `project`; features: [b, n, hidden], to go on from."""
+
+    spoken: torch.Tensor
+    features: torch.Tensor
+
+
+class DraftHead(ABC):
+    """A trained head of one kind beside its target.
+
+    What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
+    target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
+    model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many steps it is unrolled
+    over in training.
+    """
+
+    kind: ClassVar[str]
+    taught: ClassVar[int] = 4
+
+    def __init__(self, trained: TrainedHead, model: Reader) -> None:
+        if not is_open(model):
+            raise UnsupportedModel(
+                f"a head for {self.kind} needs a target whose embeddings and vocabulary projection can be called "
+                "apart, which this model does not offer: use one that this package runs itself"
+            )
+        refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
+        self.model: OpenModel = model
+        self.trained = trained
+        self.taps = self.reads(trained)
+        self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+        self.parts = Parts(
+            {name: each.to(self.dtype) if each.is_floating_point() else each for name, each in trained.tensors.items()}
+        )
+        if (ids := trained.tensors.get("vocabulary")) is not None and not (
+            ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
+        ):
+            raise CorruptFile(f"this head for {self.kind} speaks words that the model lacks: {MADE}")
+
+    @classmethod
+    @abstractmethod
+    def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        """Where such a head reads the target's states."""
+
+    @classmethod
+    @abstractmethod
+    def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors, in floating point, and settings of a head to be trained for `model`: as much of it as is of use."""
+
+    @property
+    def reach(self) -> int:
+        """How many tokens it can draft in a row."""
+        return 1 << 30
+
+    @abstractmethod
+    def begin(self) -> Any:
+        """The memory of a text nothing is known of."""
+
+    @abstractmethod
+    def read(
+        self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
+
+        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
+        """
+
+    @abstractmethod
+    def grow(
+        self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        """Read nodes below the text: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
+
+        mask: [n, rows + n] bool, which rows each sees. Returns the logits [n, outputs] of what follows each.
+        """
+
+    @abstractmethod
+    def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
+        """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].
+
+        Token [b, i + j] stands j + 1 places behind state [b, i]. Guess j is about what stands behind that token.
+        """
+
+    def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
+        """What is to be made small beside the distance of the guesses, a scalar. known: [b, n], states of a text."""
+        return torch.zeros(())
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[n] ids -> [n, hidden]: the target's embeddings."""
+        return self.model.embed_tokens(tokens).to(self.dtype)
+
+    def project(self, spoken: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> logits [n, outputs]: by the target's own vocabulary projection."""
+        return self.shared(spoken)
+
+    @cached_property
+    def vocabulary(self) -> torch.Tensor | None:
+        """[outputs] int64, the tokens it can draft; None: all of the target's."""
+        return self.parts["vocabulary"].long() if "vocabulary" in self.parts else None
+
+    @cached_property
+    def shared(self) -> Linear:
+        """The target's vocabulary projection onto the tokens that can be drafted."""
+        found = self.model.projection(self.vocabulary)
+        return Dense(found.weight.to(self.dtype)) if isinstance(found, Dense) else found
+
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """[n, outputs] -> [n, vocab], -inf for tokens it cannot draft."""
+        if self.vocabulary is None:
+            return logits
+        every = logits.new_full((len(logits), self.model.vocab_size), -torch.inf)
+        return every.index_copy_(1, self.vocabulary, logits)

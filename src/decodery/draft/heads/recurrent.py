@@ -1,0 +1,114 @@
+"""Heads that go on from features of their own: one decoder layer whose output stands for the target's next state."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from copy import deepcopy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...model.protocol import Reader
+from ...model.sites import Tap
+from .head import DraftHead, Guess, TrainedHead
+from .parts import DecoderLayer, Held, LayerShape, teacher_attention
+
+
+@dataclass(slots=True)
+class _Memory:
+    """held: the layer's keys and values. last: [hidden], the feature behind the text's last item; end: its position.
+
+    rows: [m, hidden], the features behind the nodes.
+    """
+
+    held: Held
+    last: torch.Tensor
+    rows: torch.Tensor
+    end: int = -1
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Memory:
+        # Tentative rows do not follow a fork, and features are never written to.
+        held = deepcopy(self.held, memo)
+        held.rows = 0
+        return _Memory(held, self.last, self.rows[:0], self.end)
+
+
+class RecurrentHead(DraftHead):
+    """An item is a feature and the token that follows it; what leaves the layer is the feature of the next item.
+
+    Features of the text are made of the target's states, those below it are the head's own. Positions are those of the
+    features, one less than their tokens'.
+    """
+
+    def __init__(self, trained: TrainedHead, model: Reader) -> None:
+        super().__init__(trained, model)
+        self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
+
+    @abstractmethod
+    def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
+        """The target's states {tap: [n, width]} -> features [n, hidden]."""
+
+    @abstractmethod
+    def inputs(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and embeddings of the tokens [n, hidden] -> the residual stream, and what attention reads."""
+
+    @abstractmethod
+    def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
+
+    def begin(self) -> _Memory:
+        like = self.embed(torch.zeros(1, dtype=torch.int64))
+        return _Memory(self.layer.begin(like), like[0], like[:0])
+
+    def read(
+        self, memory: _Memory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        features, spoken = self._run(memory, self.enter(states), tokens, positions, None)
+        memory.last, memory.rows, memory.end = features[-1], features[:0], int(positions[-1])
+        return self.project(spoken[-1:])[0]
+
+    def grow(
+        self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        before = torch.cat((memory.last[None], memory.rows))[torch.from_numpy(above + 1)]
+        features, spoken = self._run(memory, before, tokens, memory.end + depths, mask)
+        memory.rows = torch.cat((memory.rows, features))
+        return self.project(spoken)
+
+    def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
+        b, n = tokens.shape[0], tokens.shape[1] - steps + 1
+        features = self.enter({tap: rows.flatten(0, 1) for tap, rows in states.items()})
+        keys: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        guesses = []
+        for step in range(steps):
+            embedded = self.embed(tokens[:, step : step + n].flatten())
+            stream, attended = self.inputs(features, embedded)
+            positions = torch.arange(step, step + n).repeat(b)
+            queries, own, seen = (each.view(b, n, *each.shape[1:]) for each in self.layer.heads(attended, positions))
+            keys.append(own)
+            values.append(seen)
+            context = teacher_attention(self.layer, queries, keys, values)
+            stream = stream + self.parts.linear("layer.output")(context.flatten(0, 1))
+            features, spoken = self.leave(self._mlp(stream))
+            guesses.append(Guess(spoken.view(b, n, -1), features.view(b, n, -1)))
+        return guesses
+
+    def _run(
+        self,
+        memory: _Memory,
+        features: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: np.ndarray,
+        mask: np.ndarray | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        stream, attended = self.inputs(features, self.embed(tokens))
+        stream = stream + self.layer.attention(attended, positions, memory.held, mask)
+        return self.leave(self._mlp(stream))
+
+    def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        return self.parts.norm(name, rows, self.layer.shape.eps)
+
+    def _mlp(self, stream: torch.Tensor) -> torch.Tensor:
+        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))

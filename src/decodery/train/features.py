@@ -1,0 +1,104 @@
+"""What a target shows of texts while it reads them: hidden states and likeliest tokens, worked out once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..core.topk import logsumexp, topk
+from ..errors import CorruptFile, SettingsError
+from ..model.artifact import read_tensors
+from ..model.batch import Batch, Segment
+from ..model.protocol import LanguageModel
+from ..model.sites import Tap
+from ..model.store import Progress, replacing
+from .corpus import Corpus, Text
+
+SHARD = 32
+"""Texts whose features are kept in one file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """One text as the target reads it. text: its tokens; states: {tap: [n, width]} float16 after each of them.
+
+    likely, logprobs: [n, k] int64 and float32, the k tokens the target finds likeliest after each, at temperature 1.
+    """
+
+    text: Text
+    states: dict[Tap, torch.Tensor]
+    likely: torch.Tensor
+    logprobs: torch.Tensor
+
+
+class FeatureStore:
+    """The features of a corpus in the folder `out`, made where they are missing; shards are read as needed."""
+
+    def __init__(
+        self, target: LanguageModel, corpus: Corpus, taps: Sequence[Tap], out: Path, top: int, progress: Progress
+    ) -> None:
+        self.corpus, self.taps = corpus, tuple(taps)
+        made = f"{corpus.facts} {target.fingerprint} {list(taps)} {top}"
+        self._paths = [out / f"{first // SHARD:05d}.safetensors" for first in range(0, len(corpus), SHARD)]
+        for number, path in enumerate(self._paths):
+            if not path.is_file():
+                _write(path, target, list(_texts(corpus, number)), self.taps, top, made)
+            progress("reading texts", min((number + 1) * SHARD, len(corpus)), len(corpus))
+        self._read = lru_cache(maxsize=24)(lambda number: _read(self._paths[number], corpus, number, self.taps, made))
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def __getitem__(self, number: int) -> Features:
+        return self._read(number // SHARD)[number % SHARD]
+
+
+def _texts(corpus: Corpus, shard: int) -> Iterator[Text]:
+    return (corpus[number] for number in range(shard * SHARD, min((shard + 1) * SHARD, len(corpus))))
+
+
+def _write(path: Path, target: LanguageModel, texts: list[Text], taps: tuple[Tap, ...], top: int, made: str) -> None:
+    from safetensors.torch import save_file
+
+    states: dict[Tap, list[torch.Tensor]] = {tap: [] for tap in taps}
+    likely, logprobs = [], []
+    for text in texts:
+        segment = Segment.chunk(text.tokens.astype(np.int64), target.new_cache())
+        with torch.no_grad():
+            scores = target.forward(Batch([segment]), taps=taps)
+        ids, values = topk(scores.logits.float(), top)
+        likely.append(torch.from_numpy(ids.astype(np.int32)))
+        logprobs.append(torch.from_numpy(values - logsumexp(scores.logits.float(), values[:, 0])[:, None]).half())
+        for tap in taps:
+            states[tap].append(scores.hidden[tap].half().cpu())
+    tensors = {f"states.{number}": torch.cat(states[tap]) for number, tap in enumerate(taps)}
+    tensors |= {"likely": torch.cat(likely), "logprobs": torch.cat(logprobs)}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"made": made})
+
+
+def _read(path: Path, corpus: Corpus, shard: int, taps: tuple[Tap, ...], made: str) -> list[Features]:
+    texts = list(_texts(corpus, shard))
+    sizes = [len(text.tokens) for text in texts]
+    try:
+        tensors, about = read_tensors(path)
+        if about.get("made") != made:
+            raise SettingsError(f"{path} was made with other texts, models or settings: name another folder")
+        states = [tensors[f"states.{number}"].split(sizes) for number in range(len(taps))]
+        likely, logprobs = tensors["likely"].split(sizes), tensors["logprobs"].split(sizes)
+    except (CorruptFile, KeyError, RuntimeError) as error:
+        raise CorruptFile(f"{path} is damaged: remove it and train again") from error
+    return [
+        Features(
+            text,
+            {tap: states[at][number] for at, tap in enumerate(taps)},
+            likely[number].long(),
+            logprobs[number].float(),
+        )
+        for number, text in enumerate(texts)
+    ]

@@ -1,0 +1,165 @@
+"""Draft heads: what they read of a text, step by step, is what they were trained on, and drafts change nothing."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.eagle_3 import EAGLE3
+from decodery.draft.heads.drafter import HeadDrafter, head_kind
+from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.heads.reading import HeadReading
+from decodery.errors import CorruptFile, SettingsError
+from decodery.model.batch import Batch, Segment
+from decodery.testing import check_identical, tiny_transformer
+from decodery.testing.models import to_int8
+from methods import DRAFTERS
+
+TARGET = tiny_transformer(0, num_layers=4)
+HEADS = [name for name, make in DRAFTERS.items() if isinstance(make(TARGET), HeadDrafter)]
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
+"""Long enough for every kind to read some of it and to be unrolled over the rest."""
+STEPS = 3
+
+
+def shaken(name: str) -> TrainedHead:
+    """A head with random numbers everywhere: parts that begin as zeros or ones are put to the test as well."""
+    drafter = DRAFTERS[name](TARGET)
+    assert isinstance(drafter, HeadDrafter) and drafter.trained is not None
+    trained, random = drafter.trained, torch.Generator().manual_seed(1)
+    tensors = {
+        part: tensor + 0.3 * torch.randn(tensor.shape, generator=random, dtype=tensor.dtype) / tensor.shape[-1] ** 0.5
+        if tensor.is_floating_point()
+        else tensor
+        for part, tensor in trained.tensors.items()
+    }
+    return TrainedHead(trained.kind, tensors, trained.settings)
+
+
+def head_of(name: str) -> DraftHead:
+    return head_kind(name)(shaken(name), TARGET)
+
+
+def states_of(head: DraftHead, tokens: list[int]) -> dict[int | str, torch.Tensor]:
+    batch = Batch([Segment.chunk(tokens, TARGET.new_cache())])
+    return TARGET.forward(batch, taps=head.taps).hidden
+
+
+def read(head: DraftHead, tokens: list[int], pieces: list[int]) -> tuple[object, torch.Tensor]:
+    """What a head makes of a text in pieces that end at these places: its memory, and the logits of what follows."""
+    states, memory, first, logits = states_of(head, tokens), head.begin(), 0, torch.empty(0)
+    for end in pieces:
+        own = {tap: rows[first:end] for tap, rows in states.items()}
+        logits = head.read(memory, own, torch.tensor(tokens[first + 1 : end + 1]), np.arange(first, end))
+        first = end
+    return memory, logits
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_is_drafted_step_by_step_is_what_training_unrolls(name: str) -> None:
+    head = head_of(name)
+    n = len(TEXT) - STEPS
+    states = {tap: rows[None, :n] for tap, rows in states_of(head, TEXT).items()}
+    guesses = head.unroll(states, torch.tensor([TEXT[1:]]), STEPS)
+    for end in range(3, n + 1):
+        memory, logits = read(head, TEXT, [end])
+        drafted = [logits]
+        for step in range(1, STEPS):
+            row, mask = np.array([step - 2]), np.ones((1, step), dtype=bool)
+            token = torch.tensor([TEXT[end + step]])
+            drafted.append(head.grow(memory, token, row, np.array([step]), mask)[0])
+        for guess, found in zip(guesses, drafted, strict=True):
+            expected = head.project(guess.spoken[0, end - 1 : end])[0]
+            assert float((expected - found).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_what_was_read_does_not_hang_on_the_pieces(name: str) -> None:
+    head, end = head_of(name), 11
+    once, logits = read(head, TEXT, [end])
+    for pieces in ([1, end], [4, 5, 9, end], list(range(1, end + 1))):
+        memory, found = read(head, TEXT, pieces)
+        assert float((found - logits).abs().max()) < 1e-9
+        # What is remembered is the same as well: drafts go on from it.
+        grown = [
+            head.grow(each, torch.tensor([7]), np.array([-1]), np.array([1]), np.ones((1, 1), dtype=bool))
+            for each in (deepcopy(once), memory)
+        ]
+        assert float((grown[0] - grown[1]).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_nodes_see_their_own_path_alone(name: str) -> None:
+    head = head_of(name)
+    # Two branches, side by side and each by itself.
+    tokens, parents = np.array([TEXT[8], 7, 9, 4, 2]), np.array([-1, 0, 0, 1, 2])
+    tree = TokenTree(tokens, parents)
+
+    def reading() -> HeadReading:
+        memory, logits = read(head, TEXT, [8])
+        return HeadReading(head, memory, root=logits)
+
+    found = torch.cat([reading().after(tree, [1, 2]), reading().after(tree, [3, 4])])
+    for branch in ([1, 3], [2, 4]):
+        alone = reading()
+        chain = TokenTree.chain(TEXT[8], tokens[branch].tolist())
+        for place, node in enumerate(branch, start=1):
+            expected = alone.after(chain, [place])[0]
+            assert float((expected - found[node - 1]).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("chunk", [512, 3])
+def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> None:
+    """After every step a head knows of the text what it would if it read all of it anew."""
+    head, compared = shaken(name), 0
+    drafter = type(DRAFTERS[name](TARGET))(head)
+
+    class Watching(Engine):
+        def check(self, seq: Sequence) -> None:
+            nonlocal compared
+            reading = deepcopy(seq.draft_state)
+            found = reading.after(TokenTree.root(seq.pending), [0])[0]
+            _, expected = read(reading.head, seq.tokens, [len(seq.tokens) - 1])
+            assert float((found - expected).abs().max()) < 1e-8
+            compared += 1
+
+    engine = Watching(TARGET, prefill_chunk=chunk)
+    texts = [
+        engine.submit(Request(prompt, max_new_tokens=12, drafter=drafter)) for prompt in ([1, 2, 3, 4, 5, 6, 7], [9])
+    ]
+    while any(not seq.finished for seq in texts):
+        engine.step()
+        for seq in texts:
+            if seq.position and not seq.finished:
+                engine.check(seq)
+    assert compared > 4
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_int8_texts_are_those_of_plain_decoding(name: str) -> None:
+    target = to_int8(tiny_transformer(0, num_layers=4))
+    check_identical(target, [[1, 2, 3], [5] * 8], drafter=DRAFTERS[name](TARGET), max_new_tokens=16, seeds=(0,))
+
+
+def test_a_head_is_refused_where_it_does_not_belong(tmp_path) -> None:
+    trained = shaken("eagle-3")
+    path = tmp_path / "head.safetensors"
+    TrainedHead("eagle-3", trained.tensors, trained.settings, model="another").save(path)
+    with pytest.raises(SettingsError, match="trained for another model"):
+        Engine(TARGET).submit(Request([1], drafter=EAGLE3(str(path))))
+    TrainedHead("medusa", trained.tensors, trained.settings).save(path)
+    with pytest.raises(SettingsError, match="a head for medusa, not for eagle-3: use the drafter medusa"):
+        EAGLE3(str(tmp_path))
+    path.write_bytes(b"nothing")
+    with pytest.raises(CorruptFile, match="train one with `decodery train head`"):
+        EAGLE3(str(path))
+    with pytest.raises(SettingsError, match="prompt-lookup has no head to train"):
+        head_kind("prompt-lookup")
