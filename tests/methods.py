@@ -26,6 +26,7 @@ from decodery.draft.base import Drafter
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.eagle import EAGLE, EAGLEHead
 from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
 from decodery.draft.forced import Forced
 from decodery.draft.graft import Graft
@@ -163,6 +164,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"

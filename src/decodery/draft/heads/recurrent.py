@@ -57,6 +57,10 @@ class RecurrentHead(DraftHead):
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
 
+    def given(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What `unroll` begins with in place of the target's features [b, n, hidden]."""
+        return features
+
     def begin(self) -> _Memory:
         like = self.embed(torch.zeros(1, dtype=torch.int64))
         return _Memory(self.layer.begin(like), like[0], like[:0])
@@ -71,6 +75,8 @@ class RecurrentHead(DraftHead):
     def grow(
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
+        known = mask.shape[1] - len(tokens)
+        memory.rows, memory.held.rows = memory.rows[:known], known
         before = torch.cat((memory.last[None], memory.rows))[torch.from_numpy(above + 1)]
         features, spoken = self._run(memory, before, tokens, memory.end + depths, mask)
         memory.rows = torch.cat((memory.rows, features))
@@ -79,6 +85,7 @@ class RecurrentHead(DraftHead):
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1
         features = self.enter({tap: rows.flatten(0, 1) for tap, rows in states.items()})
+        features = self.given(features.view(b, n, -1), tokens).flatten(0, 1)
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         guesses = []
