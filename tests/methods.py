@@ -28,6 +28,7 @@ from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.eagle import EAGLE, EAGLEHead
 from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
+from decodery.draft.falcon import Falcon, FalconHead
 from decodery.draft.forced import Forced
 from decodery.draft.fspad import FSPAD, FSPADHead
 from decodery.draft.graft import Graft
@@ -167,6 +168,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "falcon": lambda other: Falcon(_untrained(FalconHead, other), growth=EAGLE2(nodes=9, width=2, depth=4)),
     "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
