@@ -44,6 +44,7 @@ from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import DraftHead, TrainedHead
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
+from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.ngram import NGram
 from decodery.draft.prediction import Prediction
@@ -170,6 +171,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "falcon": lambda other: Falcon(_untrained(FalconHead, other), growth=EAGLE2(nodes=9, width=2, depth=4)),
     "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),

@@ -58,7 +58,7 @@ class HeadDrafter(Expander):
 
     @property
     def needs(self) -> Needs:
-        taps = () if self.trained is None else self.kind.reads(self.trained)
+        taps = () if self.trained is None else self.kind.watches(self.trained)
         return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
 
     def start(self, seq: Sequence) -> HeadReading:

@@ -105,6 +105,11 @@ class DraftHead(ABC):
         """Where such a head reads the target's states."""
 
     @classmethod
+    def watches(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        """Those of `reads` that it is shown while it drafts; what the target keeps of the others is at hand."""
+        return cls.reads(trained)
+
+    @classmethod
     @abstractmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, in floating point, and settings of a head to be trained for `model`: as much of it as is of use."""

@@ -85,12 +85,19 @@ class Held:
         else:
             self.rows = end - self.length
 
+    def keep_last(self, slots: int) -> None:
+        """Forget the text but its last slots, and what is tentative."""
+        first = max(0, self.length - slots)
+        if first:
+            self.data[:, :, : self.length - first] = self.data[:, :, first : self.length].clone()
+        self.length, self.rows = self.length - first, 0
+
 
 @dataclass(frozen=True)
 class LayerShape:
     """A decoder layer. hidden: width; inner: units of its MLP; theta: base of the rotary positions.
 
-    window: how many slots of the text a row sees besides its own tree; None: all.
+    window: how many tokens of the text before the last one a row sees; None: all.
     """
 
     hidden: int
@@ -135,7 +142,8 @@ class DecoderLayer:
         queries, keys, values = self.heads(rows, torch.from_numpy(positions))
         before = held.length
         held.write(keys, values, text=mask is None)
-        first = 0 if self.shape.window is None else max(0, before - self.shape.window)
+        last = before if mask is None else before - 1
+        first = 0 if self.shape.window is None else max(0, last - self.shape.window)
         end = held.length + held.rows
         own = np.tri(len(rows), dtype=bool) if mask is None else mask
         seen = None
