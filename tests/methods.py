@@ -41,8 +41,9 @@ from decodery.draft.growth.rsd_c import RSDC
 from decodery.draft.growth.rsd_s import RSDS
 from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
-from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.heads.head import BoundHead, TrainedHead
 from decodery.draft.jacobi import Jacobi
+from decodery.draft.kangaroo import Kangaroo, KangarooHead
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
@@ -155,7 +156,7 @@ def _placeholders(other: LanguageModel) -> Placeholders:
     return Placeholders(torch.ones(2, other.config.hidden_size))
 
 
-def _untrained(kind: type[DraftHead], other: LanguageModel, **settings: Any) -> TrainedHead:
+def _untrained(kind: type[BoundHead], other: LanguageModel, **settings: Any) -> TrainedHead:
     """A head that nothing was learned for, shaped as one for `other` would be; it speaks some of the tokens only."""
     assert isinstance(other, Transformer)
     tensors, about = kind.untrained(other, seed=0)
@@ -171,6 +172,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "falcon": lambda other: Falcon(_untrained(FalconHead, other), growth=EAGLE2(nodes=9, width=2, depth=4)),
     "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "kangaroo": lambda other: Kangaroo(_untrained(KangarooHead, other), eta=0.05, length=3),
     "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"

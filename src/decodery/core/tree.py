@@ -17,6 +17,18 @@ UNKNOWN = -1
 """In place of a token, at nodes that read an embedding of their own."""
 
 
+@dataclass(frozen=True, eq=False)
+class Entered:
+    """How far a drafter has brought the nodes of its tree through the target's own layers.
+
+    states: [n, hidden] after `layer` layers, whose keys and values stand in the text's cache as tentative rows, in this
+    order and no others.
+    """
+
+    layer: int
+    states: torch.Tensor
+
+
 @dataclass(frozen=True)
 class TokenTree:
     """Tokens in topological order: node 0 is the pending token, every parent stands before its children.
@@ -28,7 +40,8 @@ class TokenTree:
     draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
     inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where every
     token is known. Such nodes ask what comes behind a token not known yet. They are nobody's children: rules never see
-    them, and what they are scored with is for the drafter.
+    them, and what they are scored with is for the drafter. entered: where scoring may go on, of exactly these nodes; a
+    tree made of this one has none.
     """
 
     tokens: np.ndarray
@@ -38,6 +51,7 @@ class TokenTree:
     distributions: dict[int, torch.Tensor] = field(default_factory=dict)
     draws: dict[int, list[int]] = field(default_factory=dict)
     inputs: torch.Tensor | None = None
+    entered: Entered | None = None
 
     @classmethod
     def root(cls, pending: int) -> TokenTree:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..draft.heads.head import HEAD, DraftHead, Guess, TrainedHead
+from ..draft.heads.head import HEAD, BoundHead, Guess, TrainedHead
 from ..errors import SettingsError
 from ..model.load import LoadedModel
 from ..model.sites import Tap
@@ -77,10 +77,12 @@ class Taught:
         return next(iter(self.states.values())).shape[1]
 
 
-def taught(texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype) -> Taught:
+def taught(
+    texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
+) -> Taught:
     """At most the last `length` places of each text; prompts are read, and what is written is learned.
 
-    place: [vocab] the output of a token, -1 for those without.
+    place: [vocab] the output of a token, -1 for those without. lead: see `BoundHead`.
     """
     texts = [_end(each, length + 1) for each in texts]
     n = max(len(each.text.tokens) for each in texts) - 1
@@ -93,7 +95,7 @@ def taught(texts: Sequence[Features], place: torch.Tensor, steps: int, length: i
         own = len(each.text.tokens) - 1
         tokens[row, :own] = torch.from_numpy(each.text.tokens[1:].astype(np.int64))
         for tap, found in each.states.items():
-            states[tap][row, :own] = found[:own]
+            states[tap][row, :own] = found[lead : own + lead]
         outputs = place[each.likely[1:]]
         known = torch.where(outputs >= 0, each.logprobs[1:].exp(), 0.0)
         mass = known.sum(dim=1)
@@ -112,7 +114,7 @@ def _end(each: Features, most: int) -> Features:
     return Features(text, states, each.likely[first:], each.logprobs[first:])
 
 
-def distance(head: DraftHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
+def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
     """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
     total, weights = torch.zeros(()), 0.0
     for step, guess in enumerate(guesses):
@@ -132,15 +134,16 @@ def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 @torch.no_grad()
-def judged(head: DraftHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
+def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
     """What a head is worth on texts held out, unrolled over their own tokens.
 
     agreement.D: how often its likeliest token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
     accepted per greedy chain of as many drafts, were the depths independent.
     """
-    right, places, distances = [0.0] * DEPTHS, [0] * DEPTHS, []
+    depths = min(DEPTHS, head.reach)
+    right, places, distances = [0.0] * depths, [0] * depths, []
     for lesson in lessons:
-        guesses = head.unroll(lesson.states, lesson.tokens, min(DEPTHS, head.reach))
+        guesses = head.unroll(lesson.states, lesson.tokens[:, : lesson.places + depths - 1], depths)
         distances.append(float(distance(head, guesses, lesson, decay)))
         for step, guess in enumerate(guesses):
             rows, likely, share, _ = _step(lesson, step)
@@ -157,7 +160,7 @@ def judged(head: DraftHead, lessons: Sequence[Taught], decay: float) -> dict[str
 
 def train_head(
     target: LoadedModel,
-    kind: type[DraftHead],
+    kind: type[BoundHead],
     corpus: Corpus,
     out: Path,
     *,
@@ -208,7 +211,7 @@ class _Course:
     """What the steps of a training share."""
 
     def __init__(
-        self, head: DraftHead, features: FeatureStore, learned: Sequence[int], held: Sequence[int], recipe: HeadRecipe
+        self, head: BoundHead, features: FeatureStore, learned: Sequence[int], held: Sequence[int], recipe: HeadRecipe
     ) -> None:
         self.head, self.features, self.learned, self.recipe = head, features, learned, recipe
         # The target's words are read in floating point, through which gradients pass.
@@ -224,7 +227,8 @@ class _Course:
 
     def loss(self, step: int) -> torch.Tensor:
         lesson = self._lesson([self.learned[each] for each in self._batch(step)])
-        guesses = self.head.unroll(lesson.states, lesson.tokens, self.head.taught)
+        steps = self.head.taught
+        guesses = self.head.unroll(lesson.states, lesson.tokens[:, : lesson.places + steps - 1], steps)
         known = lesson.weight[:, : lesson.places] > 0
         return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
 
@@ -235,7 +239,7 @@ class _Course:
         texts = [self.features[number] for number in numbers]
         steps = max(self.head.taught, DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
-        return taught(texts, self._place, steps, self.recipe.length, dtype)
+        return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)
 
 
 def _card(

@@ -68,17 +68,17 @@ class Guess:
     features: torch.Tensor
 
 
-class DraftHead(ABC):
+class BoundHead(ABC):
     """A trained head of one kind beside its target.
 
-    What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
-    target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
     model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
-    steps it is unrolled over in training.
+    steps it is unrolled over in training; lead: how many places a token's state stands behind the one that is known
+    with it: 0, or 1 where the target is to read a token, too, before the head guesses on.
     """
 
     kind: ClassVar[str]
     taught: ClassVar[int] = 4
+    lead: ClassVar[int] = 0
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         if not is_open(model):
@@ -125,32 +125,10 @@ class DraftHead(ABC):
         return torch.is_grad_enabled() and any(each.requires_grad for each in self.parts.tensors.values())
 
     @abstractmethod
-    def begin(self) -> Any:
-        """The memory of a text nothing is known of."""
-
-    @abstractmethod
-    def read(
-        self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
-    ) -> torch.Tensor:
-        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
-
-        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
-        """
-
-    @abstractmethod
-    def grow(
-        self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
-    ) -> torch.Tensor:
-        """Read nodes below the text: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
-
-        mask: [n, rows + n] bool, which rows each sees. Returns the logits [n, outputs] of what follows each.
-        """
-
-    @abstractmethod
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].
 
-        Token [b, i + j] stands j + 1 places behind state [b, i]. Guess j is about what stands behind that token.
+        Token [b, i + j] stands j + 1 - lead places behind state [b, i]. Guess j is about what stands behind that token.
         """
 
     def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
@@ -182,3 +160,33 @@ class DraftHead(ABC):
             return logits
         every = logits.new_full((len(logits), self.model.vocab_size), -torch.inf)
         return every.index_copy_(1, self.vocabulary, logits)
+
+
+class DraftHead(BoundHead):
+    """A head that reads a text and drafts on below it by itself.
+
+    What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
+    target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
+    """
+
+    @abstractmethod
+    def begin(self) -> Any:
+        """The memory of a text nothing is known of."""
+
+    @abstractmethod
+    def read(
+        self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
+
+        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
+        """
+
+    @abstractmethod
+    def grow(
+        self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        """Read nodes below the text: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
+
+        mask: [n, rows + n] bool, which rows each sees. Returns the logits [n, outputs] of what follows each.
+        """
