@@ -48,8 +48,15 @@ class TrainedHead:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedHead:
-        """Read what `save` wrote, from the file or its folder. Raises ModelNotFound, CorruptFile for anything else."""
+        """Read what `save` wrote, from the file or its folder, or a folder that others have published.
+
+        Raises ModelNotFound, CorruptFile, UnsupportedModel for anything else.
+        """
+        from . import published
+
         whole = Path(path).expanduser()
+        if not (whole / HEAD).is_file() and (whole / published.CONFIG).is_file():
+            return published.published(whole / published.WEIGHTS)
         return _load(whole / HEAD if whole.is_dir() else whole)
 
 

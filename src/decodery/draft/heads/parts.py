@@ -97,6 +97,7 @@ class Held:
 class LayerShape:
     """A decoder layer. hidden: width; inner: units of its MLP; theta: base of the rotary positions.
 
+    stretch: what each of their frequencies is divided by, nothing where it is empty.
     window: how many tokens of the text before the last one a row sees; None: all.
     """
 
@@ -108,6 +109,7 @@ class LayerShape:
     theta: float = 10_000.0
     eps: float = 1e-5
     window: int | None = None
+    stretch: tuple[float, ...] = ()
 
 
 class DecoderLayer:
@@ -120,6 +122,8 @@ class DecoderLayer:
         self.parts, self.prefix, self.shape = parts, prefix, shape
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
         self._inverse = 1.0 / shape.theta**exponents
+        if shape.stretch:
+            self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64)
 
     def begin(self, like: torch.Tensor) -> Held:
         return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
