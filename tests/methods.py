@@ -217,7 +217,7 @@ ADAPTIVE = {"auto"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"rapid", "jacobi", "first", "prediction"}
+CHAINS = {"rapid", "jacobi", "first", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 

@@ -57,15 +57,13 @@ class KangarooHead(BoundHead):
 
     @classmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        leave = max(1, model.config.num_layers // 4)
-        if leave == model.config.num_layers:
-            raise SettingsError(
-                "kangaroo drafts with some layers and verifies with the others: this model has one alone"
-            )
+        layers = model.config.num_layers
+        leave = max(1, layers // 4)
         # The states are those that the next layer of the target would read.
-        shape, tensors = copied_layer(model, leave)
+        following = min(leave, layers - 1)
+        shape, tensors = copied_layer(model, following)
         own = {name: tensors[name] for name in ("layer.qkv.weight", "layer.output.weight")}
-        own["layer.input_norm.weight"] = copied(model.weights.layers[leave].attention_norm)
+        own["layer.input_norm.weight"] = copied(model.weights.layers[following].attention_norm)
         own["norm.weight"] = copied(model.weights.norm)
         return own, {"layer": asdict(shape), "exit": leave}
 
