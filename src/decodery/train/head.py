@@ -76,6 +76,9 @@ class Taught:
     def places(self) -> int:
         return next(iter(self.states.values())).shape[1]
 
+    def unrolled(self, head: DraftHead, steps: int) -> list[Guess]:
+        return head.unroll(self.states, self.tokens[:, : self.places + steps - 1], steps)
+
 
 def taught(texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype) -> Taught:
     """At most the last `length` places of each text; prompts are read, and what is written is learned.
@@ -140,7 +143,7 @@ def judged(head: DraftHead, lessons: Sequence[Taught], decay: float) -> dict[str
     """
     right, places, distances = [0.0] * DEPTHS, [0] * DEPTHS, []
     for lesson in lessons:
-        guesses = head.unroll(lesson.states, lesson.tokens, min(DEPTHS, head.reach))
+        guesses = lesson.unrolled(head, min(DEPTHS, head.reach))
         distances.append(float(distance(head, guesses, lesson, decay)))
         for step, guess in enumerate(guesses):
             rows, likely, share, _ = _step(lesson, step)
@@ -224,7 +227,7 @@ class _Course:
 
     def loss(self, step: int) -> torch.Tensor:
         lesson = self._lesson([self.learned[each] for each in self._batch(step)])
-        guesses = self.head.unroll(lesson.states, lesson.tokens, self.head.taught)
+        guesses = lesson.unrolled(self.head, self.head.taught)
         known = lesson.weight[:, : lesson.places] > 0
         return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
 

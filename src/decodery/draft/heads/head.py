@@ -73,8 +73,8 @@ class DraftHead(ABC):
 
     What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
     target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
-    model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many steps it is unrolled
-    over in training.
+    model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
+    steps it is unrolled over in training.
     """
 
     kind: ClassVar[str]

@@ -35,10 +35,10 @@ def shipped_units(vocabulary: str) -> Path | None:
     return next((SHIPPED[name] / UNITS for name in SHIPPED if _is_for(name, vocabulary)), None)
 
 
-def shipped_head(kind: str) -> Path | None:
-    """The file of the head that comes along for the embedded model and a drafter of this kind, or None."""
-    found = SHIPPED["smollm2-draft"] / f"{kind}.safetensors"
-    return found if found.is_file() else None
+def shipped_head(kind: str, vocabulary: str) -> Path | None:
+    """The file of the head of a kind, such as "eagle-3", that drafts for models with this vocabulary, or None."""
+    found = (SHIPPED[name] / f"{kind}.safetensors" for name in SHIPPED if _is_for(name, vocabulary))
+    return next((path for path in found if path.is_file()), None)
 
 
 def _is_for(name: str, vocabulary: str) -> bool:
