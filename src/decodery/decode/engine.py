@@ -223,9 +223,10 @@ class Engine:
             for number, found in enumerate(run.answers)
             if found is None and (not side or self._is_side(run, number))
         ]
+        segments = [run.asks[number].segment for run, number in places]
         found = answer([run.asks[number] for run, number in places])
         scored = perf_counter()
-        rows = sum(len(run.asks[number].segment) for run, number in places)
+        rows = sum(len(segment) for segment in segments)
         if not side:
             self.rows = rows
         spend(places, self.model, (scored - begin) / max(rows, 1))
@@ -241,6 +242,10 @@ class Engine:
                 self._resume(run)
                 steps += new_steps(run, known)
         clock.fill(steps, begin, scored, len(places))
+        # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
+        if not side and any(step.prefill for step in steps):
+            attended = sum(int(segment.positions.sum()) for segment in segments)
+            self._schedule.pace.learn(rows, attended, clock.mark - begin)
 
     def _budget(self, seq: Sequence, nodes: int) -> Budget:
         """How much the text may draft in this step, `nodes` at most."""
