@@ -39,10 +39,12 @@ from decodery.draft.growth.rsd_s import RSDS
 from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.hidden_transfer import HiddenTransfer
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.ngram import NGram
+from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
@@ -56,6 +58,7 @@ from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
+from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.sample import (
     DRY,
@@ -146,9 +149,17 @@ def _head() -> ValueHead:
     return ValueHead(LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1))
 
 
+_RATES = torch.tensor([[0.4, 0.2, 0.1], [0.3, 0.2, 0.1]])
+
+
 def _placeholders(other: LanguageModel) -> Placeholders:
     """Two that nothing was learned for."""
-    return Placeholders(torch.ones(2, other.config.hidden_size))
+    return Placeholders(torch.ones(2, other.config.hidden_size), rates=_RATES)
+
+
+def _transfer(other: LanguageModel) -> Transfer:
+    """Maps that change nothing, after the embeddings and after a layer."""
+    return Transfer(torch.eye(other.config.hidden_size).repeat(2, 1, 1), (0, 1), _RATES)
 
 
 def _untrained(kind: type[DraftHead], other: LanguageModel, **settings: Any) -> TrainedHead:
@@ -161,12 +172,14 @@ def _untrained(kind: type[DraftHead], other: LanguageModel, **settings: Any) -> 
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
+    "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
+    "hidden-transfer": lambda other: HiddenTransfer(length=14, transfer=_transfer(other)),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0, units=_placeholders(other)),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),

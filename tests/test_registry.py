@@ -288,6 +288,7 @@ LOCAL = {
     *(("draft", name, "model") for name in ("draft-model", "rapid")),
     *(("draft", "auto", "warm"), ("draft", "lexical-unit", "units"), ("verify", "judge", "head")),
     *(("draft", name, "head") for name in ("eagle-3",)),
+    *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),
     *(("budget", "specdec++", "head"), ("score", "value-head", "head")),

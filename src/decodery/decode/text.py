@@ -17,7 +17,7 @@ from ..core.tree import TokenTree
 from ..draft.base import Observation
 from ..model.batch import Segment
 from ..model.protocol import EmbeddingModel
-from ..model.sites import Tap
+from ..model.sites import Intervention, Tap
 from ..verify.base import Accepted, Laws
 from .commit import commit, logprobs
 
@@ -163,7 +163,12 @@ def _segment(tree: TokenTree, seq: Sequence) -> Segment:
     """The rows of a tree below what the cache holds."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
     if tree.inputs is not None:
-        return Segment(positions, states=tree.embedded(cast(EmbeddingModel, seq.model)), mask=mask, cache=seq.cache)
+        changes = tuple(
+            Intervention(site, lambda rows, segment, change=change: change(rows, tree))  # type: ignore[misc]
+            for site, change in tree.changes.items()
+        )
+        states = tree.embedded(cast(EmbeddingModel, seq.model))
+        return Segment(positions, states=states, mask=mask, cache=seq.cache, interventions=changes)
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
 
 

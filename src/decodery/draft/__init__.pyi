@@ -11,11 +11,13 @@ from .combine import First as First
 from .forced import Forced as Forced
 from .combine import Fuse as Fuse
 from .graft import Graft as Graft
+from .hidden_transfer import HiddenTransfer as HiddenTransfer
 from .jacobi import Jacobi as Jacobi
 from .lexical_unit import LexicalUnit as LexicalUnit
 from .lookahead import Lookahead as Lookahead
 from .ngram import NGram as NGram
 from .base import Observation as Observation
+from .ppd import PPD as PPD
 from .prediction import Prediction as Prediction
 from .prompt_lookup import PromptLookup as PromptLookup
 from .rasd import RASD as RASD

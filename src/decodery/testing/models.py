@@ -49,7 +49,7 @@ class TableModel:
         self.spread = spread
         self.device = torch.device("cpu")
         self.dtype = torch.float64
-        self.capabilities = Capabilities(exact_rows=True, states=True)
+        self.capabilities = Capabilities(exact_rows=True, states=True, sites=frozenset(("residual",)))
         self.fingerprint = ""
         self._rows: dict[int, torch.Tensor] = {}
         self.config = ModelConfig(vocab_size, 1, 1, 1, 1, 1, 1, max_positions=4096, family="table")
@@ -96,9 +96,12 @@ class TableModel:
 
 def _tokens(segment: Segment) -> np.ndarray:
     """[n] what a segment's rows read, as tokens."""
-    if segment.states is not None:
-        return segment.states[:, 0].round().long().numpy()
-    return np.asarray(segment.tokens, dtype=np.int64)
+    if segment.states is None:
+        return np.asarray(segment.tokens, dtype=np.int64)
+    states = segment.states
+    for intervention in segment.interventions:
+        states = intervention.change(states, segment)
+    return states[:, 0].round().long().numpy()
 
 
 def tiny_transformer(
