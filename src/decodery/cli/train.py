@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .train_own_texts import acceptance, contexts, draft, ngrams, units
+from .train_own_texts import acceptance, calm, contexts, draft, ngrams, swift, units
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def train() -> None:
     """Make what some methods need, such as a datastore to draft from."""
 
 
-for learned in (acceptance, contexts, draft, ngrams, units):
+for learned in (acceptance, calm, contexts, draft, ngrams, swift, units):
     train.add_command(learned)
 
 

@@ -14,6 +14,7 @@ from ..errors import VocabularyMismatch
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import Reader
+from .rows import Rows
 
 _CHUNK = 512
 
@@ -23,8 +24,7 @@ class Follower:
     """What `model` has read of a text, and of the drafts below its last token.
 
     tokens: the text that its cache holds; logits: [1, vocab] after the last of them, None where not known. settled: how
-    many of `tokens` were the text the last time, which is not looked at again. rows: tentative rows of the cache by the
-    row above (-1: the end of the text) and the token; spare: logits [vocab] of rows nobody has asked for yet.
+    many of `tokens` were the text the last time, which is not looked at again. drafts: what it has read below them.
     hidden: [hidden], the last layer's state of the newest row, where `tapped`. slots: see `Sequence`.
     """
 
@@ -36,8 +36,7 @@ class Follower:
     tapped: bool = False
     slots: int | None = None
     settled: int = 0
-    rows: dict[tuple[int, int], int] = field(default_factory=dict)
-    spare: dict[int, torch.Tensor] = field(default_factory=dict)
+    drafts: Rows = field(default_factory=Rows)
 
     @classmethod
     def begin(cls, model: Reader, vocab_size: int, *, tapped: bool = False, slots: int | None = None) -> Follower:
@@ -75,29 +74,10 @@ class Follower:
         root = yield from self.text(text)
         if list(nodes) == [0]:
             return root
-        place, fresh = self._places(tree, nodes)
-        found = torch.empty(0)
-        if len(fresh):
-            first = len(self.rows) - len(fresh)
-            mask = np.zeros((len(fresh), len(self.rows)), dtype=bool)
-            fed = np.flatnonzero(place >= 0)
-            mask[:, place[fed]] = tree.ancestor_mask()[fresh][:, fed]
-            positions = self.cache.next_position + tree.depths[fresh] - 1
-            segment = Segment(positions, tree.tokens[fresh], mask=mask, cache=self.cache, stays=first)
-            try:
-                found = yield from self._read(segment)
-            except BaseException:
-                # What was to be read has not been.
-                self.rows = {key: row for key, row in self.rows.items() if row < first}
-                raise
-            wanted = place[list(nodes)]
-            if np.array_equal(wanted, first + np.arange(len(fresh))):
-                return found
-            self.spare.update((first + row, logits) for row, logits in enumerate(found))
-        return torch.stack([root[0] if node == 0 else self.spare.pop(int(place[node])) for node in nodes])
+        return (yield from self.drafts.after(self.cache, tree, nodes, self._read, root))
 
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
-        twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens))
+        twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=Rows())
         # Tentative rows do not follow a fork.
         twin._clear()
         return twin
@@ -108,30 +88,6 @@ class Follower:
         if self.slots is not None:
             self.cache.provide(self.slots)
         self._clear()
-
-    def _places(self, tree: TokenTree, nodes: Ordered[int]) -> tuple[np.ndarray, list[int]]:
-        """The row [n] of every node that is read with `nodes`, -1 for others, and the nodes that get a row now."""
-        known = self._known(tree)
-        if any(known.get(node, -1) >= 0 and known[node] not in self.spare for node in nodes):
-            # What a row said has been told, and is not kept: its path is read again, parents before children.
-            self.rows, self.spare = {}, {}
-        place, fresh = np.full(len(tree), -1), []
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-        for node in sorted({above for each in nodes for above in tree.path(each)}):
-            key = (int(place[parents[node]]), tokens[node])
-            if key not in self.rows:
-                self.rows[key] = len(self.rows)
-                fresh.append(node)
-            place[node] = self.rows[key]
-        return place, fresh
-
-    def _known(self, tree: TokenTree) -> dict[int, int]:
-        """The row of every node of a tree that has one; -1 for the root."""
-        known = {0: -1}
-        for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-            if parent in known and (row := self.rows.get((known[parent], token))) is not None:
-                known[node] = row
-        return known
 
     def _read(self, segment: Segment) -> Asking[torch.Tensor]:
         last = self.model.config.num_layers
@@ -154,7 +110,7 @@ class Follower:
             path: list[int] = []
             # Of the last token the logits are needed too, so that it is read again.
             for token in tokens[len(self.tokens) : -1]:
-                row = self.rows.get((path[-1] if path else -1, token))
+                row = self.drafts.places.get((path[-1] if path else -1, token))
                 if row is None:
                     break
                 path.append(row)
@@ -171,5 +127,5 @@ class Follower:
         self._clear()
 
     def _clear(self) -> None:
-        self.rows, self.spare = {}, {}
+        self.drafts.clear()
         self.logits = self.hidden = None
