@@ -71,7 +71,9 @@ def hoeffding(losses: np.ndarray, delta: float) -> float:
     return math.exp(-2 * len(losses) * max(0.0, delta - float(losses.mean())) ** 2)
 
 
-def tested(losses: Iterator[tuple[float, np.ndarray]], delta: float, epsilon: float) -> tuple[float, list[list[float]]]:
+def last_passed(
+    losses: Iterator[tuple[float, np.ndarray]], delta: float, epsilon: float
+) -> tuple[float, list[list[float]]]:
     """The last threshold that passed before the first that did not, NEVER for none, and what was tested.
 
     losses: thresholds in a fixed order with the losses [n] of each; no more are drawn than needed. Of every threshold
@@ -139,7 +141,7 @@ def calibrate(
                 write_text(out / TESTED, json.dumps({**settings, **known}) + "\n")
             yield threshold, np.array(known["losses"][name])
 
-    threshold, rows = tested(losses(), recipe.delta, recipe.epsilon)
+    threshold, rows = last_passed(losses(), recipe.delta, recipe.epsilon)
     chosen = recipe.source(threshold)
     facts = {
         "model": target.name,
