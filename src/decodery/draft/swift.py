@@ -11,6 +11,7 @@ from ..budget.base import Budget
 from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.memory import Scope
+from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -75,6 +76,11 @@ class Swift(OwnLayers):
         super().__post_init__()
         if not 0 <= self.ratio < 1 or min(self.window, self.interval, self.bayes) < 1:
             raise SettingsError("swift needs a ratio from 0 to less than 1, and window, interval and bayes >= 1")
+
+    @property
+    def gives(self) -> Gives:
+        drawn = Gives(drafts=("without-replacement",))
+        return drawn if isinstance(self.growth, Caterpillar) else super().gives
 
     def start(self, seq: Sequence) -> _State:
         if self.skip is not None:
