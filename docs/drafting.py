@@ -85,6 +85,29 @@ def transfer_layers() -> str:
     )
 
 
+def own_layers() -> str:
+    """What drafting with the target's own layers and leaving it early bring on the embedded model."""
+    found = load("draft-own-layers")
+    rows = [
+        [
+            name,
+            f"{each['tokens_per_pass']:.2f}" if each["draft_passes_per_pass"] or "del" in name else "",
+            f"{each['draft_step_in_passes']:.2f}" if each["draft_step_in_passes"] else "",
+            f"{each['draft_passes_per_pass']:.2f}" if each["draft_passes_per_pass"] else "",
+            f"{counts['layers'] / counts['rows']:.1f}" if "layers" in (counts := each["counts"]) else "",
+            f"{each['rouge_l']:.2f}",
+            f"{each['gain_in_units']:.2f}",
+            f"{each['speed']:.2f}",
+        ]
+        for name, each in found["runs"].items()
+    ]
+    header = ["method", "tokens per pass", "draft step in passes", "steps per pass", "layers per token"]
+    return (
+        f"{found['questions']} questions of Spec-Bench in one batch, greedy, {found['new_tokens']} tokens each "
+        f"(`{found['command']}`)\n\n" + table([*header, "ROUGE-L", "gain in units", "speed-up"], rows)
+    )
+
+
 def rules() -> str:
     """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
     result = load("rules")
@@ -242,6 +265,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "units": units,
     "in-pass": in_pass,
     "transfer-layers": transfer_layers,
+    "own-layers": own_layers,
     "growth": growth,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,

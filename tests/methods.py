@@ -26,10 +26,12 @@ from decodery.draft.base import Drafter
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.dynamic_exit import DEL
 from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
 from decodery.draft.forced import Forced
 from decodery.draft.graft import Graft
 from decodery.draft.growth.base import Growth
+from decodery.draft.growth.caterpillar import Caterpillar
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import FixedTree
@@ -54,10 +56,12 @@ from decodery.draft.stand import STAND
 from decodery.draft.stores.datastore import Datastore
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
+from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
+from decodery.model.skips import SkipSet
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.sample import (
@@ -101,6 +105,7 @@ from decodery.search.exact_extract import ExactExtract
 from decodery.search.pg_td import PGTD
 from decodery.search.smc import SMC
 from decodery.source.base import Source
+from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
@@ -176,6 +181,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "del": lambda other: DEL((0, 1), length=4),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
@@ -200,6 +206,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "prediction": lambda other: Prediction(
         tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
     ),
+    "swift": lambda other: Swift(
+        SkipSet(frozenset({"attention.0"}), 1), growth=Caterpillar(length=4, stop=0.1, nodes=9)
+    ),
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
@@ -210,6 +219,7 @@ GROWTHS: dict[str, Growth] = {
     "k-chains": KChains(k=3, length=3),
     "sequoia": Sequoia(nodes=9, depth=4),
     "eagle-2": EAGLE2(nodes=9, width=3, depth=4),
+    "caterpillar": Caterpillar(length=3, stop=0.05, nodes=9),
     "dyspec": DySpec(nodes=9),
     "rsd-c": RSDC((3, 2)),
     "rsd-s": RSDS(width=3, depth=3),
@@ -368,6 +378,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
     "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),
+    "calm": lambda other: CALM(0.5, "softmax", every=1),
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),

@@ -20,7 +20,7 @@ from ..core.text import Detokenizer
 from ..core.trace import Step
 from ..errors import OutOfMemory, SettingsError
 from ..model.protocol import LanguageModel
-from .account import StepClock, new_steps, spend
+from .account import StepClock, aside, new_steps, spend
 from .opening import opened
 from .preempt import read_again
 from .prefixes import PrefixCache
@@ -40,7 +40,8 @@ class Engine:
     """Decodes any number of texts with one model, and serves whatever else asks for its passes.
 
     Every `step` is one pass of the model over all who wait for it, after the passes of other models that they wait for
-    first: draft models, other contexts. Texts whose requests name a source of logits of their own ask through it.
+    first, and of parts of the model itself: draft models, other contexts, layers that draft. Texts whose requests name
+    a source of logits of their own ask through it.
 
     Prompts are read in chunks of `prefill_chunk` tokens; texts that read and texts that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
@@ -211,11 +212,11 @@ class Engine:
             self._running = None
 
     def _is_side(self, run: Turn, number: int) -> bool:
-        """Whether this ask waits for a pass of another model than the engine's own."""
-        return run.answers[number] is None and run.asks[number].model != self.model
+        """Whether this ask waits for a pass of another model than the engine's own, or of a part of it that drafts."""
+        return run.answers[number] is None and aside(run.asks[number], self.model)
 
     def _pass(self, runs: list[Turn], clock: StepClock, *, side: bool) -> None:
-        """Answer what these tasks wait for: of other models than the engine's own, or all of it; let them go on."""
+        """Answer what these tasks wait for: side passes alone (see `aside`), or all of it; let them go on."""
         begin = perf_counter()
         places = [
             (run, number)

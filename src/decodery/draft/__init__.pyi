@@ -4,6 +4,7 @@ from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
 from .copyspec import CopySpec as CopySpec
+from .dynamic_exit import DEL as DEL
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .base import Expander as Expander
@@ -26,8 +27,10 @@ from .rapid import Rapid as Rapid
 from .stand import STAND as STAND
 from .suffix_automaton import SuffixAutomaton as SuffixAutomaton
 from .suffix_tree import SuffixTree as SuffixTree
+from .swift import Swift as Swift
 from .combine import Switch as Switch
 from .token_recycling import TokenRecycling as TokenRecycling
 from .combine import first as first
 from .combine import fuse as fuse
 from .combine import switch as switch
+from .dynamic_exit import tokens_per_layer as tokens_per_layer
