@@ -7,6 +7,7 @@ from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
+from .eagle_3 import EAGLE3 as EAGLE3
 from .base import Expander as Expander
 from .combine import First as First
 from .forced import Forced as Forced
