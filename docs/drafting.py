@@ -32,6 +32,82 @@ def units() -> str:
     )
 
 
+def in_pass() -> str:
+    """Tokens per pass by length of drafters that guess in the target's own pass, and what rows make of them."""
+    found, like, speed = (load(f"draft-in-pass-{section}") for section in ("lengths", "calibration", "speed"))
+    parts = [
+        f"{found['questions']} questions of Spec-Bench of at most {found['of_at_most_tokens']} tokens, greedy, "
+        f"{found['new_tokens']} tokens each, int8 (`{found['command']}`), and {like['texts']} texts like those that "
+        f"rates were counted on, at their temperatures (`{like['command']}`). Predicted is what the rates say; speed "
+        "is plain decoding's times tokens per pass, over what passes of so many rows cost on the machine of the run."
+    ]
+    header = ["", "predicted", "on texts like those", "on questions", "speed"]
+    for name in ("ppd", "hidden-transfer"):
+        each, decoded = found[name], speed[name]
+        rows = [
+            [
+                f"{name}:length={length}",
+                f"{row['predicted']:.2f}",
+                f"{like[name][length]['tokens_per_pass']:.2f}",
+                f"{row['tokens_per_pass']:.2f}",
+                f"{row['speed_by_pass_cost']:.2f}",
+            ]
+            for length, row in each["lengths"].items()
+        ]
+        chosen = each["chosen_for_this_machine"]
+        parts += [
+            table(header, rows),
+            f"Chosen for that machine by what its passes cost: {chosen} rows"
+            + (", which is plain decoding. " if chosen == 1 else ". ")
+            + f"Decoded with length={decoded['length']}: {decoded['tokens_per_pass']:.2f} tokens per pass, "
+            f"{decoded['speed']:.2f} times the speed of plain decoding in processor time, {decoded['texts_as_plain']} "
+            f"of {speed['questions']} texts as plain decoding writes them (`{speed['command']}`).",
+        ]
+    machine = found["machine"]
+    costs = ", ".join(
+        f"{rows}: {time:.0f}" for rows, time in zip(machine["rows"], machine["pass_milliseconds"], strict=True)
+    )
+    return "\n\n".join([*parts, f"Milliseconds of a pass there by its rows: {costs}."])
+
+
+def transfer_layers() -> str:
+    """How right the states are that hidden transfer makes, by the layer after which they are made."""
+    found = load("draft-in-pass-layers")
+    rows = [
+        [layer, *(f"{each[f'right_{n}']:.1%}" for n in (1, 2, 3)), f"{each['cross_entropy']:.2f}"]
+        for layer, each in found["layers"].items()
+    ]
+    header = ["after layer", "p_1", "p_2", "p_3", "cross-entropy"]
+    return (
+        f"How often the likeliest token is right where all three states are made after one layer, on "
+        f"{found['texts_held_out']} texts held out, after {found['steps']} steps of {found['places_a_step']} places "
+        f"(`{found['command']}`).\n\n" + table(header, rows)
+    )
+
+
+def own_layers() -> str:
+    """What drafting with the target's own layers and leaving it early bring on the embedded model."""
+    found = load("draft-own-layers")
+    rows = [
+        [
+            name,
+            f"{each['tokens_per_pass']:.2f}" if each["draft_passes_per_pass"] or "del" in name else "",
+            f"{each['draft_step_in_passes']:.2f}" if each["draft_step_in_passes"] else "",
+            f"{each['draft_passes_per_pass']:.2f}" if each["draft_passes_per_pass"] else "",
+            f"{counts['layers'] / counts['rows']:.1f}" if "layers" in (counts := each["counts"]) else "",
+            f"{each['rouge_l']:.2f}",
+            f"{each['gain_in_units']:.2f}",
+            f"{each['speed']:.2f}",
+        ]
+        for name, each in found["runs"].items()
+    ]
+    header = ["method", "tokens per pass", "draft step in passes", "steps per pass", "layers per token"]
+    return (
+        f"{found['questions']} questions of Spec-Bench in one batch, greedy, {found['new_tokens']} tokens each "
+        f"(`{found['command']}`)\n\n" + table([*header, "ROUGE-L", "gain in units", "speed-up"], rows)
+    )
+
+
 def rules() -> str:
     """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
     result = load("rules")
@@ -187,6 +263,9 @@ def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "units": units,
+    "in-pass": in_pass,
+    "transfer-layers": transfer_layers,
+    "own-layers": own_layers,
     "growth": growth,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,

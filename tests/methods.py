@@ -26,6 +26,7 @@ from decodery.draft.base import Drafter
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.dynamic_exit import DEL
 from decodery.draft.eagle import EAGLE, EAGLEHead
 from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
 from decodery.draft.falcon import Falcon, FalconHead
@@ -33,6 +34,7 @@ from decodery.draft.forced import Forced
 from decodery.draft.fspad import FSPAD, FSPADHead
 from decodery.draft.graft import Graft
 from decodery.draft.growth.base import Growth
+from decodery.draft.growth.caterpillar import Caterpillar
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import FixedTree
@@ -42,12 +44,14 @@ from decodery.draft.growth.rsd_s import RSDS
 from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import BoundHead, TrainedHead
+from decodery.draft.hidden_transfer import HiddenTransfer
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.kangaroo import Kangaroo, KangarooHead
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.ngram import NGram
+from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.draft.rapid import Rapid
@@ -57,10 +61,13 @@ from decodery.draft.stand import STAND
 from decodery.draft.stores.datastore import Datastore
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
+from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
+from decodery.model.skips import SkipSet
+from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.sample import (
     DRY,
@@ -103,6 +110,7 @@ from decodery.search.exact_extract import ExactExtract
 from decodery.search.pg_td import PGTD
 from decodery.search.smc import SMC
 from decodery.source.base import Source
+from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
@@ -111,7 +119,7 @@ from decodery.source.partial_attention import PartialAttention, PartialWeights
 from decodery.source.sven import SVEN
 from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
-from decodery.testing.models import tiny_transformer
+from decodery.testing.models import Counted, tiny_transformer
 from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
@@ -151,21 +159,31 @@ def _head() -> ValueHead:
     return ValueHead(LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1))
 
 
+_RATES = torch.tensor([[0.4, 0.2, 0.1], [0.3, 0.2, 0.1]])
+
+
 def _placeholders(other: LanguageModel) -> Placeholders:
     """Two that nothing was learned for."""
-    return Placeholders(torch.ones(2, other.config.hidden_size))
+    return Placeholders(torch.ones(2, other.config.hidden_size), rates=_RATES)
+
+
+def _transfer(other: LanguageModel) -> Transfer:
+    """Maps that change nothing, after the embeddings and after a layer."""
+    return Transfer(torch.eye(other.config.hidden_size).repeat(2, 1, 1), (0, 1), _RATES)
 
 
 def _untrained(kind: type[BoundHead], other: LanguageModel, **settings: Any) -> TrainedHead:
     """A head that nothing was learned for, shaped as one for `other` would be; it speaks some of the tokens only."""
-    assert isinstance(other, Transformer)
-    tensors, about = kind.untrained(other, seed=0)
+    own = other.model if isinstance(other, Counted) else other
+    assert isinstance(own, Transformer)
+    tensors, about = kind.untrained(own, seed=0)
     tensors["vocabulary"] = torch.arange(0, other.vocab_size, 2, dtype=torch.int32)
     return TrainedHead(kind.kind, tensors, about | settings)
 
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(),
+    "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
@@ -174,9 +192,11 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "kangaroo": lambda other: Kangaroo(_untrained(KangarooHead, other), eta=0.05, length=3),
     "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "del": lambda other: DEL((0, 1), length=4),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
+    "hidden-transfer": lambda other: HiddenTransfer(length=14, transfer=_transfer(other)),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0, units=_placeholders(other)),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
@@ -197,6 +217,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "prediction": lambda other: Prediction(
         tuple(token % other.vocab_size for token in range(2, 40)), drafter=DraftModel(other, length=3)
     ),
+    "swift": lambda other: Swift(
+        SkipSet(frozenset({"attention.0"}), 1), growth=Caterpillar(length=4, stop=0.1, nodes=9)
+    ),
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name: a drafter, given a model that is like the target but not equal to it."""
@@ -207,6 +230,7 @@ GROWTHS: dict[str, Growth] = {
     "k-chains": KChains(k=3, length=3),
     "sequoia": Sequoia(nodes=9, depth=4),
     "eagle-2": EAGLE2(nodes=9, width=3, depth=4),
+    "caterpillar": Caterpillar(length=3, stop=0.05, nodes=9),
     "dyspec": DySpec(nodes=9),
     "rsd-c": RSDC((3, 2)),
     "rsd-s": RSDS(width=3, depth=3),
@@ -365,6 +389,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
     "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),
+    "calm": lambda other: CALM(0.5, "softmax", every=1),
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),

@@ -287,6 +287,8 @@ LOCAL = {
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(("draft", name, "model") for name in ("draft-model", "rapid")),
     *(("draft", "auto", "warm"), ("draft", "lexical-unit", "units"), ("verify", "judge", "head")),
+    *(("draft", name, "head") for name in ("eagle", "eagle-3", "falcon", "fspad", "kangaroo", "longspec")),
+    *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),
     *(("budget", "specdec++", "head"), ("score", "value-head", "head")),

@@ -32,9 +32,10 @@ from decodery.suggest.ngrams import load_ngrams
 from decodery.testing import Garbage, check_identical, check_state, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.train import loop
+from decodery.train.ahead import sure_runs
 from decodery.train.corpus import Corpus
 from decodery.train.data import write_texts
-from decodery.train.units import UNITS, School, UnitsRecipe, sure_runs, train_units
+from decodery.train.units import UNITS, PlaceholderSchool, UnitsRecipe, train_units
 from decodery.verify.lexical_unit import LexicalUnit as LexicalUnitRule
 from scripted import Scripted, Unigram
 from tiny_models import VOCAB, make_tokenizer
@@ -162,7 +163,7 @@ def test_runs_are_counted_from_each_token_on(written: Corpus) -> None:
 
 
 def test_placeholders_are_scored_as_the_drafter_will_see_them(target: LoadedModel, written: Corpus) -> None:
-    school, text = School(target.model, target.model, UnitsRecipe(span=3, places=5)), written[0]
+    school, text = PlaceholderSchool(target.model, target.model, UnitsRecipe(span=3, places=5), ahead=2), written[0]
     lesson = school.lesson(text, 0.0)
     assert lesson is not None and len(lesson.segments) == 5
     logq = school.logq([lesson])
@@ -190,7 +191,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     assert isinstance(model, Transformer)
     before = model.weights.embedding.clone()
     found, history = train_units(target, model, written, tmp_path / "whole", recipe=recipe)
-    school, taught = School(model, model, recipe), [written[number] for number in range(12)]
+    school, taught = PlaceholderSchool(model, model, recipe, ahead=2), [written[number] for number in range(12)]
     losses = [float(school.loss(taught, np.random.default_rng(0)).detach())]
     with torch.no_grad():
         school.placeholders.copy_(torch.from_numpy(_last(tmp_path / "whole")))
@@ -210,7 +211,7 @@ def test_placeholders_alone_learn_and_a_run_goes_on_where_it_stopped(
     again, _ = train_units(target, model, written, tmp_path / "twice", recipe=recipe)
     assert torch.equal(again.data, found.data)
     kept = Placeholders.load(tmp_path / "twice" / UNITS)
-    assert torch.equal(kept.data, found.data) and kept.facts["validation"]["accepted"] == pytest.approx(
+    assert torch.equal(kept.data, found.data) and kept.facts["validation"]["cross_entropy"] == pytest.approx(
         history.best, abs=1e-4
     )
     with pytest.raises(DecoderyError, match="float32"):

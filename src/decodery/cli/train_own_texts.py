@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +19,12 @@ from .training import (
     resumable,
     seed_option,
 )
+
+if TYPE_CHECKING:
+    from ..model.load import LoadedModel
+    from ..model.protocol import LanguageModel
+    from ..model.store import Progress
+    from ..train.corpus import Corpus
 
 
 @click.command(short_help="Train a small draft model for a model.")
@@ -148,20 +155,155 @@ def units(out: Path, model: str, own: OwnTexts, span: int, alpha: float, steps: 
     draft` or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the
     same command goes on where it stopped.
     """
-    from ..model.load import load
-    from ..model.transformer import Transformer
     from ..train.units import UnitsRecipe, check_folder, train_units
 
     recipe = UnitsRecipe(span=span, alpha=alpha, steps=steps, lr=lr, seed=seed)
     check_folder(out)
-    lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:
-        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
-        learning = load(model, dtype=learning_dtype()).model
-        assert isinstance(learning, Transformer)
+        loaded, learning, corpus = _studied(model, own, out, seed, progress)
         found, _ = train_units(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
     click.echo(f"The units are ready: --drafter lexical-unit:units={out}")
+
+
+@click.command(short_help="Train prompt tokens for --drafter ppd.")
+@out_option
+@model_option("that is to draft for itself")
+@own_texts()
+@click.option("--ahead", default=3, show_default=True, help="How many tokens ahead are guessed.")
+@click.option("--steps", default=300, show_default=True, help="Training steps, of one text each.")
+@click.option("--lr", default=1e-2, show_default=True, help="Learning rate at its highest.")
+@seed_option("texts and training")
+def ppd(out: Path, model: str, own: OwnTexts, ahead: int, steps: int, lr: float, seed: int) -> None:
+    """Train what MODEL reads behind a draft to guess further tokens: --drafter ppd:ppd=DIR.
+
+    Embeddings alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train
+    draft` or another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same
+    command goes on where it stopped.
+    """
+    from ..train.ppd import PPDRecipe, check_folder, train_ppd
+
+    recipe = PPDRecipe(ahead=ahead, steps=steps, lr=lr, seed=seed)
+    check_folder(out)
+    with resumable(out) as progress:
+        loaded, learning, corpus = _studied(model, own, out, seed, progress)
+        found, _ = train_ppd(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(json.dumps(found.facts["validation"], indent=1))
+    click.echo(f"The prompt tokens are ready: --drafter ppd:ppd={out}")
+
+
+@click.command(short_help="Train maps for --drafter hidden-transfer.")
+@out_option
+@model_option("that is to draft for itself")
+@own_texts()
+@click.option("--layers", default="18/21/24", show_default=True, help="After how many layers each token ahead is made.")
+@click.option("--steps", default=600, show_default=True, help="Training steps, of one text each.")
+@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@seed_option("texts and training")
+def hidden_transfer(out: Path, model: str, own: OwnTexts, layers: str, steps: int, lr: float, seed: int) -> None:
+    """Train maps from states of tokens of MODEL to states of later ones: --drafter hidden-transfer:transfer=DIR.
+
+    Maps alone learn, never the model. MODEL first writes the texts to learn from; a folder of `decodery train draft` or
+    another such command with the same settings has them already. Stop with Ctrl-C whenever you like: the same command
+    goes on where it stopped.
+    """
+    from ..train.hidden_transfer import TransferRecipe, check_folder, train_transfer
+
+    if not all(each.isdecimal() for each in layers.split("/")):
+        raise click.BadParameter(f"{layers} are no numbers of layers, as in 18/21/24", param_hint="--layers")
+    recipe = TransferRecipe(layers=tuple(map(int, layers.split("/"))), steps=steps, lr=lr, seed=seed)
+    check_folder(out)
+    with resumable(out) as progress:
+        loaded, learning, corpus = _studied(model, own, out, seed, progress)
+        found, _ = train_transfer(
+            loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress
+        )
+    click.echo(json.dumps(found.facts["validation"], indent=1))
+    click.echo(f"The maps are ready: --drafter hidden-transfer:transfer={out}")
+
+
+def _studied(
+    model: str, own: OwnTexts, out: Path, seed: int, progress: Progress
+) -> tuple[LoadedModel, LanguageModel, Corpus]:
+    """A model, the same one in floating point, and the texts it has written."""
+    from ..model.load import load
+
+    lines, loaded = own.lines(), load(model)
+    corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+    return loaded, load(model, dtype=learning_dtype()).model, corpus
+
+
+@click.command(short_help="Find sublayers for --drafter swift:skip=DIR.")
+@out_option
+@model_option("that is to draft for itself")
+@own_texts(count=400, length=64)
+@click.option("--ratio", default=0.45, show_default=True, help="Share of sublayers to skip.")
+@click.option("--proposals", default=200, show_default=True, help="How many sets are tried.")
+@click.option("--read", default=16, show_default=True, help="How many texts are read for every set.")
+@seed_option("texts and sets")
+def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, read: int, seed: int) -> None:
+    """Find which sublayers MODEL does best without when it drafts for itself: --drafter swift:skip=DIR.
+
+    Nothing learns: sets are tried, and the one without which MODEL most often finds the same token likeliest is kept.
+    MODEL first writes the texts to try them on; a folder of `decodery train draft` with the same settings has them
+    already. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    """
+    from ..model.load import load
+    from ..train.swift import SkipRecipe, check_folder, find_skips
+
+    recipe = SkipRecipe(ratio=ratio, proposals=proposals, texts=read, seed=seed)
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        found = find_skips(loaded, corpus, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(json.dumps({name: found.facts[name] for name in ("first", "best")}, indent=1))
+    click.echo(f"The sublayers are ready: --drafter swift:skip={out}")
+
+
+@click.command(short_help="Calibrate --source calm:calibration=DIR.")
+@out_option
+@model_option("that is to be left early")
+@click.option("--texts", default=64, show_default=True, metavar="N", help="How many texts are compared.")
+@click.option("--prompts", type=FILE, help="Their prompts, one a line; otherwise built-in instructions.")
+@click.option("--max-new-tokens", default=64, show_default=True, metavar="N", help="Length of a text.")
+@click.option("--confidence", default="state", show_default=True, type=click.Choice(["softmax", "state"]))
+@click.option("--every", default=5, show_default=True, help="Layers between two looks at the confidence.")
+@click.option("--delta", default=0.25, show_default=True, help="Largest mean loss, 1 minus ROUGE-L.")
+@click.option("--epsilon", default=0.05, show_default=True, help="How likely it may be exceeded.")
+@seed_option("the built-in prompts")
+def calm(
+    out: Path,
+    model: str,
+    texts: int,
+    prompts: Path | None,
+    max_new_tokens: int,
+    confidence: str,
+    every: int,
+    delta: float,
+    epsilon: float,
+    seed: int,
+) -> None:
+    """Find how sure MODEL must be to leave early without its texts changing too much: --source calm:calibration=DIR.
+
+    MODEL writes texts with all of its layers, and again with thresholds from the strictest on, until one cannot be
+    shown to keep their mean loss below the bound; the one before it is kept. Stop with Ctrl-C whenever you like: the
+    same command goes on where it stopped.
+    """
+    from ..lm import LM
+    from ..model.load import load
+    from ..train.calm import CalmRecipe, calibrate, check_folder
+    from ..train.data import built_in_prompts, read_prompts
+
+    recipe = CalmRecipe(confidence, every, max_new_tokens, delta, epsilon)  # type: ignore[arg-type]
+    check_folder(out)
+    lines, loaded = read_prompts(prompts)[:texts] if prompts else [], load(model)
+    encode = LM(loaded).encode
+    asked = [encode(line) for line in lines] if lines else built_in_prompts(loaded, texts, seed)
+    with resumable(out) as progress:
+        found = calibrate(loaded, asked, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(json.dumps(found.tested.tolist()))
+    click.echo(f"The calibration is ready: --source calm:calibration={out}")
 
 
 @click.command(short_help="Collect n-grams for suggestions.")

@@ -28,7 +28,7 @@ class Ask:
     """The wish to see the rows of a segment scored by a model.
 
     taps: where hidden states are read, see `model.sites.site`. role: what another model than the text's own goes by in
-    the ledger, such as "draft". route: which way the rows take through the model.
+    the ledger, such as "draft", or a part of that model: route, which way the rows take through it.
     """
 
     model: LanguageModel

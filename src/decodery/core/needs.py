@@ -38,6 +38,7 @@ class Needs:
     keys: bool = False
     costs: bool = False
     states: bool = False
+    changes: bool = False
     routes: bool = False
     policies: bool = False
     parts: bool = False
@@ -79,6 +80,7 @@ class Gives:
     taps: bool = False
     keys: bool = False
     states: bool = False
+    changes: bool = False
     routes: bool = False
     policies: bool = False
     parts: bool = False
@@ -108,6 +110,7 @@ WORDS = {
     "keys": "the keys and values of one model",
     "costs": "what passes cost",
     "states": "rows given as embeddings",
+    "changes": "rows that are changed between layers",
     "routes": "passes through some of the layers",
     "policies": "caches that are read as a policy says",
     "parts": "the final norm and the head by themselves",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,10 +11,13 @@ import numpy as np
 import torch
 
 from ..model.protocol import EmbeddingModel
+from ..model.sites import Tap
 
 Origin = Literal["deterministic", "sampled", "without-replacement"]
 UNKNOWN = -1
 """In place of a token, at nodes that read an embedding of their own."""
+Change = Callable[[torch.Tensor, "TokenTree"], torch.Tensor]
+"""Given the states [n, width] of a tree's nodes somewhere in a pass, and the tree: what they are from there on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +43,9 @@ class TokenTree:
     draw order, once per draw}, for nodes of a sampled tree where equal draws became one child; see `drawn`.
     inputs: [k, hidden] the embeddings that the k nodes read whose token is UNKNOWN, in their order; None where every
     token is known. Such nodes ask what comes behind a token not known yet. They are nobody's children: rules never see
-    them, and what they are scored with is for the drafter. entered: where scoring may go on, of exactly these nodes; a
-    tree made of this one has none.
+    them, and what they are scored with is for the drafter.
+    changes: what changes the states of such nodes on their way through the model, by site, see `model.sites`.
+    entered: where scoring may go on, of exactly these nodes; a tree made of this one has none.
     """
 
     tokens: np.ndarray
@@ -51,6 +55,7 @@ class TokenTree:
     distributions: dict[int, torch.Tensor] = field(default_factory=dict)
     draws: dict[int, list[int]] = field(default_factory=dict)
     inputs: torch.Tensor | None = None
+    changes: Mapping[Tap, Change] = field(default_factory=dict)
     entered: Entered | None = None
 
     @classmethod
@@ -100,8 +105,28 @@ class TokenTree:
                     tokens.append(token)
                     parents.append(node)
                 node = index[key]
-        arrays = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
-        return TokenTree(*arrays, self.origin, None, self.distributions, self.draws, self.inputs)
+        longer = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+        return replace(self, tokens=longer[0], parents=longer[1], logq=None)
+
+    def asking(
+        self, counts: np.ndarray, inputs: torch.Tensor, changes: Mapping[Tap, Change] | None = None
+    ) -> TokenTree:
+        """This tree, of known tokens, and behind each of its nodes a chain of nodes without a token.
+
+        counts: [n] how long the chains are; inputs: [longest, hidden] what the first, second, ... node of a chain
+        reads. The chains stand behind all other nodes, in the order of those they hang on.
+        """
+        owners = np.arange(len(self)).repeat(counts)
+        places = np.arange(len(owners)) - (np.cumsum(counts) - counts).repeat(counts)
+        parents = np.where(places == 0, owners, len(self) + np.arange(len(owners)) - 1)
+        return replace(
+            self,
+            tokens=np.concatenate((self.tokens, np.full(len(owners), UNKNOWN))),
+            parents=np.concatenate((self.parents, parents)),
+            logq=None if self.logq is None else np.concatenate((self.logq, np.full(len(owners), -np.inf))),
+            inputs=inputs[torch.from_numpy(places)] if len(owners) else None,
+            changes=changes or {},
+        )
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -161,6 +186,26 @@ class TokenTree:
         """Children of `node` in the order they were drawn in."""
         return np.flatnonzero((self.parents == node) & (self.tokens != UNKNOWN))
 
+    def asked(self, node: int) -> list[int]:
+        """The chain of nodes without a token behind `node`."""
+        chain: list[int] = []
+        while (child := self.child(node, UNKNOWN)) is not None:
+            chain.append(child)
+            node = child
+        return chain
+
+    @cached_property
+    def chains(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of all nodes without a token: which they are, which known node their chain hangs on, and their places in it.
+
+        Each is [k]; the first node of a chain has place 0.
+        """
+        nodes = np.flatnonzero(self.tokens == UNKNOWN)
+        owners, places = self.parents[nodes], np.zeros(len(nodes), dtype=np.int64)
+        while (inside := self.tokens[owners] == UNKNOWN).any():
+            owners, places = np.where(inside, self.parents[owners], owners), places + inside
+        return nodes, owners, places
+
     def embedded(self, model: EmbeddingModel) -> torch.Tensor:
         """[n, hidden] what `model` reads at the nodes: the tokens' embeddings, and `inputs` where there are some."""
         rows = model.embed_tokens(torch.from_numpy(self.tokens.clip(min=0)).to(model.device))
@@ -203,7 +248,8 @@ class TokenTree:
         if inputs is not None:
             asking = kept[self.tokens == UNKNOWN]
             inputs = inputs[torch.from_numpy(asking)] if asking.any() else None
-        return TokenTree(self.tokens[nodes], place[self.parents[nodes]], self.origin, logq, laws, draws, inputs)
+        parents = place[self.parents[nodes]]
+        return TokenTree(self.tokens[nodes], parents, self.origin, logq, laws, draws, inputs, self.changes)
 
     def merge(self, other: TokenTree) -> TokenTree:
         """Union of the paths of both trees, by longest shared prefix; a deterministic tree.
@@ -226,4 +272,5 @@ class TokenTree:
             asking = np.flatnonzero(other.tokens == UNKNOWN).tolist()
             read.append(other.inputs[torch.tensor([place[node] >= len(self) for node in asking])])
         inputs = torch.cat(read) if read else None
-        return TokenTree(np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64), inputs=inputs)
+        arrays = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
+        return TokenTree(*arrays, inputs=inputs, changes={**other.changes, **self.changes})

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
+from ..core.ask import Ask
 from ..core.trace import Step
 from ..model.cache import resident
 from ..model.protocol import LanguageModel
-from ..model.route import Route
+from ..model.route import WHOLE, Route
 from .task import Turn
 
 OWN = "model"
@@ -32,6 +33,11 @@ class StepClock:
         self.mark = ended
 
 
+def aside(ask: Ask, own: LanguageModel) -> bool:
+    """Whether an ask is for another model than the engine's own, or in a role of its own for some layers of that."""
+    return ask.model != own or bool(ask.role and ask.route != WHOLE)
+
+
 def spend(places: Sequence[tuple[Turn, int]], own: LanguageModel, seconds: float) -> None:
     """Enter a pass in the ledgers of those who took part. places: their asks, by number; seconds: per row.
 
@@ -40,7 +46,7 @@ def spend(places: Sequence[tuple[Turn, int]], own: LanguageModel, seconds: float
     known: set[tuple[int, str, LanguageModel, Route]] = set()
     for run, number in places:
         ask = run.asks[number]
-        name = ask.role if ask.role and ask.model != own else OWN
+        name = ask.role if ask.role and aside(ask, own) else OWN
         rows, key = len(ask.segment), (id(run.ledger), name, ask.model, ask.route)
         run.ledger.spend(name, rows, seconds * rows, first=key not in known)
         known.add(key)

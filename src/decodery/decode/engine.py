@@ -20,7 +20,7 @@ from ..core.text import Detokenizer
 from ..core.trace import Step
 from ..errors import OutOfMemory, SettingsError
 from ..model.protocol import LanguageModel
-from .account import StepClock, new_steps, spend
+from .account import StepClock, aside, new_steps, spend
 from .opening import opened
 from .preempt import read_again
 from .prefixes import PrefixCache
@@ -40,7 +40,8 @@ class Engine:
     """Decodes any number of texts with one model, and serves whatever else asks for its passes.
 
     Every `step` is one pass of the model over all who wait for it, after the passes of other models that they wait for
-    first: draft models, other contexts. Texts whose requests name a source of logits of their own ask through it.
+    first, and of parts of the model itself: draft models, other contexts, layers that draft. Texts whose requests name
+    a source of logits of their own ask through it.
 
     Prompts are read in chunks of `prefill_chunk` tokens; texts that read and texts that write share passes.
     detokenizer: makes a text stream per sequence; without it sequences have tokens only. memory: what drafters remember
@@ -211,11 +212,11 @@ class Engine:
             self._running = None
 
     def _is_side(self, run: Turn, number: int) -> bool:
-        """Whether this ask waits for a pass of another model than the engine's own."""
-        return run.answers[number] is None and run.asks[number].model != self.model
+        """Whether this ask waits for a pass of another model than the engine's own, or of a part of it that drafts."""
+        return run.answers[number] is None and aside(run.asks[number], self.model)
 
     def _pass(self, runs: list[Turn], clock: StepClock, *, side: bool) -> None:
-        """Answer what these tasks wait for: of other models than the engine's own, or all of it; let them go on."""
+        """Answer what these tasks wait for: side passes alone (see `aside`), or all of it; let them go on."""
         begin = perf_counter()
         places = [
             (run, number)
@@ -223,9 +224,10 @@ class Engine:
             for number, found in enumerate(run.answers)
             if found is None and (not side or self._is_side(run, number))
         ]
+        segments = [run.asks[number].segment for run, number in places]
         found = answer([run.asks[number] for run, number in places])
         scored = perf_counter()
-        rows = sum(len(run.asks[number].segment) for run, number in places)
+        rows = sum(len(segment) for segment in segments)
         if not side:
             self.rows = rows
         spend(places, self.model, (scored - begin) / max(rows, 1))
@@ -241,6 +243,10 @@ class Engine:
                 self._resume(run)
                 steps += new_steps(run, known)
         clock.fill(steps, begin, scored, len(places))
+        # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
+        if not side and any(step.prefill for step in steps):
+            attended = sum(int(segment.positions.sum()) for segment in segments)
+            self._schedule.pace.learn(rows, attended, clock.mark - begin)
 
     def _budget(self, seq: Sequence, nodes: int) -> Budget:
         """How much the text may draft in this step, `nodes` at most."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
-_OF_MODEL = ("taps", "keys", "states", "routes", "policies", "parts", "exact_rows", "gradients")
+_OF_MODEL = ("taps", "keys", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
 
 
 def refuse(request: Request, model: LanguageModel | None = None) -> None:

@@ -22,7 +22,7 @@ def opened(
     """
     prompt = [int(token) for token in request.prompt]
     _check_prompt(prompt, target)
-    request.suits(target)
+    request = request.suited(target)
     model = target if request.source is None else request.source.over(target, prompt)
     _check_prompt(prompt, model)
     request.rule.fits(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence as Ordered
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -99,9 +100,15 @@ class Request:
                 article = "a verification rule of tokens" if role == "rule" else f"a {kind.__name__}"
                 raise SettingsError(f"{role} must be {article} or the name of one, not {part!r}")
 
-    def suits(self, model: LanguageModel) -> None:
-        """Raise SettingsError or UnsupportedModel where `model` does not give what some part needs."""
-        refuse(self, model)
+    def suited(self, model: LanguageModel) -> Request:
+        """The same request with what its drafter brings along for texts of `model`.
+
+        Raises SettingsError or UnsupportedModel where the model does not give what some part needs.
+        """
+        found = self if self.drafter is None else copy(self)
+        found.drafter = None if self.drafter is None else self.drafter.suited(model)
+        refuse(found, model)
+        return found
 
     def _constrain(self) -> None:
         """Let what goes with a constraint take the place of rule and drafter."""

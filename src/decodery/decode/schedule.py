@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
 from ..model.blocks import Slab, resident
 from ..model.cache import KVCache
+from .pace import LEAST_ROWS, Pace
 from .preempt import behind, caches, drop, withdraw
 from .prefixes import PrefixCache
 from .task import Task, Turn, Work
@@ -30,29 +32,34 @@ class Limits:
 
     texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of tasks in
     progress and of those that are kept for later ones, None for no bound. What is kept goes first; then a task that no
-    longer fits gives its memory back and is read again later.
+    longer fits gives its memory back and is read again later. seconds: that a pass is to take while somebody writes, by
+    what earlier ones took; prompts are read in smaller chunks for it, down to 16 rows. None for no bound.
     """
 
     rows: int = 1024
     texts: int = 1024
     cache_bytes: int | None = None
+    seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.texts < 1 or (self.cache_bytes is not None and self.cache_bytes < 1):
             raise SettingsError("an engine needs limits of at least one row, one text and one byte")
+        if self.seconds is not None and not self.seconds > 0:
+            raise SettingsError(f"a pass needs more than {self.seconds} seconds")
 
 
 class Schedule:
     """Tasks in progress and tasks that wait. runs: those in progress, the earliest first.
 
     prefixes: what texts leave for those that begin alike, None to keep nothing. preemptions: how often a text gave its
-    memory back.
+    memory back. pace: what passes take, for those who wait for one.
     """
 
     def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
         self.limits = limits
         self.prefixes = prefixes
         self.preemptions = 0
+        self.pace = Pace()
         self.runs: list[Turn] = []
         self._chunk = chunk
         self._waiting: deque[Turn] = deque()
@@ -112,13 +119,27 @@ class Schedule:
         nodes = max((rows - kept) // max(len(writers), 1) - 1, 0)
         found = [(run, 0, nodes) for run in writers]
         left = max(rows - sum(1 + min(nodes, _most_nodes(run)) for run in writers), kept)
-        for run in sorted(readers, key=lambda run: run.served):
+        seconds = self._seconds_to_read()
+        for number, run in enumerate(sorted(readers, key=lambda run: run.served)):
             assert isinstance(run.task, Sequence)
-            chunk = min(self._chunk, left, unread(run.task))
+            before = run.task.cache.next_position
+            fit = self.pace.rows(seconds, before)
+            # Who has waited longest reads on in any case.
+            timely = int(min(fit, self._chunk)) if fit >= LEAST_ROWS else LEAST_ROWS * (number == 0)
+            chunk = min(self._chunk, left, unread(run.task), timely)
             if chunk > 0 or not found:
                 found.append((run, max(chunk, 1), 0))
                 left -= chunk
+                seconds -= self.pace.seconds(chunk, before)
         return found
+
+    def _seconds_to_read(self) -> float:
+        """What prompts may take of the next pass, beside those who write in it."""
+        writing = [run.task for run in self.active if not isinstance(run.task, Sequence) or not reads(run.task)]
+        if self.limits.seconds is None or not writing:
+            return inf
+        texts = (task for task in writing if isinstance(task, Sequence))
+        return self.limits.seconds - sum(self.pace.seconds(1, task.cache.next_position) for task in texts)
 
     def fitting(self, runs: list[Turn]) -> list[Turn]:
         """Those that share the next pass: who has waited longest first, and at least one."""

@@ -18,7 +18,7 @@ from ..draft.base import Observation
 from ..model.batch import Segment
 from ..model.protocol import EmbeddingModel
 from ..model.route import WHOLE, Route
-from ..model.sites import OF_OUTPUTS, Tap, site
+from ..model.sites import OF_OUTPUTS, Intervention, Tap, site
 from ..verify.base import Accepted, Laws
 from .commit import commit, logprobs
 
@@ -184,7 +184,12 @@ def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
     if tree.entered is not None and route != WHOLE:
         return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache)
     if tree.inputs is not None:
-        return Segment(positions, states=tree.embedded(cast(EmbeddingModel, seq.model)), mask=mask, cache=seq.cache)
+        changes = tuple(
+            Intervention(site, lambda rows, segment, change=change: change(rows, tree))  # type: ignore[misc]
+            for site, change in tree.changes.items()
+        )
+        states = tree.embedded(cast(EmbeddingModel, seq.model))
+        return Segment(positions, states=states, mask=mask, cache=seq.cache, interventions=changes)
     return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
 
 

@@ -4,6 +4,7 @@ from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
 from .copyspec import CopySpec as CopySpec
+from .dynamic_exit import DEL as DEL
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE
@@ -15,6 +16,7 @@ from .combine import First as First
 from .forced import Forced as Forced
 from .combine import Fuse as Fuse
 from .graft import Graft as Graft
+from .hidden_transfer import HiddenTransfer as HiddenTransfer
 from .jacobi import Jacobi as Jacobi
 from .kangaroo import Kangaroo as Kangaroo
 from .lexical_unit import LexicalUnit as LexicalUnit
@@ -22,6 +24,7 @@ from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
 from .ngram import NGram as NGram
 from .base import Observation as Observation
+from .ppd import PPD as PPD
 from .prediction import Prediction as Prediction
 from .prompt_lookup import PromptLookup as PromptLookup
 from .rasd import RASD as RASD
@@ -30,8 +33,10 @@ from .rapid import Rapid as Rapid
 from .stand import STAND as STAND
 from .suffix_automaton import SuffixAutomaton as SuffixAutomaton
 from .suffix_tree import SuffixTree as SuffixTree
+from .swift import Swift as Swift
 from .combine import Switch as Switch
 from .token_recycling import TokenRecycling as TokenRecycling
 from .combine import first as first
 from .combine import fuse as fuse
 from .combine import switch as switch
+from .dynamic_exit import tokens_per_layer as tokens_per_layer

@@ -14,7 +14,7 @@ from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
-from ..model.drafts import shipped_contexts
+from ..model import drafts
 from ..registry import register
 from .base import Drafter, Observation
 from .stores.contexts import Contexts
@@ -70,7 +70,7 @@ class Auto(Drafter):
         if self.warm is None:
             return None
         if self.warm == SHIPPED:
-            found = shipped_contexts(seq.model.config.vocabulary)
+            found = drafts.shipped(drafts.CONTEXTS, seq.model.config.vocabulary)
             return None if found is None else WarmContexts.load(found)
         warm = WarmContexts.load(Path(self.warm))
         if warm.vocab_size != seq.vocab_size or warm.vocabulary != seq.model.config.vocabulary:

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -91,6 +91,13 @@ class Drafter(Contract):
         """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
         return Gives(drafts=("deterministic",))
 
+    def suited(self, model: Reader) -> Self:
+        """The same drafter with what comes along for texts of `model`, where that is left to it."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        found = {name: _suited(value, model) for name, value in own.items()}
+        changed = {name: value for name, value in found.items() if value is not own[name]}
+        return replace(self, **changed) if changed else self
+
     def start(self, seq: Sequence) -> Any:
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
         return None
@@ -116,6 +123,16 @@ class Drafter(Contract):
     def held_rows(self, nodes: int) -> int:
         """How many rows [vocab] float32 it holds at once while it drafts `nodes` nodes, at most."""
         return 0
+
+
+def _suited(value: Any, model: Reader) -> Any:
+    """A setting of a drafter, with other drafters in it suited to a model."""
+    if isinstance(value, Drafter):
+        return value.suited(model)
+    if isinstance(value, tuple) and any(isinstance(each, Drafter) for each in value):
+        found = tuple(_suited(each, model) for each in value)
+        return value if all(new is old for new, old in zip(found, value, strict=True)) else found
+    return value
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Follower:
     """What `model` has read of a text, and of the drafts below its last token.
 
     tokens: the text that its cache holds; logits: [1, vocab] after the last of them, None where not known. settled: how
-    many of `tokens` were the text the last time, which is not looked at again. rows: the cache's tentative ones.
+    many of `tokens` were the text the last time, which is not looked at again. drafts: what it has read below them.
     hidden: [hidden], the last layer's state of the newest row, where `tapped`. slots: see `Sequence`.
     """
 
@@ -36,7 +36,7 @@ class Follower:
     tapped: bool = False
     slots: int | None = None
     settled: int = 0
-    rows: TreeRows = field(default_factory=TreeRows)
+    drafts: TreeRows = field(default_factory=TreeRows)
 
     @classmethod
     def begin(cls, model: Reader, vocab_size: int, *, tapped: bool = False, slots: int | None = None) -> Follower:
@@ -74,23 +74,11 @@ class Follower:
         root = yield from self.text(text)
         if list(nodes) == [0]:
             return root
-        place, fresh = self.rows.place(tree, nodes)
-        found = torch.empty(0)
-        if len(fresh):
-            first = len(self.rows) - len(fresh)
-            mask = self.rows.mask(tree, place, fresh)
-            positions = self.cache.next_position + tree.depths[fresh] - 1
-            segment = Segment(positions, tree.tokens[fresh], mask=mask, cache=self.cache, stays=first)
-            try:
-                found = yield from self._read(segment)
-            except BaseException:
-                self.rows.cut(first)
-                raise
-        return self.rows.told(found, place, nodes, root[0])
+        return (yield from self.drafts.after(self.cache, tree, nodes, self._read, root[0]))
 
     def __deepcopy__(self, memo: dict[int, object]) -> Follower:
+        twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), drafts=TreeRows())
         # Tentative rows do not follow a fork.
-        twin = replace(self, cache=self.cache.fork(), tokens=list(self.tokens), rows=TreeRows())
         twin._clear()
         return twin
 
@@ -120,7 +108,7 @@ class Follower:
         """Let drafts that became text count as read, and forget the others once the text has grown."""
         if len(tokens) > len(self.tokens):
             # Of the last token the logits are needed too, so that it is read again.
-            path = self.rows.path(tokens[len(self.tokens) : -1])
+            path = self.drafts.path(tokens[len(self.tokens) : -1])
             self.cache.keep(path)
             self.tokens += tokens[len(self.tokens) : len(self.tokens) + len(path)]
             self._clear()
@@ -134,5 +122,5 @@ class Follower:
         self._clear()
 
     def _clear(self) -> None:
-        self.rows.clear()
+        self.drafts.clear()
         self.logits = self.hidden = None

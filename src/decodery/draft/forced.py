@@ -88,7 +88,7 @@ class Forced(Composite):
                 laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
-        return TokenTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs)
+        return TokenTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)
 
 
 def _behind_forced(seen: Observation, count: int) -> Observation:

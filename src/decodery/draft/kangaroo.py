@@ -101,15 +101,13 @@ class KangarooHead(BoundHead):
 class _Reading:
     """What the adapter remembers of one text. fresh: states of the text it has not read yet, and where they stand.
 
-    root: [outputs], what it expects behind the pending token, None before the first layers have read that. states: of
-    the pending token and of the nodes, in the order of their rows. sure: how likely it found the newest token's
-    likeliest successor.
+    rows: of the pending token and the nodes below it; states: [rows, hidden], theirs after the first layers. sure: how
+    likely it found the newest token's likeliest successor.
     """
 
     head: KangarooHead
     held: Held
     fresh: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    root: torch.Tensor | None = None
     states: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     rows: TreeRows = field(default_factory=TreeRows)
     sure: float = 1.0
@@ -122,7 +120,7 @@ class _Reading:
 
     def begin(self) -> None:
         """Forget what is tentative, and read what became text."""
-        self.root = None
+        self.states = self.states[:0]
         self.rows.clear()
         for states, start in self.fresh:
             self.head.keep(self.held, states.to(self.head.dtype), np.arange(start, start + len(states)))
@@ -179,33 +177,24 @@ class Kangaroo(TrainedDrafter):
         reading: _Reading = seq.draft_state
         reading.begin()
         tree = yield from super().propose(seq, replace(budget, ask=partial(self._goes_on, reading, budget)))
-        if reading.root is None or self.growth is not None:
+        if not len(states := reading.states) or self.growth is not None:
             return tree
-        states = reading.states
         if len(states) < len(tree):
             # Nothing was drafted behind the last token, which the first layers are to read all the same.
-            last = yield from self._shallow(seq, tree.tokens[-1:], tree.depths[-1:], None, len(states))
-            states = torch.cat((states, last))
+            place = seq.cache.next_position + tree.depths[-1:]
+            last = Segment(place, tree.tokens[-1:], cache=seq.cache, stays=len(states))
+            states = torch.cat((states, (yield from self._shallow(seq, last))))
         return replace(tree, entered=Entered(reading.head.exit, states))
 
     def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
         reading: _Reading = seq.draft_state
-        position = seq.cache.next_position
-        if reading.root is None:
-            alone = np.ones((1, 1), dtype=bool)
-            states = yield from self._shallow(seq, tree.tokens[:1], tree.depths[:1], alone, 0)
-            reading.root = reading.guess(states, np.array([position]), alone)[0]
-        if list(nodes) == [0]:
-            return reading.head.spread(reading.root[None])
-        place, fresh = reading.rows.place(tree, nodes)
-        found = reading.root.new_empty(0, len(reading.root))
-        if fresh:
-            mask = reading.rows.mask(tree, place, fresh)
-            mask = np.concatenate((np.ones((len(fresh), 1), dtype=bool), mask), axis=1)
-            stays = mask.shape[1] - len(fresh)
-            states = yield from self._shallow(seq, tree.tokens[fresh], tree.depths[fresh], mask, stays)
-            found = reading.guess(states, position + tree.depths[fresh], mask)
-        return reading.head.spread(reading.rows.told(found, place, nodes, reading.root))
+        found = yield from reading.rows.after(seq.cache, tree, nodes, partial(self._read, seq))
+        return reading.head.spread(found)
+
+    def _read(self, seq: Sequence, segment: Segment) -> Asking[torch.Tensor]:
+        """The adapter's logits [n, outputs] behind rows that the first layers read now."""
+        states = yield from self._shallow(seq, segment)
+        return seq.draft_state.guess(states, segment.positions, segment.seen())
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         reading: _Reading = seq.draft_state
@@ -218,13 +207,9 @@ class Kangaroo(TrainedDrafter):
         """Whether the token drafted last was sure enough for one more, and the request's own budget agrees."""
         return False if outlook.drawn and reading.sure < self.eta else budget.goes_on(outlook)
 
-    def _shallow(
-        self, seq: Sequence, tokens: np.ndarray, depths: np.ndarray, mask: np.ndarray | None, stays: int
-    ) -> Asking[torch.Tensor]:
-        """[n, hidden] states of tokens below the pending one after the first layers, whose rows stay in the cache."""
+    def _shallow(self, seq: Sequence, segment: Segment) -> Asking[torch.Tensor]:
+        """[n, hidden] states of rows after the first layers, where they stay in the text's cache."""
         leave = seq.draft_state.head.exit
-        positions = seq.cache.next_position + depths
-        segment = Segment(positions, tokens, mask=mask, cache=seq.cache, stays=stays, logit_rows=[])
-        route = Route(tuple(range(leave)))
+        route, segment = Route(tuple(range(leave))), replace(segment, logit_rows=[])
         (scored,) = yield [Ask(cast(LanguageModel, seq.model), segment, (leave,), "draft", route)]
         return scored.hidden[leave]

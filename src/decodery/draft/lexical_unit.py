@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,12 +11,10 @@ import torch
 from ..budget.base import Budget
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..core.tree import UNKNOWN, TokenTree
+from ..core.tree import TokenTree
 from ..errors import SettingsError
-from ..model.artifact import remembered
-from ..model.drafts import UNITS, shipped_units
-from ..model.placeholders import Placeholders
-from ..model.protocol import Reader
+from ..model.drafts import UNITS
+from ..model.placeholders import Placeholders, found_placeholders
 from ..registry import register
 from .base import Drafter, Observation
 
@@ -72,7 +69,7 @@ class LexicalUnit(Drafter):
         return self.span * self.span - 1
 
     def start(self, seq: Sequence) -> _State:
-        found = self._found(seq.model)
+        found = found_placeholders(self.units, UNITS, seq.model, "units", "lexical-unit")
         if len(found.data) < self.span - 1:
             raise SettingsError(
                 f"a span of {self.span} needs {self.span - 1} placeholders and there are {len(found.data)}: lower "
@@ -82,51 +79,21 @@ class LexicalUnit(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         state: _State = seq.draft_state
-        known, ahead = len(state.unit) + 1, self.span - 1
-        owners = np.arange(known).repeat(ahead)
-        tokens = np.concatenate(([seq.pending], state.unit, np.full(len(owners), UNKNOWN))).astype(np.int64)
-        parents = np.concatenate((np.arange(-1, known - 1), known + np.arange(len(owners)) - 1))
-        # The first placeholder behind each token is a child of that token, the others of each other.
-        parents[known::ahead] = np.arange(known)
-        logq = np.array([0.0, *state.logs, *[-math.inf] * len(owners)])
-        tree = TokenTree(tokens, parents, logq=logq, inputs=state.placeholders.repeat(known, 1))
+        known = TokenTree.chain(seq.pending, state.unit, logq=np.array([0.0, *state.logs]))
+        tree = known.asking(np.full(len(known), self.span - 1), state.placeholders)
         return tree.prune((np.arange(len(tree)) <= budget.nodes) & (tree.depths <= budget.depth))
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         state: _State = seq.draft_state
-        node = seen.path[-1] if seen.path else 0
         state.unit, state.logs = [], []
         read = [seq.tokens[-1]]
-        while (child := seen.tree.child(node, UNKNOWN)) is not None:
-            token, log = _expected(seen, child)
+        for node in seen.tree.asked(seen.path[-1] if seen.path else 0):
+            token, log = _expected(seen, node)
             if log < math.log(self.beta or 1e-300) or _repeats([*read, token]):
                 return
             read.append(token)
             state.unit.append(token)
             state.logs.append(log)
-            node = child
-
-    def _found(self, model: Reader) -> Placeholders:
-        found, path = self.units, self.units
-        if path is None:
-            shipped = shipped_units(model.config.vocabulary)
-            path = None if shipped is None else str(shipped)
-        if isinstance(path, str):
-            whole = Path(path).expanduser()
-            whole = whole / UNITS if whole.is_dir() else whole
-            found = _load(whole)
-        if not isinstance(found, Placeholders):
-            raise SettingsError(
-                "no units for this model come along: make some with `decodery train units --model MODEL --out DIR` and "
-                "name them, as in lexical-unit:units=DIR"
-            )
-        found.check(model.config)
-        return found
-
-
-@remembered
-def _load(path: Path) -> Placeholders:
-    return Placeholders.load(path)
 
 
 def _expected(seen: Observation, node: int) -> tuple[int, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ import torch
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from ..errors import UnsupportedModel
 from ..model.attention import attend, rotate
 from ..model.cache import KVCache
 from ..model.protocol import Reader
@@ -63,11 +62,8 @@ class LongSpecHead(DraftHead):
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
-        if not isinstance(model, Transformer):
-            raise UnsupportedModel(
-                "a head for longspec reads keys and values as this package's own transformer has them"
-            )
-        self.target = model
+        # Whoever opens its parts is one, or stands for one.
+        self.target = cast(Transformer, model)
         shape = LayerShape(**trained.settings["layer"])
         self.layer = DecoderLayer(self.parts, "layer.", shape)
         self.cross = DecoderLayer(self.parts, "cross.", replace(shape, window=None))

@@ -17,6 +17,7 @@ from .config import ModelConfig
 from .protocol import Capabilities, LanguageModel, OpenModel
 from .route import WHOLE, Route
 from .sites import Tap
+from .weights import Linear
 
 _KIND = "set of learned prefixes"
 
@@ -119,6 +120,10 @@ class Prefixed:
     def project(self, normed: torch.Tensor) -> torch.Tensor:
         """See `OpenModel.project`."""
         return self._opened.project(normed)
+
+    def projection(self, tokens: torch.Tensor | None) -> Linear:
+        """See `OpenModel.projection`."""
+        return self._opened.projection(tokens)
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()

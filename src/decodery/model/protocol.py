@@ -35,6 +35,11 @@ class Capabilities:
     parts: bool = False
     gradients: bool = False
 
+    @property
+    def changes(self) -> bool:
+        """Whether rows can be changed between layers."""
+        return "residual" in self.sites
+
 
 class Reader(Protocol):
     """What a text can be read by: a model, or what is made of several."""

@@ -50,7 +50,7 @@ class Service:
             detokenizer=lm.tokenizer.stream,
             memory=lm.memory,
             prefill_chunk=settings.chunk,
-            limits=Limits(rows=settings.rows, texts=settings.max_running, cache_bytes=settings.kv_bytes),
+            limits=Limits(settings.rows, settings.max_running, settings.kv_bytes, settings.pass_seconds),
             prefixes=self._prefixes,
         )
         self._passes = self._rows = self._tokens = 0

@@ -16,7 +16,8 @@ class ServerSettings:
     """Limits of a server, for all who use it.
 
     max_queue: texts that wait beside those in progress; max_running: texts in progress. rows: of one pass; chunk: of a
-    prompt in one pass. kv_bytes: of keys and values, of texts in progress and of those kept for later ones. body_bytes:
+    prompt in one pass. pass_seconds: that a pass is to take while somebody writes; longer prompts are read in smaller
+    chunks for it. kv_bytes: of keys and values, of texts in progress and of those kept for later ones. body_bytes:
     of a request; description_bytes: of a schema, grammar or list of tools in it. seconds: for one request, from its
     arrival; what is written by then is its answer. max_texts: of one request (prompts times `n`); max_texts_per_key: of
     all requests of one key at a time. drain_seconds: for what is in progress when the server is to stop. keys: name by
@@ -29,6 +30,7 @@ class ServerSettings:
     max_running: int = 64
     rows: int = 512
     chunk: int = 128
+    pass_seconds: float = 0.25
     kv_bytes: int = 2 * GIB
     body_bytes: int = 4 << 20
     description_bytes: int = 64 << 10
@@ -45,8 +47,9 @@ class ServerSettings:
         for name, bound in {**least, "max_texts_per_key": 1, "max_queue": 0, "drain_seconds": 0}.items():
             if getattr(self, name) < bound:
                 raise SettingsError(f"{name} must be at least {bound}, not {getattr(self, name)}")
-        if not self.seconds > 0:
-            raise SettingsError(f"seconds must be above 0, not {self.seconds}")
+        for name in ("seconds", "pass_seconds"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} must be above 0, not {getattr(self, name)}")
 
 
 def kv_bytes(gib: float | None) -> int:

@@ -1,4 +1,5 @@
 # Written by docs/generate.py.
+from .calm import CALM as CALM
 from .controlled_decoding import ControlledDecoding as ControlledDecoding
 from .dola import DoLa as DoLa
 from .entropy_adaptive import EntropyAdaptive as EntropyAdaptive

@@ -13,7 +13,7 @@ import torch
 from ..draft.stores.datastore import SuffixArray
 from ..errors import CorruptFile
 from ..model.artifact import Artifact
-from ..model.drafts import shipped_ngrams
+from ..model.drafts import NGRAMS, shipped
 
 __all__ = ["NGrams", "load_ngrams"]
 
@@ -86,5 +86,5 @@ def load_ngrams(path: Path) -> NGrams:
 @lru_cache(maxsize=2)
 def ngrams_for(vocabulary: str) -> NGrams:
     """Those that come with this package for models with this vocabulary (`ModelConfig.vocabulary`), or none."""
-    path = shipped_ngrams(vocabulary)
+    path = shipped(NGRAMS, vocabulary)
     return NGrams() if path is None else load_ngrams(path)

@@ -15,7 +15,7 @@ from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.int8 import Int8Linear
 from ..model.protocol import Capabilities, LanguageModel
-from ..model.route import WHOLE, Route
+from ..model.route import WHOLE, Route, attending, sublayers
 from ..model.sites import Tap
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Linear, Weights
@@ -39,7 +39,8 @@ class TableModel:
     """A language model whose logits are a seeded function of the last `order` tokens; every law can be enumerated.
 
     Logits are float64 in [-spread, spread]; a row's hidden state is its token. The cache stores token ids where a
-    transformer stores keys, so that `keep`, `truncate` and `fork` are put to the test as well.
+    transformer stores keys, so that `keep`, `truncate` and `fork` are put to the test as well. It counts as one layer;
+    a row that does not go through all of it, and its hidden state put to the head, knows the newest token alone.
     """
 
     def __init__(self, vocab_size: int = 5, *, order: int = 2, seed: int = 0, spread: float = 2.0) -> None:
@@ -49,7 +50,9 @@ class TableModel:
         self.spread = spread
         self.device = torch.device("cpu")
         self.dtype = torch.float64
-        self.capabilities = Capabilities(exact_rows=True, states=True)
+        self.capabilities = Capabilities(
+            exact_rows=True, states=True, routes=True, parts=True, sites=frozenset(("residual",))
+        )
         self.fingerprint = ""
         self._rows: dict[int, torch.Tensor] = {}
         self.config = ModelConfig(vocab_size, 1, 1, 1, 1, 1, 1, max_positions=4096, family="table")
@@ -70,7 +73,7 @@ class TableModel:
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         rows: list[torch.Tensor] = []
         for segment in batch.segments:
-            rows += self._segment(segment)
+            rows += self._segment(segment, route)
         logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
         _, bounds = batch.logit_rows
         read = [torch.from_numpy(_tokens(segment)).double() for segment in batch.segments]
@@ -81,8 +84,25 @@ class TableModel:
         """[n] ids -> [n, 1]: an embedding is its token."""
         return tokens.double()[:, None]
 
-    def _segment(self, segment: Segment) -> list[torch.Tensor]:
-        n, tokens = len(segment), _tokens(segment)
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, 1] states as they are."""
+        return hidden
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """[n, 1] states -> [n, vocab] logits after these tokens alone."""
+        return torch.stack([self.logits([token]) for token in normed[:, 0].round().long().tolist()])
+
+    def projection(self, tokens: torch.Tensor | None) -> Linear:
+        """`project`, onto some tokens."""
+        return self.project if tokens is None else lambda normed: self.project(normed)[:, tokens]
+
+    def _segment(self, segment: Segment, route: Route) -> list[torch.Tensor]:
+        n, tokens, layers = len(segment), _tokens(segment), attending(route, 1)
+        wanted = range(n) if segment.logit_rows is None else segment.logit_rows
+        if sublayers(route, 1) < 2:
+            if segment.cache is not None:
+                segment.cache.reserve(segment.positions, segment.stays, layers)
+            return [self.logits([tokens[row]]) for row in wanted]
         seen, past, tentative = segment.seen(), [], tokens
         if segment.cache is not None:
             segment.cache.reserve(segment.positions, segment.stays)
@@ -90,15 +110,17 @@ class TableModel:
             segment.cache.write(0, ids, ids)
             held = segment.cache.view(0)[0].view(-1).long().numpy()
             past, tentative = held[: segment.cache.length].tolist(), held[segment.cache.length :]
-        wanted = range(n) if segment.logit_rows is None else segment.logit_rows
         return [self.logits(past + tentative[seen[row]].tolist()) for row in wanted]
 
 
 def _tokens(segment: Segment) -> np.ndarray:
     """[n] what a segment's rows read, as tokens."""
-    if segment.states is not None:
-        return segment.states[:, 0].round().long().numpy()
-    return np.asarray(segment.tokens, dtype=np.int64)
+    if segment.states is None:
+        return np.asarray(segment.tokens, dtype=np.int64)
+    states = segment.states
+    for intervention in segment.interventions:
+        states = intervention.change(states, segment)
+    return states[:, 0].round().long().numpy()
 
 
 def tiny_transformer(

@@ -76,6 +76,9 @@ class Taught:
     def places(self) -> int:
         return next(iter(self.states.values())).shape[1]
 
+    def unrolled(self, head: BoundHead, steps: int) -> list[Guess]:
+        return head.unroll(self.states, self.tokens[:, : self.places + steps - 1], steps)
+
 
 def taught(
     texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
@@ -143,7 +146,7 @@ def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str
     depths = min(DEPTHS, head.reach)
     right, places, distances = [0.0] * depths, [0] * depths, []
     for lesson in lessons:
-        guesses = head.unroll(lesson.states, lesson.tokens[:, : lesson.places + depths - 1], depths)
+        guesses = lesson.unrolled(head, depths)
         distances.append(float(distance(head, guesses, lesson, decay)))
         for step, guess in enumerate(guesses):
             rows, likely, share, _ = _step(lesson, step)
@@ -227,8 +230,7 @@ class _Course:
 
     def loss(self, step: int) -> torch.Tensor:
         lesson = self._lesson([self.learned[each] for each in self._batch(step)])
-        steps = self.head.taught
-        guesses = self.head.unroll(lesson.states, lesson.tokens[:, : lesson.places + steps - 1], steps)
+        guesses = lesson.unrolled(self.head, self.head.taught)
         known = lesson.weight[:, : lesson.places] > 0
         return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
 

@@ -1,4 +1,5 @@
 # Written by docs/generate.py.
+from .caterpillar import Caterpillar as Caterpillar
 from .dyspec import DySpec as DySpec
 from .eagle_2 import EAGLE2 as EAGLE2
 from .fixed_tree import FixedTree as FixedTree

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -49,24 +49,29 @@ class TrainedDrafter(Expander):
 
     @cached_property
     def trained(self) -> TrainedHead | None:
-        """The head, None where none was named and none comes along."""
+        """The head, None while it is left to what comes along for the target."""
         if isinstance(self.head, TrainedHead):
             return self.head
-        path = shipped_head(self.kind.kind) if self.head is None else self.head
-        return None if path is None else TrainedHead.load(path)
+        return None if self.head is None else TrainedHead.load(self.head)
 
     @property
     def needs(self) -> Needs:
         taps = () if self.trained is None else self.kind.watches(self.trained)
         return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
 
-    def _bound(self, model: Reader) -> BoundHead:
-        name = self.kind.kind
-        if self.trained is None:
+    def suited(self, model: Reader) -> Self:
+        if self.head is not None:
+            return self
+        name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
+        if path is None:
             raise SettingsError(
-                f"no head for {name} comes along: make one with `decodery train head --kind {name} --out DIR` and name "
-                f"it, as in {name}:head=DIR"
+                f"no head for {name} comes along for this model: make one with `decodery train head --kind {name} "
+                f"--out DIR` and name it, as in {name}:head=DIR"
             )
+        return replace(self, head=TrainedHead.load(path))
+
+    def _bound(self, model: Reader) -> BoundHead:
+        assert self.trained is not None
         heads = _bound.setdefault(model, {})
         if id(self.trained) not in heads:
             heads[id(self.trained)] = self.kind(self.trained, model)

@@ -45,9 +45,12 @@ struct Slots {
 template <int C>
 INLINE int32_t chunks(int32_t dim) { return C > 0 ? C : (dim + 15) / 16; }
 
-// out[0..16) = q . key[i]; every key is `dim` long.
+// scores[i] = q . key(i) for i in [0, 16); every key is `dim` long.
 template <int C, class E, class Key>
-INLINE f16 scores16(const float* q, int32_t dim, const Key& key) {
+INLINE void score16(const float* q, int32_t dim, const Key& key, float* scores) {
+#if DECODERY_HALVES
+    if constexpr (C > 0) return score16_halves<C, E>(q, key, scores);
+#endif
     f16 s[16];
 #pragma GCC unroll 16
     for (int32_t i = 0; i < 16; ++i) {
@@ -57,7 +60,7 @@ INLINE f16 scores16(const float* q, int32_t dim, const Key& key) {
         for (int32_t c = 1; c < chunks<C>(dim); ++c)
             s[i] = s[i] + load(q + c * 16) * load(k + c * 16, C > 0 ? 16 : dim - c * 16);
     }
-    return reduce16(s);
+    store(scores, reduce16(s));
 }
 
 // scores[i] = q . keys[slot(i)] for i in [0, n); the last vector may run over n.
@@ -66,30 +69,25 @@ static void score_range(const float* q, const float* keys, int32_t dim, int32_t 
     int32_t i = 0;
     for (; i + 16 <= n; i += 16) {
         const float* base = keys + int64_t(i) * dim;
-        store(scores + i, scores16<C, float>(q, dim, [&](int32_t k) { return base + k * dim; }));
+        score16<C, float>(q, dim, [&](int32_t k) { return base + k * dim; }, scores + i);
     }
     if (i < n)
-        store(scores + i, scores16<C, float>(q, dim, [&](int32_t k) {
-            return keys + int64_t(i + k < n ? i + k : n - 1) * dim;
-        }));
+        score16<C, float>(q, dim, [&](int32_t k) { return keys + int64_t(i + k < n ? i + k : n - 1) * dim; }, scores + i);
 }
 template <int C, class E>
 static void score_list(const float* q, const Slots<E>& keys, int32_t dim, const int32_t* list, int32_t n, float* scores) {
     for (int32_t i = 0; i < n; i += 16)
-        store(scores + i, scores16<C, E>(q, dim, [&](int32_t k) {
-            return keys[list[i + k < n ? i + k : n - 1]];
-        }));
+        score16<C, E>(q, dim, [&](int32_t k) { return keys[list[i + k < n ? i + k : n - 1]]; }, scores + i);
 }
 
 // In place: scores to exponentials of their distance from the largest; returns the sum.
 static float softmax(float* scores, int32_t n, float& largest) {
     f16 top = splat(-__builtin_inff());
-    for (int32_t i = 0; i < n; i += 16) {
-        const f16 s = load(scores + i);
-        if (i + 16 <= n) top = larger(s, top);
-        else for (int32_t lane = 0; lane < n - i; ++lane) top[lane] = s[lane] > top[lane] ? s[lane] : top[lane];
-    }
-    const float m = largest = maximum<float>(top);
+    int32_t seen = 0;
+    for (; seen + 16 <= n; seen += 16) top = larger(load(scores + seen), top);
+    largest = maximum<float>(top);
+    for (; seen < n; ++seen) largest = scores[seen] > largest ? scores[seen] : largest;
+    const float m = largest;
     f16 sum = splat(0.0f);
     for (int32_t i = 0; i < n; i += 16) {
         const f16 e = exponential(load(scores + i) - m);
@@ -103,13 +101,17 @@ static float softmax(float* scores, int32_t n, float& largest) {
 template <int C, class E, class Value>
 INLINE void add_values(float* o, const float* p, int32_t dim, int32_t n, const Value& value) {
     if constexpr (C > 0) {
-        f16 sum[C];
-        for (int32_t c = 0; c < C; ++c) sum[c] = load(o + c * 16);
-        for (int32_t i = 0; i < n; ++i) {
-            const E* v = value(i);
-            for (int32_t c = 0; c < C; ++c) sum[c] = sum[c] + load(v + c * 16) * p[i];
+        constexpr int32_t held = C < most_sums ? C : most_sums;
+        for (int32_t from = 0; from < C; from += held) {
+            f16 sum[held];
+            for (int32_t c = 0; c < held; ++c) sum[c] = load(o + (from + c) * 16);
+            for (int32_t i = 0; i < n; ++i) {
+                const E* v = value(i) + from * 16;
+                const f16 weight = splat(p[i]);
+                for (int32_t c = 0; c < held; ++c) sum[c] = sum[c] + load(v + c * 16) * weight;
+            }
+            for (int32_t c = 0; c < held; ++c) store(o + (from + c) * 16, sum[c]);
         }
-        for (int32_t c = 0; c < C; ++c) store(o + c * 16, sum[c]);
     } else {
         for (int32_t i = 0; i < n; ++i) {
             const E* v = value(i);

@@ -1,6 +1,7 @@
 // AVX2, with or without its own VNNI: a vector of 64 bytes is two registers. Included by avx2.cpp and avx2_vnni.cpp
 // inside their namespaces.
 
+#define DECODERY_HALVES 1
 #include "vec.h"
 
 struct Ints {
@@ -14,17 +15,13 @@ INLINE Four four(const int8_t* p) {
     return _mm256_set1_epi32(x);
 }
 INLINE f16 floats(const Ints& x) {
-    i16 whole;
-    __builtin_memcpy(&whole, &x, 64);
-    return __builtin_convertvector(whole, f16);
+    return {{_mm256_cvtepi32_ps(x.half[0]), _mm256_cvtepi32_ps(x.half[1])}};
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
 INLINE f16 half_floats(const uint8_t* p) {
-    __m256 pair[2];
-    for (int i = 0; i < 2; ++i) pair[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
     f16 x;
-    __builtin_memcpy(&x, pair, 64);
+    for (int i = 0; i < 2; ++i) x.half[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
     return x;
 }
 

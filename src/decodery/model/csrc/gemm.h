@@ -13,19 +13,18 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
             const int32_t left = n - g * group_size - i * 16;
             v[i] = left > 0 ? load(x + g * group_size + i * 16, left) : splat(0.0f);
             // As integers, magnitudes keep their order and NaN is the largest.
-            const i16 bits = reinterpret_cast<i16>(magnitude(v[i]));
-            top = bits > top ? bits : top;
+            top = larger(bits(magnitude(v[i])), top);
         }
-        const int32_t bits = maximum<int32_t>(top);
+        const int32_t most = maximum<int32_t>(top);
         float largest;
-        __builtin_memcpy(&largest, &bits, 4);
-        const bool finite = bits < 0x7f800000, tiny = largest < 1e-30f;
+        __builtin_memcpy(&largest, &most, 4);
+        const bool finite = most < 0x7f800000, tiny = largest < 1e-30f;
         const float inverse = finite && !tiny ? 127.0f / largest : 0.0f;
         i16 sum[2] = {isplat(0), isplat(0)};
         for (int32_t i = 0; i < 4; ++i) {
-            const i16 whole = __builtin_convertvector(nearest(v[i] * inverse), i16);
-            sum[i / 2] += whole;
-            *reinterpret_cast<s8x16_loose*>(q + i * 16) = __builtin_convertvector(whole, s8x16);
+            const i16 rounded = whole(nearest(v[i] * inverse));
+            sum[i / 2] += rounded;
+            store_bytes(q + i * 16, rounded);
         }
         const int32_t first = isum(sum[0]), second = isum(sum[1]);
         const int64_t index = int64_t(row) * a.groups() + g;

@@ -347,7 +347,7 @@ static void run_read(void* context, int32_t thread, Team& team) {
     for (int64_t i = begin; i < end; i += 4)
         for (int32_t j = 0; j < 4; ++j) {
             __builtin_prefetch(x + (i + j) * 16 + 1024);
-            sum[j] ^= reinterpret_cast<i16>(load(x + (i + j) * 16));
+            sum[j] ^= bits(load(x + (i + j) * 16));
         }
     // The result must be used, or nothing would be read.
     const i16 all = sum[0] ^ sum[1] ^ sum[2] ^ sum[3];

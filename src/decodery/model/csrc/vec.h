@@ -3,6 +3,16 @@
 // whatever the machine has.
 // Included once per instruction set, inside its namespace.
 
+#define INLINE static inline __attribute__((always_inline))
+
+// bfloat16 is the upper half of a float; storing rounds to nearest even.
+struct Bf16 {
+    uint16_t bits;
+};
+
+#if DECODERY_HALVES
+#include "halves.h"
+#else
 typedef float f16 __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef float f16_loose __attribute__((vector_size(64), aligned(4), may_alias));
@@ -12,12 +22,29 @@ typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int8_t s8x16 __attribute__((vector_size(16)));
 typedef int8_t s8x16_loose __attribute__((vector_size(16), aligned(1), may_alias));
 
-#define INLINE static inline __attribute__((always_inline))
+constexpr int32_t most_sums = 8;    // that stay in registers
 
 INLINE f16 splat(float x) { return f16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE i16 isplat(int32_t x) { return i16{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 INLINE f16 load(const float* p) { return *reinterpret_cast<const f16_loose*>(p); }
 INLINE void store(float* p, f16 x) { *reinterpret_cast<f16_loose*>(p) = x; }
+INLINE f16 load(const Bf16* p) {
+    return reinterpret_cast<f16>(__builtin_convertvector(*reinterpret_cast<const u16x16_loose*>(p), u32x16) << 16);
+}
+INLINE void narrow(f16 x, Bf16* to) {
+    const u32x16 all = reinterpret_cast<u32x16>(x);
+    *reinterpret_cast<u16x16_loose*>(to) = __builtin_convertvector((all + 0x7fff + ((all >> 16) & 1)) >> 16, u16x16);
+}
+INLINE void store_bytes(int8_t* p, i16 x) { *reinterpret_cast<s8x16_loose*>(p) = __builtin_convertvector(x, s8x16); }
+
+INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
+INLINE f16 from_bits(i16 x) { return reinterpret_cast<f16>(x); }
+INLINE i16 whole(f16 x) { return __builtin_convertvector(x, i16); }
+// Each lane's larger, or smaller; the second where one is not a number.
+INLINE f16 larger(f16 a, f16 b) { return from_bits(((a > b) & bits(a)) | (~(a > b) & bits(b))); }
+INLINE f16 smaller(f16 a, f16 b) { return from_bits(((a < b) & bits(a)) | (~(a < b) & bits(b))); }
+INLINE i16 larger(i16 a, i16 b) { return a > b ? a : b; }
+#endif
 
 // The first n of 16 lanes; the others are zero.
 static __attribute__((noinline)) f16 load_part(const float* p, int32_t n) {
@@ -36,16 +63,6 @@ INLINE void store(float* p, f16 x, int32_t n) {
     store_part(p, lanes, n);
 }
 
-// bfloat16 is the upper half of a float; storing rounds to nearest even.
-struct Bf16 {
-    uint16_t bits;
-};
-INLINE f16 widen(u16x16 x) { return reinterpret_cast<f16>(__builtin_convertvector(x, u32x16) << 16); }
-INLINE u16x16 narrow(f16 x) {
-    const u32x16 bits = reinterpret_cast<u32x16>(x);
-    return __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, u16x16);
-}
-INLINE f16 load(const Bf16* p) { return widen(*reinterpret_cast<const u16x16_loose*>(p)); }
 static __attribute__((noinline)) f16 load_part(const Bf16* p, int32_t n) {
     Bf16 lanes[16] = {};
     for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
@@ -53,16 +70,13 @@ static __attribute__((noinline)) f16 load_part(const Bf16* p, int32_t n) {
 }
 INLINE f16 load(const Bf16* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
 INLINE void store(Bf16* p, f16 x, int32_t n) {
-    const u16x16 y = narrow(x);
-    if (n >= 16) *reinterpret_cast<u16x16_loose*>(p) = y;
-    else __builtin_memcpy(p, &y, size_t(n > 0 ? n : 0) * sizeof(Bf16));
+    if (n >= 16) return narrow(x, p);
+    Bf16 lanes[16];
+    narrow(x, lanes);
+    __builtin_memcpy(p, lanes, size_t(n > 0 ? n : 0) * sizeof(Bf16));
 }
 
-INLINE f16 select(i16 mask, f16 yes, f16 no) {
-    return reinterpret_cast<f16>((mask & reinterpret_cast<i16>(yes)) | (~mask & reinterpret_cast<i16>(no)));
-}
-INLINE f16 larger(f16 a, f16 b) { return select(a > b, a, b); }
-INLINE f16 magnitude(f16 x) { return reinterpret_cast<f16>(reinterpret_cast<i16>(x) & 0x7fffffff); }
+INLINE f16 magnitude(f16 x) { return from_bits(bits(x) & 0x7fffffff); }
 
 INLINE int32_t isum(i16 x) {
     int32_t sum = 0;
@@ -92,8 +106,7 @@ INLINE T maximum(Vector x) {
 
 // e^x to within two units in the last place; below -87 it is the smallest normal number's neighbourhood.
 INLINE f16 exponential(f16 x) {
-    x = select(x > 88.0f, splat(88.0f), x);
-    x = select(x < -87.0f, splat(-87.0f), x);
+    x = larger(splat(-87.0f), smaller(splat(88.0f), x));
     const f16 n = nearest(x * 1.44269504f);
     const f16 r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     f16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -102,7 +115,7 @@ INLINE f16 exponential(f16 x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = (p * r) * r + r + 1.0f;
-    return reinterpret_cast<f16>(reinterpret_cast<i16>(p) + (__builtin_convertvector(n, i16) << 23));
+    return from_bits(bits(p) + (whole(n) << 23));
 }
 
 INLINE f16 silu(f16 x) { return x / (exponential(-x) + 1.0f); }

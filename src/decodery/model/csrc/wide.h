@@ -2,8 +2,8 @@
 // that sum in 32 bits need two instructions for 16 products this way, whatever their signs; a panel's weights are
 // widened once for many rows. Sums are the same integers as `tile`'s, so results are the same bits.
 
-constexpr int32_t wide_rows = 48;       // that share a widened panel
-constexpr int32_t wide_tile = 6;        // rows whose sums stay in registers
+constexpr int32_t wide_rows = 50;       // that share a widened panel
+constexpr int32_t wide_tile = 5;        // rows whose sums stay in registers: six take all 16, and are moved
 constexpr int32_t least_wide = 4;       // rows from which widening pays
 
 // 16 outputs times 64 inputs [16][16 outputs][4] as bytes to [32 pairs of inputs][16 outputs][2].
@@ -62,7 +62,6 @@ static void add_wide_rows(int32_t r, const int16_t* w, const int16_t* x, const f
         case 3: return add_wide<3>(w, x, scale, groups, sums);
         case 4: return add_wide<4>(w, x, scale, groups, sums);
         case 5: return add_wide<5>(w, x, scale, groups, sums);
-        case 6: return add_wide<6>(w, x, scale, groups, sums);
     }
 }
 

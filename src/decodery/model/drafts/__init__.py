@@ -10,6 +10,7 @@ from pathlib import Path
 
 DESCRIPTION, TOKENIZER, WEIGHTS = "model.json", "tokenizer.json", "int8.safetensors"
 CONTEXTS, NGRAMS, UNITS = "contexts.safetensors", "ngrams.safetensors", "units.safetensors"
+PROMPTS, TRANSFER = "prompts.safetensors", "transfer.safetensors"
 
 SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
 """By name: the folder of a shipped draft."""
@@ -20,25 +21,24 @@ def shipped_for(vocabulary: str) -> str | None:
     return next((name for name in SHIPPED if _is_for(name, vocabulary)), None)
 
 
-def shipped_contexts(vocabulary: str) -> Path | None:
-    """The file of contexts that `auto` begins with for models with this vocabulary, or None."""
-    return next((SHIPPED[name] / CONTEXTS for name in SHIPPED if _is_for(name, vocabulary)), None)
+def shipped(file: str, vocabulary: str) -> Path | None:
+    """A file that comes along for models with this vocabulary, such as `CONTEXTS`, or None."""
+    found = (folder / file for name, folder in SHIPPED.items() if _is_for(name, vocabulary))
+    return next((path for path in found if path.is_file()), None)
 
 
-def shipped_ngrams(vocabulary: str) -> Path | None:
-    """The file of texts whose n-grams suggestions are scored with, for models with this vocabulary, or None."""
-    return next((SHIPPED[name] / NGRAMS for name in SHIPPED if _is_for(name, vocabulary)), None)
+def given_or_shipped(given: str | None, file: str, vocabulary: str) -> Path | None:
+    """The file that a setting names, itself or by its folder; where it names none the one that comes along, or None."""
+    if given is None:
+        return shipped(file, vocabulary)
+    path = Path(given).expanduser()
+    return path / file if path.is_dir() else path
 
 
-def shipped_units(vocabulary: str) -> Path | None:
-    """The file of placeholders that `lexical-unit` feeds to models with this vocabulary, or None."""
-    return next((SHIPPED[name] / UNITS for name in SHIPPED if _is_for(name, vocabulary)), None)
-
-
-def shipped_head(kind: str) -> Path | None:
-    """The file of the head that comes along for the embedded model and a drafter of this kind, or None."""
-    found = SHIPPED["smollm2-draft"] / f"{kind}.safetensors"
-    return found if found.is_file() else None
+def shipped_head(kind: str, vocabulary: str) -> Path | None:
+    """The file of the head of a kind, such as "eagle-3", that drafts for models with this vocabulary, or None."""
+    found = (SHIPPED[name] / f"{kind}.safetensors" for name in SHIPPED if _is_for(name, vocabulary))
+    return next((path for path in found if path.is_file()), None)
 
 
 def _is_for(name: str, vocabulary: str) -> bool:

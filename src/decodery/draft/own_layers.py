@@ -1,0 +1,79 @@
+"""What drafters share that draft with some of the target's own layers, on a fork of its cache."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+
+from ..core.ask import Ask, Asking
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..model.batch import Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel
+from ..model.route import Route
+from .base import Expander
+from .rows import TreeRows
+
+
+@dataclass(slots=True)
+class OwnReading:
+    """What some layers have read beyond a text's cache. cache: a fork of it; length: of the text it was forked at.
+
+    Keys and values of the text are those of the whole model; of the draft, those of the layers that were run.
+    """
+
+    cache: KVCache | None = None
+    length: int = 0
+    rows: TreeRows = field(default_factory=TreeRows)
+
+    def after(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], route: Route) -> Asking[torch.Tensor]:
+        """Logits [k, vocab] after `nodes` of a tree below the pending token, as far as the layers of `route` say."""
+        if self.cache is None or self.length != len(seq.tokens):
+            self.forget()
+            self.cache, self.length = seq.cache.fork(), len(seq.tokens)
+        missing = seq.tokens[self.cache.next_position : -1]
+        if missing:
+            # Tokens that are sure to become text and that the target has not read yet.
+            yield from through(seq, Segment.chunk(missing, self.cache, logit_rows=[]), route)
+            self.cache.keep(range(len(missing)))
+        return (yield from self.rows.after(self.cache, tree, nodes, lambda segment: through(seq, segment, route)))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> OwnReading:
+        return OwnReading()
+
+    def forget(self) -> None:
+        """Give the fork's memory back."""
+        self.cache = None
+        self.rows.clear()
+
+
+def through(seq: Sequence, segment: Segment, route: Route, role: str = "draft") -> Asking[torch.Tensor]:
+    """The logits of a segment's rows after a route through the text's own model."""
+    (scored,) = yield [Ask(cast(LanguageModel, seq.model), segment, role=role, route=route)]
+    return scored.logits
+
+
+@dataclass(frozen=True)
+class OwnLayers(Expander):
+    """A drafter that is a part of the target. Its memory is, or has as `reading`, an `OwnReading`."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs.merged((super().needs, Needs(routes=True, keys=True)))
+
+    @abstractmethod
+    def route(self, seq: Sequence) -> Route:
+        """Which layers and sublayers draft now."""
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        reading: OwnReading = seq.draft_state.reading
+        return (yield from reading.after(seq, tree, nodes, self.route(seq)))
+
+    def forget(self, seq: Sequence) -> None:
+        seq.draft_state.reading.forget()

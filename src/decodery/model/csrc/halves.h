@@ -1,0 +1,117 @@
+// Sixteen floats, or integers, as two registers of eight: the compiler would keep one vector of 64 bytes in memory, and
+// compare and convert it lane by lane. What vec.h says of its vectors holds for these.
+
+typedef float f8 __attribute__((vector_size(32)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+#define HALVES(expression) { const int i = 0; result.half[0] = expression; } { const int i = 1; result.half[1] = expression; } return result
+
+constexpr int32_t most_sums = 4;    // that stay in registers
+
+struct i16 {
+    i8 half[2];
+    int32_t operator[](int32_t lane) const { return half[lane / 8][lane % 8]; }
+};
+struct f16 {
+    f8 half[2];
+};
+
+INLINE f8 splat8(float x) { return _mm256_set1_ps(x); }
+INLINE f16 splat(float x) { return {{splat8(x), splat8(x)}}; }
+INLINE i16 isplat(int32_t x) { return {{i8(_mm256_set1_epi32(x)), i8(_mm256_set1_epi32(x))}}; }
+
+#define DECODERY_OPERATOR(op) \
+    INLINE f16 operator op(f16 a, f16 b) { f16 result; HALVES(a.half[i] op b.half[i]); } \
+    INLINE f16 operator op(f16 a, float b) { return a op splat(b); } \
+    INLINE f16 operator op(float a, f16 b) { return splat(a) op b; }
+DECODERY_OPERATOR(+)
+DECODERY_OPERATOR(-)
+DECODERY_OPERATOR(*)
+DECODERY_OPERATOR(/)
+#undef DECODERY_OPERATOR
+INLINE f16 operator-(f16 a) { f16 result; HALVES(-a.half[i]); }
+INLINE i16 operator!=(f16 a, f16 b) { i16 result; HALVES(i8(a.half[i] != b.half[i])); }
+INLINE i16 operator+(i16 a, i16 b) { i16 result; HALVES(a.half[i] + b.half[i]); }
+INLINE i16 operator^(i16 a, i16 b) { i16 result; HALVES(a.half[i] ^ b.half[i]); }
+INLINE i16 operator|(i16 a, i16 b) { i16 result; HALVES(a.half[i] | b.half[i]); }
+INLINE i16& operator+=(i16& a, i16 b) { return a = a + b; }
+INLINE i16& operator^=(i16& a, i16 b) { return a = a ^ b; }
+INLINE i16& operator|=(i16& a, i16 b) { return a = a | b; }
+INLINE i16 operator&(i16 a, int32_t b) { i16 result; HALVES(a.half[i] & b); }
+INLINE i16 operator<<(i16 a, int32_t b) { i16 result; HALVES(a.half[i] << b); }
+
+INLINE i16 bits(f16 x) { i16 result; HALVES(reinterpret_cast<i8>(x.half[i])); }
+INLINE f16 from_bits(i16 x) { f16 result; HALVES(reinterpret_cast<f8>(x.half[i])); }
+INLINE i16 whole(f16 x) { i16 result; HALVES(__builtin_convertvector(x.half[i], i8)); }
+INLINE f16 larger(f16 a, f16 b) { f16 result; HALVES(f8(_mm256_max_ps(a.half[i], b.half[i]))); }
+INLINE f16 smaller(f16 a, f16 b) { f16 result; HALVES(f8(_mm256_min_ps(a.half[i], b.half[i]))); }
+INLINE i16 larger(i16 a, i16 b) { i16 result; HALVES(i8(_mm256_max_epi32(__m256i(a.half[i]), __m256i(b.half[i])))); }
+
+INLINE f16 load(const float* p) { return {{_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}}; }
+INLINE void store(float* p, f16 x) {
+    _mm256_storeu_ps(p, x.half[0]);
+    _mm256_storeu_ps(p + 8, x.half[1]);
+}
+INLINE f8 load8(const float* p) { return _mm256_loadu_ps(p); }
+INLINE f8 load8(const Bf16* p) {
+    const __m128i upper = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(upper), 16));
+}
+INLINE f16 load(const Bf16* p) { return {{load8(p), load8(p + 8)}}; }
+INLINE void narrow(f16 x, Bf16* to) {
+    __m256i rounded[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m256i all = _mm256_castps_si256(x.half[i]);
+        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(all, 16), _mm256_set1_epi32(1));
+        rounded[i] = _mm256_srli_epi32(_mm256_add_epi32(all, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    }
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded[0], rounded[1]), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+}
+// The lanes' lowest bytes.
+INLINE void store_bytes(int8_t* p, i16 x) {
+    const __m256i low = _mm256_set1_epi32(255);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(__m256i(x.half[0]), low), _mm256_and_si256(__m256i(x.half[1]), low));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_packus_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+}
+#undef HALVES
+
+// q times four keys; lanes 8 and 4 apart are added: [first 2 lanes' sums of k0, k1 | of k2, k3], and 2 lanes on.
+template <int C, class E>
+INLINE f8 score4(const float* q, const E* k0, const E* k1, const E* k2, const E* k3) {
+    const E* const key[4] = {k0, k2, k1, k3};
+    f8 low[4], high[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        low[i] = load8(q) * load8(key[i]);
+        high[i] = load8(q + 8) * load8(key[i] + 8);
+    }
+#pragma GCC unroll 8
+    for (int c = 16; c < C * 16; c += 16) {
+        const f8 first = load8(q + c), second = load8(q + c + 8);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            low[i] = low[i] + first * load8(key[i] + c);
+            high[i] = high[i] + second * load8(key[i] + c + 8);
+        }
+    }
+    f8 pair[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const f8 a = low[2 * i] + high[2 * i], b = low[2 * i + 1] + high[2 * i + 1];
+        pair[i] = _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+    }
+    return _mm256_shuffle_ps(pair[0], pair[1], 0x44) + _mm256_shuffle_ps(pair[0], pair[1], 0xee);
+}
+
+// scores[i] = q . key(i) for i in [0, 16), four keys at a time: more sums than that do not fit the registers.
+template <int C, class E, class Key>
+INLINE void score16_halves(const float* q, const Key& key, float* scores) {
+#pragma GCC unroll 2
+    for (int32_t i = 0; i < 16; i += 8) {
+        const f8 a = score4<C, E>(q, key(i), key(i + 1), key(i + 4), key(i + 5));
+        const f8 b = score4<C, E>(q, key(i + 2), key(i + 3), key(i + 6), key(i + 7));
+        _mm256_storeu_ps(scores + i, _mm256_shuffle_ps(a, b, 0x88) + _mm256_shuffle_ps(a, b, 0xdd));
+    }
+}

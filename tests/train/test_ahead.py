@@ -1,0 +1,207 @@
+"""Training what guesses ahead: rows are scored as drafters will see them, learn alone, and their rates are counted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors import safe_open
+
+from decodery.cli.main import cli
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.decode.text import _segment
+from decodery.draft.hidden_transfer import HiddenTransfer
+from decodery.draft.in_pass import InPass
+from decodery.draft.ppd import PPD
+from decodery.errors import DecoderyError
+from decodery.lm import LM
+from decodery.model.batch import Batch
+from decodery.model.drafts import PROMPTS, TRANSFER
+from decodery.model.load import LoadedModel
+from decodery.model.placeholders import Placeholders
+from decodery.model.transfer import Transfer
+from decodery.model.transformer import Transformer
+from decodery.testing import check_identical
+from decodery.testing.models import to_int8
+from decodery.train import loop
+from decodery.train.ahead import School
+from decodery.train.corpus import Corpus
+from decodery.train.data import write_texts
+from decodery.train.hidden_transfer import TransferRecipe, TransferSchool, train_transfer
+from decodery.train.ppd import PPDRecipe, train_ppd
+from decodery.train.units import PlaceholderSchool
+from tiny_models import tiny_loaded
+
+LAYERS = (0, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return tiny_loaded()
+
+
+@pytest.fixture(scope="module")
+def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    prompts = [[number % 50 + 1, 7] for number in range(40)]
+    return write_texts(target, prompts, tmp_path_factory.mktemp("written") / "text", max_new_tokens=24, top=4)
+
+
+def _ppd(target: LoadedModel) -> tuple[School, Callable[[], InPass]]:
+    school = PlaceholderSchool(target.model, target.model, PPDRecipe(places=5), ahead=3, decay=0.8)
+    rates = torch.tensor([[0.3, 0.1]] * 3)
+    return school, lambda: PPD(16, Placeholders(school.placeholders.detach(), rates=rates))
+
+
+def _transfer(target: LoadedModel) -> tuple[School, Callable[[], InPass]]:
+    school = TransferSchool(target.model, target.model, TransferRecipe(layers=LAYERS, places=5))
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        school.maps += torch.randn(school.maps.shape, generator=noise) / 8
+    rates = torch.tensor([[0.3, 0.1]] * 3)
+    return school, lambda: HiddenTransfer(16, Transfer(school.maps.detach(), LAYERS, rates))
+
+
+@pytest.mark.parametrize("make", [_ppd, _transfer])
+def test_rows_are_scored_as_the_drafter_will_see_them(make, target: LoadedModel, written: Corpus) -> None:
+    school, drafter = make(target)
+    lesson = school.lesson(written[1], 0.0)
+    assert lesson is not None and len(lesson.segments) == 5
+    logq = school.logq([lesson])
+    for number, segment in enumerate(lesson.segments):
+        known = written[1].tokens[: int(segment.positions[0])].tolist()
+        engine = Engine(target.model)
+        seq = engine.submit(Request(known[:-1], drafter=drafter(), max_new_tokens=8))
+        engine.step()
+        # The text as it was written, whatever this one would go on with.
+        seq.tokens = known
+        asked = seq.draft_state.asked
+        tree = TokenTree.root(known[-1]).asking(np.array([3]), asked.inputs, asked.changes)
+        expected = target.model.forward(Batch([_segment(tree, seq)])).logits[1:].log_softmax(dim=-1)
+        assert (logq[number] - expected).abs().max() < 1e-4
+
+
+def test_what_is_taught_falls_off_and_is_what_the_model_expects(target: LoadedModel, written: Corpus) -> None:
+    school, _ = _ppd(target)
+    lesson = school.lesson(written[1], 0.0)
+    assert lesson is not None
+    text = written[1]
+    assert text.likely is not None and text.logprobs is not None
+    for row, segment in enumerate(lesson.segments):
+        place = int(segment.positions[0]) - 1
+        for ahead in range(3):
+            there = place + ahead + 2 < len(text.tokens)
+            assert float(lesson.weight[row, ahead]) == pytest.approx(0.8**ahead if there else 0.0)
+            if there:
+                share = np.exp(text.logprobs[place + 1 + ahead].astype(float))
+                assert lesson.share[row, ahead].tolist() == pytest.approx((share / share.sum()).tolist(), abs=1e-3)
+                assert int(lesson.right[row, ahead]) == text.tokens[place + 2 + ahead]
+
+
+def test_rates_are_how_often_ranks_are_right(target: LoadedModel, written: Corpus) -> None:
+    school, _ = _ppd(target)
+    texts = [written[number] for number in range(6)]
+    rates = school.rates(texts, lambda *_: None)
+    assert rates.shape == (3, 10) and bool((rates.diff(dim=1) <= 0).all() and (rates > 0).all())
+    hits, seen = np.zeros(10), 0
+    for text in texts:
+        lesson = school.lesson(text, 0.0, places=48)
+        assert lesson is not None
+        for row, right in zip(school.logq([lesson])[:, 0].detach(), lesson.right[:, 0].tolist(), strict=True):
+            if right >= 0:
+                seen += 1
+                hits += (row.topk(10).indices == right).numpy()
+    assumed = 16 / (np.arange(1, 11) * np.arange(2, 12))
+    assert rates[0].tolist() == pytest.approx(sorted((hits + assumed) / (seen + 32), reverse=True), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ppd", "hidden-transfer"])
+def test_they_learn_alone_and_a_run_goes_on_where_it_stopped(
+    name: str, target: LoadedModel, written: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = target.model
+    assert isinstance(model, Transformer)
+    before = model.weights.embedding.clone()
+
+    def learn(folder: str, teacher=model, **settings):
+        if name == "ppd":
+            recipe = PPDRecipe(steps=12, lr=0.1, places=4, batch=4)
+            return train_ppd(target, teacher, written, tmp_path / folder, recipe=recipe, **settings)
+        recipe = TransferRecipe(steps=12, lr=0.03, places=4, layers=LAYERS)
+        return train_transfer(target, teacher, written, tmp_path / folder, recipe=recipe, **settings)
+
+    found, _ = learn("whole")
+    assert torch.equal(model.weights.embedding, before)
+    school = _ppd(target)[0] if name == "ppd" else TransferSchool(model, model, TransferRecipe(layers=LAYERS))
+    taught, ((kind, learned),) = [written[number] for number in range(12)], school.parameters.items()
+    untaught = float(school.loss(taught, np.random.default_rng(0)).detach())
+    # Where training ended, whatever was best on the few texts held out.
+    with safe_open(tmp_path / "whole" / "training" / loop.CHECKPOINT, framework="pt") as file, torch.no_grad():
+        learned.copy_(file.get_tensor(f"now.{kind}"))
+    assert float(school.loss(taught, np.random.default_rng(0)).detach()) < untaught - 0.02
+    # Interrupted between two steps, and begun again.
+    monkeypatch.setattr(loop, "monotonic", itertools.count(0, 60).__next__)
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn("twice", progress=stop)
+    again, _ = learn("twice")
+    if name == "ppd":
+        kept = Placeholders.load(tmp_path / "twice" / PROMPTS)
+        assert torch.equal(kept.data, found.data) and torch.equal(kept.rates, found.rates)
+        drafter: InPass = PPD(16, str(tmp_path / "twice"))
+    else:
+        made = Transfer.load(tmp_path / "twice" / TRANSFER)
+        assert torch.equal(made.maps, found.rounded().maps) and torch.equal(made.rates, found.rates)
+        drafter = HiddenTransfer(16, str(tmp_path / "twice"))
+    assert (
+        found.facts["validation"] == again.facts["validation"]
+        and f"{name}:" in (tmp_path / "twice" / "README.md").read_text()
+    )
+    check_identical(model, [[5, 7]], drafter=drafter, max_new_tokens=24, seeds=(0,), tested="drafted")
+    with pytest.raises(DecoderyError, match="float32"):
+        learn("int8", to_int8(model))
+
+
+def test_the_commands_make_what_the_drafters_read(
+    target: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
+    (tmp_path / "prompts").write_text("\n".join(map(str, range(20))))
+    common = ["--out", str(tmp_path / "out"), "--texts", "20", "--prompts", str(tmp_path / "prompts")]
+    common += ["--max-new-tokens", "12", "--steps", "2"]
+
+    def train(*command: str):
+        return CliRunner().invoke(cli, ["train", *command, *common])
+
+    for command, made in ((("ppd",), PROMPTS), (("hidden-transfer", "--layers", "1/1"), TRANSFER)):
+        (tmp_path / "out" / "README.md").unlink(missing_ok=True)
+        (tmp_path / "out" / "training" / loop.CHECKPOINT).unlink(missing_ok=True)
+        done = train(*command)
+        assert done.exit_code == 0 and (tmp_path / "out" / made).is_file(), done.output
+    assert Transfer.load(tmp_path / "out" / TRANSFER).layers == (1, 1)
+    for layers, said in (("1/x", "no numbers of layers"), ("1/0", "ascending"), ("7", "2 layers")):
+        (tmp_path / "out" / "training" / loop.CHECKPOINT).unlink(missing_ok=True)
+        assert (
+            said
+            in str(train("hidden-transfer", "--layers", layers).exception or "")
+            + train("hidden-transfer", "--layers", layers).output
+        )
+
+
+@pytest.mark.parametrize("name", ["ppd", "hidden-transfer"])
+def test_what_is_shipped_saves_passes(name: str, smollm2_int8: LM) -> None:
+    # Counts on a prompt it has not seen; the text stays that of plain decoding.
+    prompt = "Write a short story about a lighthouse."
+    plain = smollm2_int8.generate(prompt, max_new_tokens=32, drafter=None)
+    drafted = smollm2_int8.generate(prompt, max_new_tokens=32, drafter=f"{name}:length=16")
+    assert drafted.tokens == plain.tokens and drafted.trace.tokens_per_pass > 1.1

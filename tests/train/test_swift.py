@@ -1,0 +1,70 @@
+"""Looking for sublayers to skip beforehand: what is measured, what is kept, and that a run goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from decodery.core.ask import drive
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.swift import SKIPS, Swift, matchness
+from decodery.errors import SettingsError
+from decodery.model.load import LoadedModel
+from decodery.model.route import Route
+from decodery.model.skips import SkipSet
+from decodery.model.tokenizer import Tokenizer
+from decodery.testing import check_identical, tiny_transformer
+from decodery.train.corpus import Corpus
+from decodery.train.data import write_texts
+from decodery.train.swift import SkipRecipe, Window, find_skips
+from tiny_models import VOCAB, make_tokenizer
+
+RECIPE = SkipRecipe(ratio=0.4, proposals=25, bayes=10, texts=3, window=6)
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    model = tiny_transformer(3, vocab_size=VOCAB, num_layers=6, dtype=torch.float32)
+    return LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
+
+
+@pytest.fixture(scope="module")
+def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    asked = [[number % 50 + 1, 7] for number in range(20)]
+    folder = tmp_path_factory.mktemp("written") / "text"
+    return write_texts(target, asked, folder, max_new_tokens=9, temperatures=(0.0,), top=2)
+
+
+def test_a_window_measures_what_the_drafter_does(target: LoadedModel, written: Corpus) -> None:
+    skip, text = frozenset({"attention.2", "mlp.4"}), written[1]
+    engine = Engine(target.model)
+    seq = engine.submit(Request(text.tokens[: text.written].tolist(), max_new_tokens=9))
+    engine.run([seq])
+    window = Window(target.model, [text], 6)
+    assert window.matchness(skip) == pytest.approx(drive(matchness(seq, Route(skip=skip), 6)))
+    assert window.matchness(frozenset()) == 1.0
+
+
+def test_the_best_set_is_kept_and_a_run_goes_on_where_it_stopped(
+    target: LoadedModel, written: Corpus, tmp_path: Path
+) -> None:
+    whole = find_skips(target, written, tmp_path / "whole", recipe=RECIPE)
+    assert len(whole.skip) == int(8 * 0.4) and whole.facts["best"]["matchness"] >= whole.facts["first"]["matchness"]
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 17:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find_skips(target, written, tmp_path / "twice", recipe=RECIPE, progress=stop)
+    assert not (tmp_path / "twice" / SKIPS).exists()
+    again = find_skips(target, written, tmp_path / "twice", recipe=RECIPE)
+    assert again.skip == whole.skip and again.facts["best"] == whole.facts["best"]
+    assert SkipSet.load(tmp_path / "twice" / SKIPS).skip == whole.skip
+    drafter = Swift(str(tmp_path / "twice"))
+    check_identical(target.model, [[1, 2, 3]], drafter=drafter, seeds=(0,), max_new_tokens=12, tested="drafted")
+    with pytest.raises(SettingsError, match="other settings"):
+        find_skips(target, written, tmp_path / "twice", recipe=SkipRecipe(ratio=0.2, proposals=3))
