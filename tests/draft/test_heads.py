@@ -22,7 +22,7 @@ from decodery.errors import CorruptFile, SettingsError
 from decodery.model.batch import Batch, Segment
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
-from methods import DRAFTERS
+from methods import DRAFTERS, SOURCES
 
 TARGET = tiny_transformer(0, num_layers=4)
 TRAINED = [name for name, make in DRAFTERS.items() if isinstance(make(TARGET), TrainedDrafter)]
@@ -150,6 +150,13 @@ def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> Non
 def test_int8_texts_are_those_of_plain_decoding(name: str) -> None:
     target = to_int8(tiny_transformer(0, num_layers=4))
     check_identical(target, [[1, 2, 3], [5] * 8], drafter=DRAFTERS[name](TARGET), max_new_tokens=16, seeds=(0,))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_past_that_was_learned_changes_drafts_and_no_text(name: str) -> None:
+    target = tiny_transformer(0)
+    settings = {"source": SOURCES["sven"](target), "max_new_tokens": 10, "seeds": (0,), "tested": "drafted"}
+    check_identical(target, [[1, 2, 3]], drafter=DRAFTERS[name](target), **settings)
 
 
 @pytest.mark.parametrize("name", TRAINED)
