@@ -5,7 +5,7 @@ Adding a method means adding a line here; `test_conformance.py` fails while one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -43,6 +43,7 @@ from decodery.draft.hidden_transfer import HiddenTransfer
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
+from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.ngram import NGram
 from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
@@ -162,10 +163,12 @@ def _transfer(other: LanguageModel) -> Transfer:
     return Transfer(torch.eye(other.config.hidden_size).repeat(2, 1, 1), (0, 1), _RATES)
 
 
-def _untrained(kind: type[DraftHead], other: LanguageModel, **settings: Any) -> TrainedHead:
+def _untrained(
+    kind: type[DraftHead], other: LanguageModel, shape: Mapping[str, Any] | None = None, **settings: Any
+) -> TrainedHead:
     """A head that nothing was learned for, shaped as one for `other` would be; it speaks some of the tokens only."""
     assert isinstance(other, Transformer)
-    tensors, about = kind.untrained(other, seed=0)
+    tensors, about = kind.untrained(other, 0, **(shape or {}))
     tensors["vocabulary"] = torch.arange(0, other.vocab_size, 2, dtype=torch.int32)
     return TrainedHead(kind.kind, tensors, about | settings)
 
@@ -176,6 +179,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),

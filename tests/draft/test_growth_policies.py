@@ -74,7 +74,7 @@ def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fixed-tree(branching=2,paths=0)", "either branching or paths"),
+        ("fixed-tree(branching=2,paths=0)", "one of branching, paths and rates"),
         ("fixed-tree:paths=0:0/0:1", "needs its parent and the ranks before it"),
         ("fixed-tree:paths=1", "the path 1 needs its parent and the ranks before it"),
         ("fixed-tree:paths=0/-1", "ranks from 0 on"),
@@ -87,6 +87,7 @@ def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
         ("sequoia:acceptance=0.5/1.5", "each above 0 and at most 1"),
         ("sequoia:draft_cost=-1", "draft_cost, 0 or more"),
         ("dyspec:threshold=0", "threshold above 0"),
+        ("fixed-tree:rates=0.5:2", "rates from 0 to 1"),
     ],
 )
 def test_a_bad_setting_is_named(text: str, said: str) -> None:
