@@ -40,6 +40,7 @@ from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import DraftHead, TrainedHead
 from decodery.draft.hidden_transfer import HiddenTransfer
+from decodery.draft.hydra import Hydra, HydraHead
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.lookahead import Lookahead
@@ -180,6 +181,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),
+    "hydra": lambda other: Hydra(
+        _untrained(HydraHead, other, {"prefix": True}), growth=EAGLE2(nodes=5, width=2, depth=3)
+    ),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
