@@ -23,6 +23,7 @@ from decodery.draft.aded import ADED
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
+from decodery.draft.clover import Clover, CloverHead
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
@@ -30,6 +31,7 @@ from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
 from decodery.draft.forced import Forced
 from decodery.draft.graft import Graft
 from decodery.draft.growth.base import Growth
+from decodery.draft.growth.clover import Selection
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import FixedTree
@@ -184,6 +186,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "hydra": lambda other: Hydra(
         _untrained(HydraHead, other, {"prefix": True}), growth=EAGLE2(nodes=5, width=2, depth=3)
     ),
+    "clover": lambda other: Clover(_untrained(CloverHead, other), growth=Selection(nodes=5)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
@@ -218,6 +221,7 @@ GROWTHS: dict[str, Growth] = {
     "k-chains": KChains(k=3, length=3),
     "sequoia": Sequoia(nodes=9, depth=4),
     "eagle-2": EAGLE2(nodes=9, width=3, depth=4),
+    "clover": Selection(nodes=9),
     "dyspec": DySpec(nodes=9),
     "rsd-c": RSDC((3, 2)),
     "rsd-s": RSDS(width=3, depth=3),
