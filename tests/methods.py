@@ -23,6 +23,7 @@ from decodery.draft.aded import ADED
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
+from decodery.draft.chimera import Chimera, ChimeraHead
 from decodery.draft.clover import Clover, CloverHead
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
@@ -187,6 +188,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
         _untrained(HydraHead, other, {"prefix": True}), growth=EAGLE2(nodes=5, width=2, depth=3)
     ),
     "clover": lambda other: Clover(_untrained(CloverHead, other), growth=Selection(nodes=5)),
+    "chimera": lambda other: Chimera(_untrained(ChimeraHead, other), growth=EAGLE2(nodes=5, width=2, depth=3)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
