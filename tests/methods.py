@@ -29,8 +29,11 @@ from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.dynamic_exit import DEL
+from decodery.draft.eagle import EAGLE, EAGLEHead
 from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
+from decodery.draft.falcon import Falcon, FalconHead
 from decodery.draft.forced import Forced
+from decodery.draft.fspad import FSPAD, FSPADHead
 from decodery.draft.graft import Graft
 from decodery.draft.growth.base import Growth
 from decodery.draft.growth.caterpillar import Caterpillar
@@ -43,11 +46,13 @@ from decodery.draft.growth.rsd_c import RSDC
 from decodery.draft.growth.rsd_s import RSDS
 from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
-from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.heads.head import BoundHead, TrainedHead
 from decodery.draft.hidden_transfer import HiddenTransfer
 from decodery.draft.hydra import Hydra, HydraHead
 from decodery.draft.jacobi import Jacobi
+from decodery.draft.kangaroo import Kangaroo, KangarooHead
 from decodery.draft.lexical_unit import LexicalUnit
+from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.ngram import NGram
@@ -173,7 +178,7 @@ def _transfer(other: LanguageModel) -> Transfer:
 
 
 def _untrained(
-    kind: type[DraftHead], other: LanguageModel, shape: Mapping[str, Any] | None = None, **settings: Any
+    kind: type[BoundHead], other: LanguageModel, shape: Mapping[str, Any] | None = None, **settings: Any
 ) -> TrainedHead:
     """A head that nothing was learned for, shaped as one for `other` would be; it speaks some of the tokens only."""
     assert isinstance(other, Transformer)
@@ -187,6 +192,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "del": lambda other: DEL((0, 1), length=4),
     "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),
@@ -195,6 +201,10 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     ),
     "clover": lambda other: Clover(_untrained(CloverHead, other), growth=Selection(nodes=5)),
     "chimera": lambda other: Chimera(_untrained(ChimeraHead, other), growth=EAGLE2(nodes=5, width=2, depth=3)),
+    "falcon": lambda other: Falcon(_untrained(FalconHead, other), growth=EAGLE2(nodes=9, width=2, depth=4)),
+    "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "kangaroo": lambda other: Kangaroo(_untrained(KangarooHead, other), eta=0.05, length=3),
+    "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
@@ -244,7 +254,7 @@ ADAPTIVE = {"auto"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"rapid", "jacobi", "first", "prediction"}
+CHAINS = {"rapid", "jacobi", "first", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 

@@ -23,7 +23,7 @@ from decodery.core.tree import TokenTree
 from decodery.decode.request import Request
 from decodery.draft.base import Drafter
 from decodery.draft.draft_model import DraftModel
-from decodery.draft.heads.drafter import HeadDrafter
+from decodery.draft.heads.drafter import TrainedDrafter
 from decodery.errors import SettingsError, VocabularyMismatch
 from decodery.registry import methods
 from decodery.sample import Sampler
@@ -72,7 +72,7 @@ PAIRS = [
     # Rules about several draws treat drafts that were not drawn, and single ones, as the rejection rule does.
     and (rule in ("coupled", "rejection") or (make(OTHER).gives.drafts != ("deterministic",) and drafter not in CHAINS))
 ]
-HEADS = [name for name, make in DRAFTERS.items() if isinstance(make(OTHER), HeadDrafter)]
+HEADS = [name for name, make in DRAFTERS.items() if isinstance(make(OTHER), TrainedDrafter)]
 MOST_DRAWS = [("draft-model", "rejection"), ("prompt-lookup", "rejection")]
 """One of each origin; the others go the same way through the rules."""
 

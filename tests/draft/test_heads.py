@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.eagle_3 import EAGLE3
-from decodery.draft.heads.drafter import HeadDrafter, head_kind
+from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, head_kind
 from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.heads.parts import Parts
 from decodery.draft.heads.reading import HeadReading
 from decodery.errors import CorruptFile, SettingsError
 from decodery.model.batch import Batch, Segment
@@ -23,6 +25,7 @@ from decodery.testing.models import to_int8
 from methods import DRAFTERS
 
 TARGET = tiny_transformer(0, num_layers=4)
+TRAINED = [name for name, make in DRAFTERS.items() if isinstance(make(TARGET), TrainedDrafter)]
 HEADS = [name for name, make in DRAFTERS.items() if isinstance(make(TARGET), HeadDrafter)]
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
 """Long enough for every kind to read some of it and to be unrolled over the rest."""
@@ -147,6 +150,18 @@ def test_the_engine_shows_a_head_all_it_is_to_read(name: str, chunk: int) -> Non
 def test_int8_texts_are_those_of_plain_decoding(name: str) -> None:
     target = to_int8(tiny_transformer(0, num_layers=4))
     check_identical(target, [[1, 2, 3], [5] * 8], drafter=DRAFTERS[name](TARGET), max_new_tokens=16, seeds=(0,))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_texts_of_the_embedded_model_are_those_of_plain_decoding(name: str, smollm2_int8) -> None:
+    model = smollm2_int8.model
+    made = DRAFTERS[name](model)
+    assert isinstance(made, TrainedDrafter) and made.trained is not None
+    tensors = Parts(made.trained.tensors).quantized()
+    tensors["vocabulary"] = torch.arange(0, model.vocab_size, 8, dtype=torch.int32)
+    drafter = replace(made, head=TrainedHead(name, tensors, made.trained.settings))
+    prompt = smollm2_int8.encode("Name three rivers.")
+    check_identical(model, [prompt], drafter=drafter, max_new_tokens=8, seeds=(0,), tested="drafted")
 
 
 def test_a_head_is_refused_where_it_does_not_belong(tmp_path) -> None:

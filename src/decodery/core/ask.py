@@ -65,11 +65,13 @@ class Composed(Contract, Reader):
         """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
 
 
-def score(model: Reader, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
-    """One segment, scored by a model or by what a source composes."""
+def score(
+    model: Reader, segment: Segment, taps: Sequence[Tap] = (), role: str = "", route: Route = WHOLE
+) -> Asking[Scored]:
+    """One segment, scored by a model or by what a source composes, which has no routes."""
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
-    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role)]
+    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role, route)]
     return scored
 
 

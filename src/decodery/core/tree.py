@@ -20,6 +20,18 @@ Change = Callable[[torch.Tensor, "TokenTree"], torch.Tensor]
 """Given the states [n, width] of a tree's nodes somewhere in a pass, and the tree: what they are from there on."""
 
 
+@dataclass(frozen=True, eq=False)
+class Entered:
+    """How far a drafter has brought the nodes of its tree through the target's own layers.
+
+    states: [n, hidden] after `layer` layers, whose keys and values stand in the text's cache as tentative rows, in this
+    order and no others.
+    """
+
+    layer: int
+    states: torch.Tensor
+
+
 @dataclass(frozen=True)
 class TokenTree:
     """Tokens in topological order: node 0 is the pending token, every parent stands before its children.
@@ -33,6 +45,7 @@ class TokenTree:
     token is known. Such nodes ask what comes behind a token not known yet. They are nobody's children: rules never see
     them, and what they are scored with is for the drafter.
     changes: what changes the states of such nodes on their way through the model, by site, see `model.sites`.
+    entered: where scoring may go on, of exactly these nodes; a tree made of this one has none.
     """
 
     tokens: np.ndarray
@@ -43,6 +56,7 @@ class TokenTree:
     draws: dict[int, list[int]] = field(default_factory=dict)
     inputs: torch.Tensor | None = None
     changes: Mapping[Tap, Change] = field(default_factory=dict)
+    entered: Entered | None = None
 
     @classmethod
     def root(cls, pending: int) -> TokenTree:

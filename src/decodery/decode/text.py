@@ -17,7 +17,8 @@ from ..core.tree import TokenTree
 from ..draft.base import Observation
 from ..model.batch import Segment
 from ..model.protocol import EmbeddingModel
-from ..model.sites import Intervention, Tap
+from ..model.route import WHOLE, Route
+from ..model.sites import OF_OUTPUTS, Intervention, Tap, site
 from ..verify.base import Accepted, Laws
 from .commit import commit, logprobs
 
@@ -91,20 +92,27 @@ def _write(seq: Sequence, budget: Budget) -> Asking[None]:
         _check_draft(tree, seq, budget)
     drafting = perf_counter() - begin
     step = Step(nodes=len(tree) - 1, rows=len(tree))
-    yield from _decide(seq, _segment(tree, seq), tree, step, drafting)
+    route = _route(tree, seq)
+    yield from _decide(seq, _segment(tree, seq, route), tree, step, drafting, route=route)
 
 
 def _decide(
-    seq: Sequence, segment: Segment, tree: TokenTree, step: Step, drafting: float, shown: list[int] | None = None
+    seq: Sequence,
+    segment: Segment,
+    tree: TokenTree,
+    step: Step,
+    drafting: float,
+    shown: list[int] | None = None,
+    route: Route = WHOLE,
 ) -> Asking[None]:
     """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
 
-    shown: the prompt tokens of the segment, where the drafter is to see their rows.
+    shown: the prompt tokens of the segment, where the drafter is to see their rows. route: which layers score it.
     """
     drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
     taps = [*dict.fromkeys((*rule.needs.taps, *(drafter.needs.taps if drafter is not None and observes else ())))]
-    scored = yield from score(seq.model, segment, taps)
+    scored = yield from score(seq.model, segment, taps, route=route)
     begin = perf_counter()
     seq.trace.steps.append(step)
     if step.prefill:
@@ -159,9 +167,22 @@ def _chunk_seen(
     return Observation(tree, logits, hidden, list(range(1, len(chunk))), emitted, start)
 
 
-def _segment(tree: TokenTree, seq: Sequence) -> Segment:
-    """The rows of a tree below what the cache holds."""
+def _route(tree: TokenTree, seq: Sequence) -> Route:
+    """The layers that are left to score a tree: all, where somebody looks into those that its nodes have passed."""
+    if tree.entered is None:
+        return WHOLE
+    first, layers = tree.entered.layer, seq.model.config.num_layers
+    parts = [part.needs for part in (seq.rule, seq.drafter) if part is not None]
+    places = [site(tap, layers) for needs in parts for tap in needs.taps]
+    early = any(place.name not in OF_OUTPUTS and place.layer < first for place in places)
+    return WHOLE if early else Route(tuple(range(first, layers)))
+
+
+def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
+    """The rows of a tree below what the cache holds, as its first layer on the route reads them."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
+    if tree.entered is not None and route != WHOLE:
+        return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache)
     if tree.inputs is not None:
         changes = tuple(
             Intervention(site, lambda rows, segment, change=change: change(rows, tree))  # type: ignore[misc]

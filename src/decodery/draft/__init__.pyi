@@ -9,8 +9,11 @@ from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
+from .eagle import EAGLE as EAGLE
 from .eagle_3 import EAGLE3 as EAGLE3
 from .base import Expander as Expander
+from .fspad import FSPAD as FSPAD
+from .falcon import Falcon as Falcon
 from .combine import First as First
 from .forced import Forced as Forced
 from .combine import Fuse as Fuse
@@ -18,7 +21,9 @@ from .graft import Graft as Graft
 from .hidden_transfer import HiddenTransfer as HiddenTransfer
 from .hydra import Hydra as Hydra
 from .jacobi import Jacobi as Jacobi
+from .kangaroo import Kangaroo as Kangaroo
 from .lexical_unit import LexicalUnit as LexicalUnit
+from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
 from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram

@@ -26,6 +26,10 @@ class EAGLE3Head(RecurrentHead):
     kind = "eagle-3"
     taught = 5
 
+    def project(self, spoken: torch.Tensor) -> torch.Tensor:
+        # Published heads bring a vocabulary projection of their own.
+        return self.parts.linear("lm_head")(spoken) if "lm_head.weight" in self.parts else super().project(spoken)
+
     @classmethod
     def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
         return tuple(trained.settings["taps"])
@@ -49,8 +53,9 @@ class EAGLE3Head(RecurrentHead):
         return self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))
 
     def inputs(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        normed = self.norm("token_norm", embedded), self.norm("feature_norm", features)
-        return features, torch.cat(normed, dim=-1)
+        normed = self.norm("feature_norm", features)
+        stream = normed if self.trained.settings.get("norm_before_residual") else features
+        return stream, torch.cat((self.norm("token_norm", embedded), normed), dim=-1)
 
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return stream, self.norm("norm", stream)
@@ -70,9 +75,9 @@ class EAGLE3(HeadDrafter):
     """Drafts by one decoder layer that reads the target's states of three depths and each guessed token's embedding.
 
     Below the text the layer goes on from its own output, which training has put it through. It speaks the words that
-    the target writes most often. head: a file or folder made by `decodery train head`, a `TrainedHead`, or None for the
-    one that comes along; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request;
-    memory: keys and values of one layer.
+    the target writes most often. head: a file or folder made by `decodery train head`, a folder as the authors or
+    vLLM's `speculators` publish them, a `TrainedHead`, or None for the one that comes along; growth: how the tree is
+    grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLE3Head

@@ -35,10 +35,11 @@ def site(tap: Tap, layers: int) -> Site:
     """The place a tap of a model of so many layers names.
 
     A number is the residual stream [n, hidden] after so many layers: 0 the embeddings, -1 after the last one. So are
-    "embed", "resid_pre.L" and "resid_post.L", before and after layer L. "head_out.L": [n, heads * head_dim], what the
-    heads read, before the output projection; "attn_out.L" and "mlp_out.L": [n, hidden], what a sublayer adds to the
-    stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what the vocabulary projection is given and what it
-    gives, for the rows whose logits are wanted. Layers count from either end. Raises SettingsError for any other.
+    "embed", "half", after half of the layers, and "resid_pre.L" and "resid_post.L", before and after layer L.
+    "head_out.L": [n, heads * head_dim], what the heads read, before the output projection; "attn_out.L" and
+    "mlp_out.L": [n, hidden], what a sublayer adds to the stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what
+    the vocabulary projection is given and what it gives, for the rows whose logits are wanted. Layers count from either
+    end. Raises SettingsError for any other.
     """
     if isinstance(tap, int):
         after = tap if tap >= 0 else layers + 1 + tap
@@ -51,6 +52,8 @@ def site(tap: Tap, layers: int) -> Site:
     name, dot, number = tap.partition(".")
     if not dot and name == "embed":
         return Site("residual", 0)
+    if not dot and name == "half":
+        return Site("residual", layers // 2)
     if not dot and name in OF_OUTPUTS:
         return Site(name)
     if dot and name in ("resid_pre", "resid_post", *OF_LAYERS) and number.removeprefix("-").isdecimal():
@@ -58,7 +61,7 @@ def site(tap: Tap, layers: int) -> Site:
         if 0 <= layer < layers:
             return Site(name, layer) if name in OF_LAYERS else Site("residual", layer + (name == "resid_post"))
     raise SettingsError(
-        f"there is no site {tap!r} in a model of {layers} layers: sites are embed, final_norm, logits, and for L "
+        f"there is no site {tap!r} in a model of {layers} layers: sites are embed, half, final_norm, logits, and for L "
         f"from 0 to {layers - 1}, or from -1 down, resid_pre.L, resid_post.L, {', '.join(f'{n}.L' for n in OF_LAYERS)}"
     )
 

@@ -198,6 +198,13 @@ class Transformer:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
+        queries, keys, values = self._heads(layer, normed, *step.angles(index))
+        return step.attend(index, queries, keys, values)
+
+    def _heads(
+        self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2]."""
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         queries, keys, values = (
@@ -205,9 +212,16 @@ class Transformer:
         )
         if config.qk_norm:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        cos, sin = step.angles(index)
-        queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
-        return step.attend(index, queries, keys, values)
+        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+
+    def keys_and_values(
+        self, index: int, hidden: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the cache holds of rows [n, hidden] that enter a layer: keys and values [n, kv_heads, head_dim]."""
+        layer = self.weights.layers[index]
+        cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
+        _, keys, values = self._heads(layer, self._norm(hidden, layer.attention_norm), cos, sin)
+        return keys, values
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..core.topk import topk
-from ..draft.heads.head import HEAD, DraftHead, Guess, TrainedHead
+from ..draft.heads.head import HEAD, BoundHead, Guess, TrainedHead
 from ..errors import SettingsError
 from ..model.load import LoadedModel
 from ..model.sites import Tap
@@ -79,14 +79,16 @@ class Taught:
     def places(self) -> int:
         return next(iter(self.states.values())).shape[1]
 
-    def unrolled(self, head: DraftHead, steps: int) -> list[Guess]:
+    def unrolled(self, head: BoundHead, steps: int) -> list[Guess]:
         return head.unroll(self.states, self.tokens[:, : self.places + steps - 1], steps)
 
 
-def taught(texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype) -> Taught:
+def taught(
+    texts: Sequence[Features], place: torch.Tensor, steps: int, length: int, dtype: torch.dtype, lead: int = 0
+) -> Taught:
     """At most the last `length` places of each text; prompts are read, and what is written is learned.
 
-    place: [vocab] the output of a token, -1 for those without.
+    place: [vocab] the output of a token, -1 for those without. lead: see `BoundHead`.
     """
     texts = [_end(each, length + 1) for each in texts]
     n = max(len(each.text.tokens) for each in texts) - 1
@@ -99,7 +101,7 @@ def taught(texts: Sequence[Features], place: torch.Tensor, steps: int, length: i
         own = len(each.text.tokens) - 1
         tokens[row, :own] = torch.from_numpy(each.text.tokens[1:].astype(np.int64))
         for tap, found in each.states.items():
-            states[tap][row, :own] = found[:own]
+            states[tap][row, :own] = found[lead : own + lead]
         outputs = place[each.likely[1:]]
         known = torch.where(outputs >= 0, each.logprobs[1:].exp(), 0.0)
         mass = known.sum(dim=1)
@@ -118,7 +120,7 @@ def _end(each: Features, most: int) -> Features:
     return Features(text, states, each.likely[first:], each.logprobs[first:])
 
 
-def distance(head: DraftHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
+def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
     """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
     total, weights = torch.zeros(()), 0.0
     for step, guess in enumerate(guesses):
@@ -138,7 +140,7 @@ def _step(lesson: Taught, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 @torch.no_grad()
-def judged(head: DraftHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
+def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str, float]:
     """What a head is worth on texts held out, unrolled over their own tokens.
 
     agreement.D: how often its likeliest token is the target's, D tokens ahead; cross_entropy: see `distance`; tokens:
@@ -163,7 +165,7 @@ def judged(head: DraftHead, lessons: Sequence[Taught], decay: float) -> dict[str
 
 
 @torch.no_grad()
-def rank_rates(head: DraftHead, lessons: Sequence[Taught]) -> list[list[float]]:
+def rank_rates(head: BoundHead, lessons: Sequence[Taught]) -> list[list[float]]:
     """How often its guess of each of the first ranks is the target's choice, by depth, judged as in `judged`."""
     depths = min(DEPTHS, head.reach)
     hits, places = np.zeros((depths, _RANKS)), np.zeros(depths)
@@ -179,7 +181,7 @@ def rank_rates(head: DraftHead, lessons: Sequence[Taught]) -> list[list[float]]:
 
 def train_head(
     target: LoadedModel,
-    kind: type[DraftHead],
+    kind: type[BoundHead],
     corpus: Corpus,
     out: Path,
     *,
@@ -232,7 +234,7 @@ class _Course:
     """What the steps of a training share."""
 
     def __init__(
-        self, head: DraftHead, features: FeatureStore, learned: Sequence[int], held: Sequence[int], recipe: HeadRecipe
+        self, head: BoundHead, features: FeatureStore, learned: Sequence[int], held: Sequence[int], recipe: HeadRecipe
     ) -> None:
         self.head, self.features, self.learned, self.recipe = head, features, learned, recipe
         # The target's words are read in floating point, through which gradients pass.
@@ -259,7 +261,7 @@ class _Course:
         texts = [self.features[number] for number in numbers]
         steps = max(self.head.taught, DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
-        return taught(texts, self._place, steps, self.recipe.length, dtype)
+        return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)
 
 
 def _card(

@@ -21,25 +21,24 @@ from ...registry import methods
 from ...spec import given, parts
 from ..base import Expander, Observation
 from ..growth.base import Growth
-from .head import MADE, DraftHead, TrainedHead
+from .head import MADE, BoundHead, DraftHead, TrainedHead
 from .reading import HeadReading
 
-_bound: WeakKeyDictionary[Any, dict[int, DraftHead]] = WeakKeyDictionary()
+_bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
 """By target: the heads that read it. Its words are packed once for a head, not once for every text."""
 
 
 @dataclass(frozen=True)
-class HeadDrafter(Expander):
-    """An expander that asks a trained head.
+class TrainedDrafter(Expander):
+    """An expander that needs a trained head.
 
     head: the file or folder that `decodery train head` made, or a `TrainedHead`; None: the one that comes with this
     package for the embedded model.
     """
 
-    kind: ClassVar[type[DraftHead]]
+    kind: ClassVar[type[BoundHead]]
 
     head: TrainedHead | str | None = None
-    growth: Growth | str | None = field(default="eagle-2", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,7 +58,7 @@ class HeadDrafter(Expander):
 
     @property
     def needs(self) -> Needs:
-        taps = () if self.trained is None else self.kind.reads(self.trained)
+        taps = () if self.trained is None else self.kind.watches(self.trained)
         return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
 
     @cached_property
@@ -78,8 +77,26 @@ class HeadDrafter(Expander):
             )
         return replace(self, head=TrainedHead.load(path))
 
+    def _bound(self, model: Reader) -> BoundHead:
+        assert self.trained is not None
+        heads = _bound.setdefault(model, {})
+        if id(self.trained) not in heads:
+            heads[id(self.trained)] = self.kind(self.trained, model)
+        return heads[id(self.trained)]
+
+
+@dataclass(frozen=True)
+class HeadDrafter(TrainedDrafter):
+    """One that grows trees with its head alone."""
+
+    kind: ClassVar[type[DraftHead]]
+
+    growth: Growth | str | None = field(default="eagle-2", kw_only=True)
+
     def start(self, seq: Sequence) -> HeadReading:
-        return HeadReading.begin(self._bound(seq.model))
+        head = self._bound(seq.model)
+        assert isinstance(head, DraftHead)
+        return HeadReading.begin(head)
 
     def reach(self, seq: Sequence) -> int:
         reading: HeadReading = seq.draft_state
@@ -93,23 +110,16 @@ class HeadDrafter(Expander):
         reading: HeadReading = seq.draft_state
         reading.see(seq, seen)
 
-    def _bound(self, model: Reader) -> DraftHead:
-        assert self.trained is not None
-        heads = _bound.setdefault(model, {})
-        if id(self.trained) not in heads:
-            heads[id(self.trained)] = self.kind(self.trained, model)
-        return heads[id(self.trained)]
 
-
-def head_kind(name: str) -> type[DraftHead]:
+def head_kind(name: str) -> type[BoundHead]:
     """The kind of head that the drafter `name` asks. Raises SettingsError where there is none."""
-    kinds = {each.name: each.cls.kind for each in methods("draft") if issubclass(each.cls, HeadDrafter)}
+    kinds = {each.name: each.cls.kind for each in methods("draft") if issubclass(each.cls, TrainedDrafter)}
     if name not in kinds:
         raise SettingsError(f"{name} has no head to train: train one for {', '.join(kinds)}")
     return kinds[name]
 
 
-def head_named(spec: str) -> tuple[type[DraftHead], dict[str, Any]]:
+def head_named(spec: str) -> tuple[type[BoundHead], dict[str, Any]]:
     """The kind of head that a text such as "hydra:prefix=true" names, and the shape it is to have.
 
     Settings are the keyword arguments of the kind's `untrained`. Raises SettingsError for others.

@@ -49,8 +49,15 @@ class TrainedHead:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedHead:
-        """Read what `save` wrote, from the file or its folder. Raises ModelNotFound, CorruptFile for anything else."""
+        """Read what `save` wrote, from the file or its folder, or a folder that others have published.
+
+        Raises ModelNotFound, CorruptFile, UnsupportedModel for anything else.
+        """
+        from . import published
+
         whole = Path(path).expanduser()
+        if not (whole / HEAD).is_file() and (whole / published.CONFIG).is_file():
+            return published.published(whole / published.WEIGHTS)
         return _load(whole / HEAD if whole.is_dir() else whole)
 
 
@@ -74,17 +81,17 @@ class Guess:
     features: torch.Tensor
 
 
-class DraftHead(ABC):
+class BoundHead(ABC):
     """A trained head of one kind beside its target.
 
-    What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
-    target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
     model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
-    steps it is unrolled over in training.
+    steps it is unrolled over in training; lead: how many places a token's state stands behind the one that is known
+    with it: 0, or 1 where the target is to read a token, too, before the head guesses on.
     """
 
     kind: ClassVar[str]
     taught: ClassVar[int] = 4
+    lead: ClassVar[int] = 0
 
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         if not is_open(model):
@@ -111,6 +118,11 @@ class DraftHead(ABC):
         """Where such a head reads the target's states."""
 
     @classmethod
+    def watches(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        """Those of `reads` that it is shown while it drafts; what the target keeps of the others is at hand."""
+        return cls.reads(trained)
+
+    @classmethod
     @abstractmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Tensors, in floating point, and settings of a head to be trained for `model`: as much of it as is of use."""
@@ -120,34 +132,16 @@ class DraftHead(ABC):
         """How many tokens it can draft in a row: as many as it has parts of their own for, the setting `heads`."""
         return self.trained.settings.get("heads", 1 << 30)
 
-    @abstractmethod
-    def begin(self) -> Any:
-        """The memory of a text nothing is known of."""
-
-    @abstractmethod
-    def read(
-        self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
-    ) -> torch.Tensor:
-        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
-
-        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
-        """
-
-    @abstractmethod
-    def grow(
-        self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
-    ) -> torch.Tensor:
-        """Read nodes of one level: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
-
-        mask: [n, rows + n] bool, which rows each sees; nodes behind the first `rows` are forgotten. Returns the logits
-        [n, outputs] of what follows each.
-        """
+    @property
+    def learns(self) -> bool:
+        """Whether what it does now is learned from."""
+        return torch.is_grad_enabled() and any(each.requires_grad for each in self.parts.tensors.values())
 
     @abstractmethod
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].
 
-        Token [b, i + j] stands j + 1 places behind state [b, i]. Guess j is about what stands behind that token.
+        Token [b, i + j] stands j + 1 - lead places behind state [b, i]. Guess j is about what stands behind that token.
         """
 
     def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
@@ -179,3 +173,34 @@ class DraftHead(ABC):
             return logits
         every = logits.new_full((len(logits), self.model.vocab_size), -torch.inf)
         return every.index_copy_(1, self.vocabulary, logits)
+
+
+class DraftHead(BoundHead):
+    """A head that reads a text and drafts on below it by itself.
+
+    What it remembers of a text is a memory of its own making, which can be deep-copied. Items of a text pair the
+    target's states after a token with the token that follows it; nodes of a draft tree are tentative rows.
+    """
+
+    @abstractmethod
+    def begin(self) -> Any:
+        """The memory of a text nothing is known of."""
+
+    @abstractmethod
+    def read(
+        self, memory: Any, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        """Read items of the text: states {tap: [n, width]}, the tokens [n] that follow, positions [n] of the states.
+
+        Nodes are forgotten. Returns the logits [outputs] of what follows the last token.
+        """
+
+    @abstractmethod
+    def grow(
+        self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        """Read nodes of one level: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
+
+        mask: [n, rows + n] bool, which rows each sees; nodes behind the first `rows` are forgotten. Returns the logits
+        [n, outputs] of what follows each.
+        """

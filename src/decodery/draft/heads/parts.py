@@ -89,12 +89,20 @@ class Held:
         else:
             self.rows = end - self.length
 
+    def keep_last(self, slots: int) -> None:
+        """Forget the text but its last slots, and what is tentative."""
+        first = max(0, self.length - slots)
+        if first:
+            self.data[:, :, : self.length - first] = self.data[:, :, first : self.length].clone()
+        self.length, self.rows = self.length - first, 0
+
 
 @dataclass(frozen=True)
 class LayerShape:
     """A decoder layer. hidden: width; inner: units of its MLP; theta: base of the rotary positions.
 
-    window: how many slots of the text a row sees besides its own tree; None: all.
+    stretch: what each of their frequencies is divided by, nothing where it is empty.
+    window: how many tokens of the text before the last one a row sees; None: all.
     """
 
     hidden: int
@@ -105,6 +113,7 @@ class LayerShape:
     theta: float = 10_000.0
     eps: float = 1e-5
     window: int | None = None
+    stretch: tuple[float, ...] = ()
 
 
 class DecoderLayer:
@@ -117,6 +126,8 @@ class DecoderLayer:
         self.parts, self.prefix, self.shape = parts, prefix, shape
         exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
         self._inverse = 1.0 / shape.theta**exponents
+        if shape.stretch:
+            self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64)
 
     def begin(self, like: torch.Tensor) -> Held:
         return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
@@ -139,7 +150,8 @@ class DecoderLayer:
         queries, keys, values = self.heads(rows, torch.from_numpy(positions))
         before = held.length
         held.write(keys, values, text=mask is None)
-        first = 0 if self.shape.window is None else max(0, before - self.shape.window)
+        last = before if mask is None else before - 1
+        first = 0 if self.shape.window is None else max(0, last - self.shape.window)
         end = held.length + held.rows
         own = np.tri(len(rows), dtype=bool) if mask is None else mask
         seen = None

@@ -51,6 +51,10 @@ class HeadReading:
         """Whether there is nothing to guess from."""
         return self.root is None and not self.fresh
 
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return self.head.watches(self.head.trained)
+
     def __deepcopy__(self, memo: dict[int, object]) -> HeadReading:
         return HeadReading(self.head, deepcopy(self.memory, memo), list(self.fresh), self.root)
 
@@ -60,7 +64,7 @@ class HeadReading:
         tokens = seq.tokens[seen.start + 1 : seen.start + 1 + len(rows)]
         rows = rows[: len(tokens)]
         if rows:
-            states = {tap: seen.hidden[tap][rows] for tap in self.head.taps}
+            states = {tap: seen.hidden[tap][rows] for tap in self.taps}
             self.fresh.append(_Seen(states, tokens, seen.start))
 
     def after(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
@@ -83,9 +87,7 @@ class HeadReading:
     def _catch_up(self) -> None:
         if not self.fresh:
             return
-        states = {
-            tap: torch.cat([each.states[tap] for each in self.fresh]).to(self.head.dtype) for tap in self.head.taps
-        }
+        states = {tap: torch.cat([each.states[tap] for each in self.fresh]).to(self.head.dtype) for tap in self.taps}
         tokens = [token for each in self.fresh for token in each.tokens]
         positions = np.concatenate([np.arange(each.start, each.start + len(each.tokens)) for each in self.fresh])
         self.root = self.head.read(self.memory, states, torch.tensor(tokens), positions)

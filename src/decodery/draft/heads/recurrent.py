@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ...errors import SettingsError
 from ...model.protocol import Reader
 from ...model.sites import Tap
 from .head import DraftHead, Guess, TrainedHead
@@ -44,6 +45,12 @@ class RecurrentHead(DraftHead):
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
         self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
+        widths = self.layer.shape.hidden, model.config.hidden_size
+        if widths[0] != widths[1]:
+            raise SettingsError(
+                f"this head for {self.kind} is for a model of width {widths[0]}, and this one has {widths[1]}: use the "
+                "model it was made for"
+            )
 
     @abstractmethod
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
@@ -56,6 +63,10 @@ class RecurrentHead(DraftHead):
     @abstractmethod
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
+
+    def given(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """What `unroll` begins with in place of the target's features [b, n, hidden]."""
+        return features
 
     def begin(self) -> _Memory:
         like = self.embed(torch.zeros(1, dtype=torch.int64))
@@ -81,6 +92,7 @@ class RecurrentHead(DraftHead):
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1
         features = self.enter({tap: rows.flatten(0, 1) for tap, rows in states.items()})
+        features = self.given(features.view(b, n, -1), tokens).flatten(0, 1)
         keys: list[torch.Tensor] = []
         values: list[torch.Tensor] = []
         guesses = []

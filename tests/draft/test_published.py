@@ -1,0 +1,275 @@
+"""Published heads: small checkpoints in the layouts of the public code, read and run as that code runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.eagle import EAGLE
+from decodery.draft.eagle_3 import EAGLE3
+from decodery.draft.heads.drafter import HeadDrafter, head_kind
+from decodery.draft.heads.head import TrainedHead
+from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.model.batch import Batch, Segment
+from decodery.testing import check_identical, tiny_transformer
+
+TARGET = tiny_transformer(0, num_layers=6)
+HIDDEN, INNER, HEADS, KV_HEADS, OUTPUTS = 32, 64, 4, 2, 20
+DIM = HIDDEN // HEADS
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "vocab_size": 64,
+}
+LLAMA3 = {
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_type": "llama3",
+    },
+}
+
+
+def tensors_of(sizes: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(3)
+    found = {name: torch.randn(size, generator=random) / size[-1] ** 0.5 for name, size in sizes.items()}
+    return {name: each + (each.ndim == 1 and "norm" in name) for name, each in found.items()}
+
+
+def layer(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{prefix}self_attn.q_proj.weight": (HIDDEN, width),
+        f"{prefix}self_attn.k_proj.weight": (KV_HEADS * DIM, width),
+        f"{prefix}self_attn.v_proj.weight": (KV_HEADS * DIM, width),
+        f"{prefix}self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+        f"{prefix}mlp.gate_proj.weight": (INNER, HIDDEN),
+        f"{prefix}mlp.up_proj.weight": (INNER, HIDDEN),
+        f"{prefix}mlp.down_proj.weight": (HIDDEN, INNER),
+        f"{prefix}post_attention_layernorm.weight": (HIDDEN,),
+    }
+
+
+def eagle(prefix: str = "layers.0.", fc: str = "fc", bias: bool = True) -> dict[str, torch.Tensor]:
+    sizes = {f"{fc}.weight": (HIDDEN, 2 * HIDDEN), **({f"{fc}.bias": (HIDDEN,)} if bias else {})}
+    return tensors_of(sizes | layer(prefix, HIDDEN) | {"embed_tokens.weight": (64, HIDDEN)})
+
+
+def eagle_3(prefix: str = "midlayer.") -> dict[str, torch.Tensor]:
+    sizes = layer(prefix, 2 * HIDDEN) | {
+        f"{prefix}hidden_norm.weight": (HIDDEN,),
+        f"{prefix}input_layernorm.weight": (HIDDEN,),
+        "fc.weight": (HIDDEN, 3 * HIDDEN),
+        "norm.weight": (HIDDEN,),
+        "lm_head.weight": (OUTPUTS, HIDDEN),
+    }
+    spoken = torch.arange(0, 3 * OUTPUTS, 3)
+    told = torch.zeros(64, dtype=torch.bool)
+    told[spoken] = True
+    return tensors_of(sizes) | {"d2t": spoken - torch.arange(OUTPUTS), "t2d": told}
+
+
+def speculators(kind: str, own: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    config = {name: value for name, value in CONFIG.items() if name not in ("architectures", "hidden_act")}
+    return {
+        "architectures": ["Eagle3Speculator" if kind == "eagle3" else "EagleSpeculator"],
+        "speculators_model_type": kind,
+        "speculators_version": "0.1.0",
+        "speculators_config": {"algorithm": kind, "verifier": {"name_or_path": "some/model"}},
+        "transformer_layer_config": config | own,
+        **settings,
+    }
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
+    "eagle": (CONFIG | {"bias": True}, eagle()),
+    "eagle-without-bias": (CONFIG | LLAMA3 | {"bias": False}, eagle(bias=False)),
+    "eagle-speculators": (
+        speculators("eagle", {}, fusion_bias=True, layernorms=False),
+        eagle("transformer.", "fusion_fc"),
+    ),
+    "eagle-3": (CONFIG | {"draft_vocab_size": OUTPUTS}, eagle_3()),
+    "eagle-3-llama3": (CONFIG | LLAMA3 | {"draft_vocab_size": OUTPUTS}, eagle_3()),
+    "eagle-3-speculators": (
+        speculators("eagle3", {}, draft_vocab_size=OUTPUTS, norm_before_residual=True),
+        eagle_3("layers.0."),
+    ),
+    "eagle-3-of-own-depths": (
+        speculators("eagle3", LLAMA3, draft_vocab_size=OUTPUTS, eagle_aux_hidden_state_layer_ids=[1, 2, 4]),
+        eagle_3("layers.0."),
+    ),
+}
+
+
+def frequencies(config: dict[str, Any]) -> torch.Tensor:
+    """As the public code turns positions, one frequency after another."""
+    own = config.get("transformer_layer_config", config)
+    found = []
+    for pair in range(DIM // 2):
+        frequency = own.get("rope_theta", 10000.0) ** (-2 * pair / DIM)
+        if scaling := own.get("rope_scaling"):
+            turns = scaling["original_max_position_embeddings"] * frequency / (2 * np.pi)
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            share = min(max((turns - low) / (high - low), 0.0), 1.0)
+            frequency = share * frequency + (1 - share) * frequency / scaling["factor"]
+        found.append(frequency)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def norm(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows / (rows.square().mean(dim=-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def run_layer(
+    weights: dict[str, torch.Tensor], prefix: str, config: dict[str, Any], stream: torch.Tensor, attended: torch.Tensor
+) -> torch.Tensor:
+    """A decoder layer over all items at once, heads repeated, as the public code has it."""
+
+    def heads(name: str, count: int) -> torch.Tensor:
+        rows = (attended @ weights[f"{prefix}self_attn.{name}_proj.weight"].T).view(len(stream), count, DIM)
+        return rows.transpose(0, 1)
+
+    angles = torch.outer(torch.arange(len(stream)).double(), frequencies(config))
+    cos, sin = (torch.cat((each, each), dim=-1) for each in (angles.cos(), angles.sin()))
+
+    def turned(rows: torch.Tensor) -> torch.Tensor:
+        half = torch.cat((-rows[..., DIM // 2 :], rows[..., : DIM // 2]), dim=-1)
+        return rows * cos + half * sin
+
+    queries, keys = turned(heads("q", HEADS)), turned(heads("k", KV_HEADS)).repeat_interleave(HEADS // KV_HEADS, dim=0)
+    values = heads("v", KV_HEADS).repeat_interleave(HEADS // KV_HEADS, dim=0)
+    scores = queries @ keys.transpose(1, 2) / DIM**0.5
+    scores = scores.masked_fill(torch.ones(len(stream), len(stream)).triu(1).bool(), -torch.inf)
+    context = (scores.softmax(dim=-1) @ values).transpose(0, 1).reshape(len(stream), HIDDEN)
+    stream = stream + context @ weights[f"{prefix}self_attn.o_proj.weight"].T
+    normed = norm(stream, weights[f"{prefix}post_attention_layernorm.weight"])
+    gate, up = (normed @ weights[f"{prefix}mlp.{name}_proj.weight"].T for name in ("gate", "up"))
+    return stream + (torch.nn.functional.silu(gate) * up) @ weights[f"{prefix}mlp.down_proj.weight"].T
+
+
+def expected(name: str) -> list[torch.Tensor]:
+    """[vocab] logits of what follows the text, and of what follows one token more, as the public code has them."""
+    config, given = LAYOUTS[name]
+    weights = {part: each.double() for part, each in given.items()}
+    n = len(TEXT) - 2
+    taps = config.get("eagle_aux_hidden_state_layer_ids", [2, 3, 3])
+    states = TARGET.forward(Batch([Segment.chunk(TEXT[:n], TARGET.new_cache())]), taps=(*taps, 6)).hidden
+    tokens = TARGET.embed_tokens(torch.tensor(TEXT[1:]))
+    said = []
+    if name.startswith("eagle-3"):
+        prefix = "midlayer." if "midlayer.hidden_norm.weight" in weights else "layers.0."
+        features = torch.cat([states[tap] for tap in taps], dim=1) @ weights["fc.weight"].T
+        for rows in (n, n + 1):
+            normed = norm(features, weights[f"{prefix}hidden_norm.weight"])
+            read = torch.cat((norm(tokens[:rows], weights[f"{prefix}input_layernorm.weight"]), normed), dim=1)
+            stream = normed if config.get("norm_before_residual") else features
+            out = run_layer(weights, prefix, config, stream, read)[-1:]
+            logits = torch.full((64,), -torch.inf, dtype=torch.float64)
+            logits[torch.arange(OUTPUTS) + given["d2t"]] = (
+                norm(out, weights["norm.weight"]) @ weights["lm_head.weight"].T
+            )[0]
+            said.append(logits)
+            features = torch.cat((features, out))
+        return said
+    prefix, fc = ("transformer.", "fusion_fc") if "fusion_fc.weight" in weights else ("layers.0.", "fc")
+    features = TARGET.final_norm(states[6])
+    for rows in (n, n + 1):
+        items = torch.cat((tokens[:rows], features), dim=1) @ weights[f"{fc}.weight"].T
+        items = items + weights.get(f"{fc}.bias", 0.0)
+        out = run_layer(weights, prefix, config, items, items)[-1:]
+        said.append(TARGET.project(out)[0])
+        features = torch.cat((features, out))
+    return said
+
+
+def drafter_of(name: str, folder: Path) -> HeadDrafter:
+    return (EAGLE3 if name.startswith("eagle-3") else EAGLE)(str(write(folder / name, *LAYOUTS[name])))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_published_head_says_what_it_says_where_it_was_published(name: str, tmp_path: Path) -> None:
+    trained = drafter_of(name, tmp_path).trained
+    assert trained is not None
+    head, n = head_kind(trained.kind)(trained, TARGET), len(TEXT) - 2
+    states = TARGET.forward(Batch([Segment.chunk(TEXT[:n], TARGET.new_cache())]), taps=head.taps).hidden
+    memory = head.begin()
+    first = head.read(memory, states, torch.tensor(TEXT[1 : n + 1]), np.arange(n))
+    place = np.array([-1]), np.array([1]), np.ones((1, 1), dtype=bool)
+    second = head.grow(memory, torch.tensor(TEXT[n + 1 : n + 2]), *place)
+    for found, wanted in zip((first[None], second), expected(name), strict=True):
+        spoken = wanted > -torch.inf
+        assert torch.equal(head.spread(found)[0] > -torch.inf, spoken)
+        # The frequencies of stretched positions are read in float32.
+        assert float((head.spread(found)[0] - wanted)[spoken].abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle-3"])
+def test_drafts_of_published_heads_change_nothing(name: str, tmp_path: Path) -> None:
+    drafter = drafter_of(name, tmp_path)
+    check_identical(TARGET, [[1, 2, 3]], drafter=drafter, max_new_tokens=8, seeds=(0,), tested="drafted")
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "error", "words"),
+    [
+        (speculators("mlp", {}), eagle(), UnsupportedModel, "mlp is no layout of a draft head"),
+        (CONFIG, {"model.norm.weight": torch.ones(32)}, UnsupportedModel, "LlamaForCausalLM.* is no layout"),
+        (CONFIG, eagle() | {"layers.1.mlp.up_proj.weight": torch.ones(2, 2)}, UnsupportedModel, "layers.1.mlp.up_proj"),
+        (CONFIG, eagle() | {"fc2.weight": torch.ones(2, 2)}, UnsupportedModel, "fc2.weight belongs to a part"),
+        (CONFIG | {"num_hidden_layers": 2}, eagle(), UnsupportedModel, "num_hidden_layers = 2"),
+        (CONFIG | {"model_type": "deepseek"}, eagle(), UnsupportedModel, "model_type 'deepseek'"),
+        (speculators("eagle", {}, layernorms=True), eagle("transformer.", "fusion_fc"), UnsupportedModel, "layernorms"),
+        (speculators("eagle3", {}, norm_before_fc=True), eagle_3("layers.0."), UnsupportedModel, "norm_before_fc"),
+        (CONFIG | {"draft_vocab_size": 9}, eagle_3(), CorruptFile, r"lm_head.weight is \[20, 32\]"),
+        (CONFIG, {"fc.weight": torch.ones(32, 64)} | eagle_3("layers.0."), CorruptFile, "lm_head.weight"),
+        (CONFIG, eagle() | {"fc.weight": torch.full((32, 64), torch.nan)}, CorruptFile, "not finite"),
+        (CONFIG | {"hidden_size": "wide"}, eagle(), CorruptFile, "hidden_size"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        TrainedHead.load(write(tmp_path / "head", config, tensors))
+
+
+def test_a_head_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:
+    folder = write(tmp_path / "head", *LAYOUTS["eagle"])
+    with pytest.raises(SettingsError, match="a head for eagle, not for eagle-3: use the drafter eagle"):
+        EAGLE3(str(folder))
+    wide = tiny_transformer(0, num_layers=6, hidden_size=48)
+    with pytest.raises(SettingsError, match="for a model of width 32, and this one has 48"):
+        Engine(wide).submit(Request([1], drafter=EAGLE(str(folder))))
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ModelNotFound, match="save their tensors as safetensors first"):
+        EAGLE(str(folder))

@@ -1,0 +1,65 @@
+"""Training draft heads of every kind: what comes out drafts, and has learned something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from decodery.draft.heads.drafter import head_kind
+from decodery.draft.heads.head import TrainedHead
+from decodery.model.load import LoadedModel
+from decodery.model.store import silent
+from decodery.registry import resolve
+from decodery.testing import check_identical
+from decodery.train.corpus import Corpus
+from decodery.train.data import write_texts
+from decodery.train.features import FeatureStore
+from decodery.train.head import HeadRecipe, _Course, train_head
+from tiny_models import tiny_loaded
+
+KINDS = ["eagle", "falcon", "fspad", "kangaroo", "longspec"]
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return tiny_loaded()
+
+
+@pytest.fixture(scope="module")
+def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    prompts = [[256, 65 + number % 26] for number in range(40)]
+    return write_texts(
+        target, prompts, tmp_path_factory.mktemp("corpus") / "text", max_new_tokens=20, temperatures=(0.7,), top=8
+    )
+
+
+RECIPE = HeadRecipe(outputs=80, epochs=0.5, lr=3e-3, batch=4, length=16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_learns(kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    model, made = target.model, head_kind(kind)
+    tensors, settings = made.untrained(model, seed=0)
+    head = made(TrainedHead(kind, tensors, settings), model)
+    learned, held = corpus.split()
+    features = FeatureStore(model, corpus, head.taps, tmp_path, 8, silent)
+    course = _Course(head, features, learned, held, RECIPE)
+    optimizer = torch.optim.Adam(course.parameters.values(), lr=3e-3)
+    before = course.validate()["cross_entropy"]
+    for step in range(30):
+        optimizer.zero_grad()
+        course.loss(step).backward()
+        optimizer.step()
+    assert course.validate()["cross_entropy"] < before - 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_trained_drafts(kind: str, target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    scores = train_head(target, head_kind(kind), corpus, tmp_path, recipe=RECIPE)
+    trained = TrainedHead.load(tmp_path)
+    assert trained.kind == kind and trained.model == target.model.fingerprint
+    assert trained.facts["cross_entropy"] == scores["cross_entropy"]
+    drafter = resolve("draft", f"{kind}:head={tmp_path}")
+    check_identical(target.model, [[256, 70, 71]], drafter=drafter, max_new_tokens=12, seeds=(0,), tested="drafted")
