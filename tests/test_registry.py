@@ -287,7 +287,7 @@ LOCAL = {
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(("draft", name, "model") for name in ("draft-model", "rapid")),
     *(("draft", "auto", "warm"), ("draft", "lexical-unit", "units"), ("verify", "judge", "head")),
-    *(("draft", name, "head") for name in ("eagle-3",)),
+    *(("draft", name, "head") for name in ("eagle-3", "medusa", "hydra", "clover", "chimera")),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),
