@@ -5,7 +5,7 @@ Adding a method means adding a line here; `test_conformance.py` fails while one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,8 @@ from decodery.draft.aded import ADED
 from decodery.draft.aggressive import Aggressive
 from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
+from decodery.draft.chimera import Chimera, ChimeraHead
+from decodery.draft.clover import Clover, CloverHead
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
@@ -35,6 +37,7 @@ from decodery.draft.fspad import FSPAD, FSPADHead
 from decodery.draft.graft import Graft
 from decodery.draft.growth.base import Growth
 from decodery.draft.growth.caterpillar import Caterpillar
+from decodery.draft.growth.clover import Selection
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import FixedTree
@@ -45,11 +48,13 @@ from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import BoundHead, TrainedHead
 from decodery.draft.hidden_transfer import HiddenTransfer
+from decodery.draft.hydra import Hydra, HydraHead
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.kangaroo import Kangaroo, KangarooHead
 from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
+from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.ngram import NGram
 from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
@@ -172,11 +177,13 @@ def _transfer(other: LanguageModel) -> Transfer:
     return Transfer(torch.eye(other.config.hidden_size).repeat(2, 1, 1), (0, 1), _RATES)
 
 
-def _untrained(kind: type[BoundHead], other: LanguageModel, **settings: Any) -> TrainedHead:
+def _untrained(
+    kind: type[BoundHead], other: LanguageModel, shape: Mapping[str, Any] | None = None, **settings: Any
+) -> TrainedHead:
     """A head that nothing was learned for, shaped as one for `other` would be; it speaks some of the tokens only."""
     own = other.model if isinstance(other, Counted) else other
     assert isinstance(own, Transformer)
-    tensors, about = kind.untrained(own, seed=0)
+    tensors, about = kind.untrained(own, 0, **(shape or {}))
     tensors["vocabulary"] = torch.arange(0, other.vocab_size, 2, dtype=torch.int32)
     return TrainedHead(kind.kind, tensors, about | settings)
 
@@ -188,11 +195,17 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "draft-model": lambda other: DraftModel(other, length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "del": lambda other: DEL((0, 1), length=4),
+    "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),
+    "hydra": lambda other: Hydra(
+        _untrained(HydraHead, other, {"prefix": True}), growth=EAGLE2(nodes=5, width=2, depth=3)
+    ),
+    "clover": lambda other: Clover(_untrained(CloverHead, other), growth=Selection(nodes=5)),
+    "chimera": lambda other: Chimera(_untrained(ChimeraHead, other), growth=EAGLE2(nodes=5, width=2, depth=3)),
     "falcon": lambda other: Falcon(_untrained(FalconHead, other), growth=EAGLE2(nodes=9, width=2, depth=4)),
     "fspad": lambda other: FSPAD(_untrained(FSPADHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "kangaroo": lambda other: Kangaroo(_untrained(KangarooHead, other), eta=0.05, length=3),
     "longspec": lambda other: LongSpec(_untrained(LongSpecHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
-    "del": lambda other: DEL((0, 1), length=4),
     "aggressive": lambda other: Aggressive(
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
@@ -231,6 +244,7 @@ GROWTHS: dict[str, Growth] = {
     "sequoia": Sequoia(nodes=9, depth=4),
     "eagle-2": EAGLE2(nodes=9, width=3, depth=4),
     "caterpillar": Caterpillar(length=3, stop=0.05, nodes=9),
+    "clover": Selection(nodes=9),
     "dyspec": DySpec(nodes=9),
     "rsd-c": RSDC((3, 2)),
     "rsd-s": RSDS(width=3, depth=3),

@@ -11,7 +11,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -56,25 +56,10 @@ def build(method: Method, settings: str) -> Any:
     if _stranger.get() and method.local:
         raise NotTrusted(f"{method.name} reads files or runs programs, which is not for requests from a network")
     names = [field.name for field in dataclasses.fields(method.cls) if field.init]
-    known = f"its settings are {listing(names)}" if names else "it has no settings"
-    values: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in split(settings, ","))):
-        key, equals, text = (piece.strip() for piece in item.partition("="))
-        key = key.replace("-", "_")
-        if not equals:
-            raise SettingsError(f"{method.name}: {item!r} is not key=value; {known}")
-        if key not in names:
-            raise SettingsError(f"{method.name} has no setting {key!r}; {known}")
-        if key in values:
-            raise SettingsError(f"{method.name}: {key} is given twice")
-        if len(text) > 1 and text[0] == text[-1] == '"':
-            text = text[1:-1]
-        try:
-            values[key] = _parse(text, kinds[key], "/:")
-        except ValueError:
-            raise SettingsError(f"{method.name}: {key}={text} is not {_kind_name(kinds[key])}") from None
-        if _stranger.get():
-            _check_stranger(method, key, kinds[key], values[key])
+    values = given(method.name, settings, {name: kinds[name] for name in names})
+    if _stranger.get():
+        for key, value in values.items():
+            _check_stranger(method, key, kinds[key], value)
     if objects := beyond_text(method):
         raise SettingsError(
             f"{method.name} needs {listing(objects)}, which no text can give: build the method in Python"
@@ -82,6 +67,28 @@ def build(method: Method, settings: str) -> Any:
     if missing := [name for name in _required(method) if name not in values]:
         raise SettingsError(f"{method.name} needs {listing(missing)}, as in {method.name}:{missing[0]}=...")
     return method.cls(**values)
+
+
+def given(name: str, settings: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The values in the text "key=value,key=value", whose types are `kinds`. name: whose settings they are."""
+    known = f"its settings are {listing(list(kinds))}" if kinds else "it has no settings"
+    values: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in split(settings, ","))):
+        key, equals, text = (piece.strip() for piece in item.partition("="))
+        key = key.replace("-", "_")
+        if not equals:
+            raise SettingsError(f"{name}: {item!r} is not key=value; {known}")
+        if key not in kinds:
+            raise SettingsError(f"{name} has no setting {key!r}; {known}")
+        if key in values:
+            raise SettingsError(f"{name}: {key} is given twice")
+        if len(text) > 1 and text[0] == text[-1] == '"':
+            text = text[1:-1]
+        try:
+            values[key] = _parse(text, kinds[key], "/:")
+        except ValueError:
+            raise SettingsError(f"{name}: {key}={text} is not {_kind_name(kinds[key])}") from None
+    return values
 
 
 @contextmanager

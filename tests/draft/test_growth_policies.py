@@ -13,6 +13,7 @@ from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.base import Expander
+from decodery.draft.growth.clover import Selection
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import EAGLE, FixedTree
 from decodery.draft.growth.k_chains import KChains
@@ -74,7 +75,7 @@ def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("fixed-tree(branching=2,paths=0)", "either branching or paths"),
+        ("fixed-tree(branching=2,paths=0)", "one of branching, paths and rates"),
         ("fixed-tree:paths=0:0/0:1", "needs its parent and the ranks before it"),
         ("fixed-tree:paths=1", "the path 1 needs its parent and the ranks before it"),
         ("fixed-tree:paths=0/-1", "ranks from 0 on"),
@@ -87,6 +88,8 @@ def test_the_published_shape_and_what_a_budget_leaves_of_it() -> None:
         ("sequoia:acceptance=0.5/1.5", "each above 0 and at most 1"),
         ("sequoia:draft_cost=-1", "draft_cost, 0 or more"),
         ("dyspec:threshold=0", "threshold above 0"),
+        ("clover:ratio=2", "ratio from 0 to 1"),
+        ("fixed-tree:rates=0.5:2", "rates from 0 to 1"),
     ],
 )
 def test_a_bad_setting_is_named(text: str, said: str) -> None:
@@ -192,3 +195,36 @@ def test_ngram_rows_are_distributions_of_what_was_expected() -> None:
             law[ids[ids >= 0]] += 0.8 * weights[ids >= 0]
         assert np.allclose(row, law, atol=1e-6)
     assert store.counts.sum() == len(seq.tokens) - 1
+
+
+def selected(drafter: Expander, seq: Sequence, growth: Selection) -> set[tuple[int, ...]]:
+    """Clover's selection, told by plain loops."""
+    chosen: set[tuple[int, ...]] = set()
+    level = {(): 0.0}
+    while level and len(chosen) < growth.nodes:
+        likely = {}
+        for path, score in level.items():
+            law, mass = np.exp(law_after(drafter, seq, path)), 0.0
+            for token in np.argsort(-law, kind="stable").tolist():
+                if mass >= growth.top_p or law[token] < growth.ratio * law.max():
+                    break
+                likely[(*path, token)] = score + np.log(law[token])
+                mass += law[token]
+        best = sorted(likely, key=lambda path: -likely[path])[: growth.nodes - len(chosen)]
+        level = {path: likely[path] for path in best}
+        chosen |= set(best)
+        if len(best[0]) == 9:
+            break
+    return chosen
+
+
+def test_clover_spends_its_nodes_level_by_level_on_likely_children() -> None:
+    depths = []
+    for seed in range(30):
+        growth = Selection(nodes=1 + seed % 13, top_p=(0.95, 0.3)[seed % 2], ratio=(0.25, 0.8, 0.0)[seed % 3])
+        drafter, seq = begun(growth, (GREEDY, WARM)[seed % 2], seed=seed)
+        tree = drive(drafter.propose(seq, Budget(64, 9)))
+        assert len(tree) - 1 <= growth.nodes
+        assert set(paths(tree)) == selected(drafter, seq, growth)
+        depths.append(int(tree.depths.max()))
+    assert len(set(depths)) > 2

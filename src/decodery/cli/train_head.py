@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from .training import OwnTexts, command_line, model_option, out_option, own_text
 
 @click.command(short_help="Train a draft head for a model.")
 @out_option
-@click.option("--kind", required=True, help="The drafter it is for, such as eagle-3.")
+@click.option("--kind", required=True, help="The drafter it is for, such as eagle-3 or hydra:prefix=true.")
 @model_option("that is to be drafted for")
 @own_texts()
 @click.option("--outputs", default=6144, show_default=True, metavar="N", help="Tokens it can draft; 0: all.")
@@ -25,16 +26,17 @@ def head(out: Path, kind: str, model: str, own: OwnTexts, outputs: int, epochs: 
     train contexts` with the same settings has the texts already. Stop with Ctrl-C whenever you like: the same command
     goes on where it stopped.
     """
-    from ..draft.heads.drafter import head_kind
+    from ..draft.heads.drafter import head_named
     from ..model.load import load
     from ..train.head import DEPTHS, HeadRecipe, check_folder, train_head
 
-    made, recipe = head_kind(kind), HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, seed=seed)
+    (made, shape), recipe = head_named(kind), HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, seed=seed)
     check_folder(out)
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:
         corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
-        scores = train_head(loaded, made, corpus, out, recipe=recipe, command=command_line(), progress=progress)
-    click.echo(f"the head is ready: --drafter {kind}:head={out}")
+        trained = partial(train_head, loaded, made, corpus, out, shape=shape, recipe=recipe)
+        scores = trained(command=command_line(), progress=progress)
+    click.echo(f"the head is ready: --drafter {made.kind}:head={out}")
     ahead = ", ".join(f"{scores[name]:.1%}" for step in range(DEPTHS) if (name := f"agreement.{step + 1}") in scores)
-    click.echo(f"on texts held out its first guess is right, 1 to {DEPTHS} tokens ahead: {ahead}")
+    click.echo(f"on texts held out its first guess is right, 1 and more tokens ahead: {ahead}")

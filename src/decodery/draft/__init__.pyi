@@ -3,6 +3,8 @@ from . import growth as growth
 from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
+from .chimera import Chimera as Chimera
+from .clover import Clover as Clover
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
 from .draft_model import DraftModel as DraftModel
@@ -17,11 +19,13 @@ from .forced import Forced as Forced
 from .combine import Fuse as Fuse
 from .graft import Graft as Graft
 from .hidden_transfer import HiddenTransfer as HiddenTransfer
+from .hydra import Hydra as Hydra
 from .jacobi import Jacobi as Jacobi
 from .kangaroo import Kangaroo as Kangaroo
 from .lexical_unit import LexicalUnit as LexicalUnit
 from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
+from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram
 from .base import Observation as Observation
 from .ppd import PPD as PPD

@@ -179,6 +179,11 @@ class Expander(Drafter):
         """[hidden] of the drafter's last layer after the last token it has read; None where it has none."""
         return None
 
+    @property
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        """By depth and rank: how often its guess was the right one, where somebody measured it; otherwise empty."""
+        return ()
+
     def reach(self, seq: Sequence) -> int:
         """How deep a tree below the pending token this drafter can grow."""
         return seq.remaining

@@ -7,14 +7,16 @@ read once; what it showed is kept on disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from ..core.topk import topk
 from ..draft.heads.head import HEAD, BoundHead, Guess, TrainedHead
 from ..errors import SettingsError
 from ..model.load import LoadedModel
@@ -33,6 +35,7 @@ TOP = 64
 DEPTHS = 5
 """How many tokens ahead a finished head is judged."""
 _HELD = 48
+_RANKS = 10
 check_folder = partial(refuse_others, made=HEAD, what="is no draft head")
 """Raises SettingsError where training would overwrite something else."""
 
@@ -161,20 +164,36 @@ def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str
     return found | {"cross_entropy": float(np.mean(distances))}
 
 
+@torch.no_grad()
+def rank_rates(head: BoundHead, lessons: Sequence[Taught]) -> list[list[float]]:
+    """How often its guess of each of the first ranks is the target's choice, by depth, judged as in `judged`."""
+    depths = min(DEPTHS, head.reach)
+    hits, places = np.zeros((depths, _RANKS)), np.zeros(depths)
+    for lesson in lessons:
+        for step, guess in enumerate(lesson.unrolled(head, depths)):
+            rows, likely, share, _ = _step(lesson, step)
+            found = torch.from_numpy(topk(head.project(guess.spoken[rows]), _RANKS)[0])
+            right = ((found == likely[:, :1]) & (share[:, :1] > 0)).sum(dim=0)
+            hits[step, : len(right)] += right.numpy()
+            places[step] += len(found)
+    return (hits / np.maximum(places, 1)[:, None]).round(4).tolist()
+
+
 def train_head(
     target: LoadedModel,
     kind: type[BoundHead],
     corpus: Corpus,
     out: Path,
     *,
+    shape: Mapping[str, Any] | None = None,
     recipe: HeadRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
 ) -> dict[str, float]:
     """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
 
-    Every twentieth text is held out. Returns what `judged` says of the finished int8 head. Interrupted, it goes on from
-    its last checkpoint in `out` when called again.
+    shape: what the kind's `untrained` takes beside the model. Every twentieth text is held out. Returns what `judged`
+    says of the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when called again.
     """
     recipe = recipe or HeadRecipe()
     check_folder(out)
@@ -182,7 +201,7 @@ def train_head(
     if not isinstance(model, Transformer):
         raise SettingsError(f"{target.name} does not run in this package's own transformer: no head is trained for it")
     check_texts(len(corpus))
-    tensors, settings = kind.untrained(model, recipe.seed)
+    tensors, settings = kind.untrained(model, recipe.seed, **(shape or {}))
     learned, held = corpus.split()
     if 0 < recipe.outputs < model.vocab_size:
         texts = (corpus[number] for number in learned)
@@ -204,6 +223,7 @@ def train_head(
     finished = TrainedHead(kind.kind, head.parts.quantized(), settings, model=model.fingerprint)
     scores = judged(kind(finished, model), course.held, recipe.decay)
     facts = {"command": command, "target": target.name, **asdict(recipe), "steps": history.best_step, **scores}
+    facts["rates"] = rank_rates(kind(finished, model), course.held)
     replace(finished, facts=facts).save(out / HEAD)
     # Last: without the head beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(kind.kind, target.name, corpus, facts, scores, history.metrics["0"]))

@@ -7,5 +7,6 @@ from .base import Growth as Growth
 from .k_chains import KChains as KChains
 from .rsd_c import RSDC as RSDC
 from .rsd_s import RSDS as RSDS
+from .clover import Selection as Selection
 from .sequoia import Sequoia as Sequoia
 from .specinfer import SpecInfer as SpecInfer

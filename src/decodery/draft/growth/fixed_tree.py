@@ -13,7 +13,7 @@ from ...errors import SettingsError
 from ...registry import register
 from ..base import Expander
 from ..shapes.growing import Growing
-from ..shapes.template import MOST, Template, constant
+from ..shapes.template import MOST, Template, calibrated, constant
 from .base import Growth
 
 EAGLE = Template(
@@ -38,24 +38,37 @@ class FixedTree(Growth):
     """Fills a tree of a given shape with the drafter's likeliest tokens, a pass per level.
 
     branching: children of every node by depth, as 4/2/1 for 4 + 8 + 8 nodes. paths: in place of it, the rank paths of
-    all nodes, as 0/1/0:0 for the two likeliest tokens and the likeliest one behind the first. Without either the 25
-    nodes of EAGLE's tree. Where the budget is smaller, the places likeliest to be right are filled, rank r counting
-    as right once in (r + 1)(r + 2) times.
+    all nodes, as 0/1/0:0 for the two likeliest tokens and the likeliest one behind the first. rates: in place of both,
+    how often the guess of each rank is right, by depth, as 0.6:0.1/0.4:0.1; the `nodes` places likeliest to be right
+    are filled, as Medusa finds its tree. Without any of them it is done by the rates the drafter comes with, as a
+    trained head does; one that has none fills the 25 nodes of EAGLE's tree. Where the budget is smaller than a given
+    shape, the places likeliest to be right are filled, rank r counting as right once in (r + 1)(r + 2) times.
     """
 
     branching: tuple[int, ...] | None = None
     paths: tuple[tuple[int, ...], ...] | None = None
+    rates: tuple[tuple[float, ...], ...] | None = None
+    nodes: int = 63
 
     def __post_init__(self) -> None:
-        if self.branching is not None and self.paths is not None:
-            raise SettingsError("fixed-tree takes either branching or paths, not both")
+        if sum(given is not None for given in (self.branching, self.paths, self.rates)) > 1:
+            raise SettingsError("fixed-tree takes one of branching, paths and rates")
+        if self.nodes < 1:
+            raise SettingsError("fixed-tree needs nodes >= 1")
+        if self.rates is not None and not (
+            self.rates and all(ranks and all(0 <= rate <= 1 for rate in ranks) for ranks in self.rates)
+        ):
+            raise SettingsError("fixed-tree needs rates from 0 to 1, at least one per depth, as in rates=0.6:0.1/0.4")
         _shape(self.branching, self.paths)
 
     def largest(self) -> int:
-        return len(_shape(self.branching, self.paths))
+        given = self.branching is not None or self.paths is not None
+        return len(_shape(self.branching, self.paths)) if given else max(self.nodes, len(EAGLE))
 
     def grow(self, expander: Expander, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         shape = _shape(self.branching, self.paths).within(budget.nodes, budget.depth)
+        if self.branching is None and self.paths is None and (rates := self.rates or expander.rates):
+            shape = calibrated(rates, min(self.nodes, budget.nodes), budget.depth)
         return (yield from Growing(expander, seq, budget, self.origin).fill(shape))
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from inspect import signature
+from typing import Any, ClassVar, Self, get_type_hints
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +18,7 @@ from ...errors import SettingsError
 from ...model.drafts import shipped_head
 from ...model.protocol import Reader
 from ...registry import methods
+from ...spec import given, parts
 from ..base import Expander, Observation
 from ..growth.base import Growth
 from .head import MADE, BoundHead, DraftHead, TrainedHead
@@ -58,6 +60,11 @@ class TrainedDrafter(Expander):
     def needs(self) -> Needs:
         taps = () if self.trained is None else self.kind.watches(self.trained)
         return Needs.merged((super().needs, Needs(taps=taps, prompt_taps=True, parts=True)))
+
+    @cached_property
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        found = () if self.trained is None else self.trained.facts.get("rates", ())
+        return tuple(tuple(ranks) for ranks in found)
 
     def suited(self, model: Reader) -> Self:
         if self.head is not None:
@@ -110,3 +117,15 @@ def head_kind(name: str) -> type[BoundHead]:
     if name not in kinds:
         raise SettingsError(f"{name} has no head to train: train one for {', '.join(kinds)}")
     return kinds[name]
+
+
+def head_named(spec: str) -> tuple[type[BoundHead], dict[str, Any]]:
+    """The kind of head that a text such as "hydra:prefix=true" names, and the shape it is to have.
+
+    Settings are the keyword arguments of the kind's `untrained`. Raises SettingsError for others.
+    """
+    name, settings = parts(spec)
+    kind = head_kind(name)
+    shape = [each for each, told in signature(kind.untrained).parameters.items() if told.kind is told.KEYWORD_ONLY]
+    kinds = get_type_hints(kind.untrained) if shape else {}
+    return kind, given(name, settings, {each: kinds[each] for each in shape})

@@ -14,7 +14,7 @@ import torch
 
 from ...errors import CorruptFile, UnsupportedModel
 from ...model.artifact import Artifact, refuse_other, remembered
-from ...model.fields import Kind, Record, Text
+from ...model.fields import Kind, Listed, Number, Record, Text, Whole
 from ...model.protocol import OpenModel, Reader, is_open
 from ...model.sites import Tap
 from ...model.weights import Dense, Linear
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HEAD = "head.safetensors"
 KIND = "draft head"
 MADE = "train one with `decodery train head`"
+_MOST_HEADS, _MOST_RANKS = 64, 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,12 @@ class TrainedHead:
 
 @remembered
 def _load(path: Path) -> TrainedHead:
-    kinds: dict[str, Kind] = {"head": Text(64), "settings": Record({}), "made": Record({})}
+    rates = Listed(Listed(Number(0.0, 1.0), _MOST_RANKS), _MOST_HEADS)
+    kinds: dict[str, Kind] = {
+        "head": Text(64),
+        "settings": Record({"heads": Whole(1, _MOST_HEADS)}),
+        "made": Record({"rates": rates}),
+    }
     found = Artifact.read(path, KIND, MADE, kinds)
     return TrainedHead(found.facts["head"], found.tensors, found.facts["settings"], found.facts["made"], found.model)
 
@@ -123,8 +129,8 @@ class BoundHead(ABC):
 
     @property
     def reach(self) -> int:
-        """How many tokens it can draft in a row."""
-        return 1 << 30
+        """How many tokens it can draft in a row: as many as it has parts of their own for, the setting `heads`."""
+        return self.trained.settings.get("heads", 1 << 30)
 
     @property
     def learns(self) -> bool:
@@ -193,7 +199,8 @@ class DraftHead(BoundHead):
     def grow(
         self, memory: Any, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
-        """Read nodes below the text: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
+        """Read nodes of one level: tokens [n], above [n] their parents' rows (-1: the text), depths [n] from 1 on.
 
-        mask: [n, rows + n] bool, which rows each sees. Returns the logits [n, outputs] of what follows each.
+        mask: [n, rows + n] bool, which rows each sees; nodes behind the first `rows` are forgotten. Returns the logits
+        [n, outputs] of what follows each.
         """

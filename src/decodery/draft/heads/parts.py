@@ -37,6 +37,10 @@ class Parts:
                 self._linears[name] = Dense(weight, bias)
         return self._linears[name]
 
+    def block(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Rows [..., d] plus SiLU of what the layer `name` makes of them."""
+        return rows + silu(self.linear(name)(rows))
+
     def norm(self, name: str, rows: torch.Tensor, eps: float) -> torch.Tensor:
         """Rows [..., d] over their root mean square, times the tensor `name`.weight [d]."""
         return rms_norm(rows, rows.shape[-1:], self.tensors[f"{name}.weight"], eps)

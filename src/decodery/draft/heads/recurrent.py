@@ -82,11 +82,11 @@ class RecurrentHead(DraftHead):
     def grow(
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
-        known = mask.shape[1] - len(tokens)
-        memory.rows, memory.held.rows = memory.rows[:known], known
-        before = torch.cat((memory.last[None], memory.rows))[torch.from_numpy(above + 1)]
+        memory.held.rows = mask.shape[1] - len(tokens)
+        known = memory.rows[: memory.held.rows]
+        before = torch.cat((memory.last[None], known))[torch.from_numpy(above + 1)]
         features, spoken = self._run(memory, before, tokens, memory.end + depths, mask)
-        memory.rows = torch.cat((memory.rows, features))
+        memory.rows = torch.cat((known, features))
         return self.project(spoken)
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:

@@ -11,6 +11,7 @@ import numpy as np
 from ...budget.base import LARGEST, Budget
 from ...core.tree import Origin, TokenTree
 from ...errors import SettingsError
+from .stages import likeliest
 
 Children = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Successors [m, width] int of `nodes` [m], best first, -1 for none, given the tokens [n] filled in so far."""
@@ -176,6 +177,26 @@ def unbalanced(nodes: int, depth: int, width: int) -> Template:
         for path in taken:
             counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
         level = {path: worth[path] for path in taken}
+    return Template(counts)
+
+
+@lru_cache(maxsize=64)
+def calibrated(rates: tuple[tuple[float, ...], ...], nodes: int, depth: int) -> Template:
+    """The `nodes` places likeliest to be right and no deeper than `depth`.
+
+    rates: by depth and rank, how often the guess there is right; a place is worth the product along its path, and no
+    more than an earlier sibling.
+    """
+    table = np.zeros((min(depth, len(rates)), max(map(len, rates))))
+    for level, ranks in zip(table, rates, strict=False):
+        level[: len(ranks)] = np.minimum.accumulate(ranks)
+    above, places, _, chances = (each[1:].tolist() for each in likeliest(table, nodes))
+    counts: dict[tuple[int, ...], int] = {}
+    paths: list[tuple[int, ...]] = [()]
+    for parent, rank, chance in zip(above, places, chances, strict=True):
+        paths.append((*paths[parent], rank))
+        if chance > 0:
+            counts[paths[parent]] = max(counts.get(paths[parent], 0), rank + 1)
     return Template(counts)
 
 

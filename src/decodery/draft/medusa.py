@@ -1,0 +1,88 @@
+"""Medusa: several heads on the last hidden state guess one token each, so many places ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..model.sites import Tap
+from ..model.transformer import Transformer
+from ..registry import register
+from .growth.base import Growth
+from .heads.drafter import HeadDrafter
+from .heads.head import DraftHead, Guess, TrainedHead
+
+
+@dataclass(slots=True)
+class _Memory:
+    """logits: [heads, outputs], what each head expects behind the text's last known state."""
+
+    logits: torch.Tensor | None = None
+
+
+class MedusaHead(DraftHead):
+    """Head k is one residual block over the target's last state, and knows no guess before its own.
+
+    Untrained, every block adds nothing, and every head says what the target itself says next.
+    """
+
+    kind = "medusa"
+
+    @classmethod
+    def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
+        return (-1,)
+
+    @classmethod
+    def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        hidden, tensors = model.config.hidden_size, dict[str, torch.Tensor]()
+        for number in range(cls.taught):
+            tensors[f"head.{number}.weight"] = torch.zeros(hidden, hidden)
+            tensors[f"head.{number}.bias"] = torch.zeros(hidden)
+        return tensors, {"heads": cls.taught}
+
+    def begin(self) -> _Memory:
+        return _Memory()
+
+    def read(
+        self, memory: _Memory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
+    ) -> torch.Tensor:
+        last = self.model.final_norm(states[-1][-1:])
+        # All heads at once: the vocabulary projection is read once, not once for every level of a tree.
+        memory.logits = self.project(torch.cat([self.parts.block(f"head.{k}", last) for k in range(self.reach)]))
+        return memory.logits[0]
+
+    def grow(
+        self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
+    ) -> torch.Tensor:
+        assert memory.logits is not None
+        return memory.logits[torch.from_numpy(depths)]
+
+    def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
+        shape, last = states[-1].shape, self.model.final_norm(states[-1].flatten(0, 1))
+        spoken = (self.parts.block(f"head.{step}", last) for step in range(steps))
+        return [Guess(each.view(shape), last.view(shape)) for each in spoken]
+
+
+@register(
+    "medusa",
+    paper="Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads (2024)",
+    lossless=True,
+    needs=("a head made by decodery train head --kind medusa, or the one that comes with the embedded model",),
+)
+@dataclass(frozen=True)
+class Medusa(HeadDrafter):
+    """Drafts by heads over the target's last hidden state, each of which guesses one place further ahead.
+
+    What stands at a node depends on its depth and rank alone, so one call of the heads serves a whole tree. As
+    published with one residual block per head, but all share the target's vocabulary projection. head: a file or
+    folder made by `decodery train head`, a `TrainedHead`, or None for the one that comes along; growth: how the tree is
+    grown, by default the places that were right most often on texts held out from training, a chain of `length` where
+    it is None. Scope: the request; memory: the heads' logits.
+    """
+
+    kind: ClassVar[type[DraftHead]] = MedusaHead
+
+    growth: Growth | str | None = field(default="fixed-tree", kw_only=True)

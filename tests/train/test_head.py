@@ -1,0 +1,51 @@
+"""Training a draft head: whatever its kind, it comes to expect what the target says next."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from decodery.draft.heads.drafter import HeadDrafter, head_kind
+from decodery.draft.heads.head import TrainedHead
+from decodery.model.load import LoadedModel
+from decodery.registry import methods
+from decodery.testing import tiny_transformer
+from decodery.train.corpus import Corpus
+from decodery.train.data import write_texts
+from decodery.train.head import HeadRecipe, train_head
+from tiny_models import tiny_loaded
+
+KINDS = [each.name for each in methods("draft") if issubclass(each.cls, HeadDrafter)]
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return replace(tiny_loaded(), model=tiny_transformer(3, vocab_size=16, dtype=torch.float32))
+
+
+@pytest.fixture(scope="module")
+def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    prompts = [[number % 16, number // 16] for number in range(160)]
+    return write_texts(target, prompts, tmp_path_factory.mktemp("text"), max_new_tokens=20, temperatures=(1.0,))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_held_out_is_guessed_better_after_training(
+    name: str, target: LoadedModel, corpus: Corpus, tmp_path: Path
+) -> None:
+    recipe = HeadRecipe(outputs=0, epochs=4.0, lr=1e-2, batch=8, length=20)
+    scores = train_head(target, head_kind(name), corpus, tmp_path, recipe=recipe)
+    trained = TrainedHead.load(tmp_path)
+    shown = re.findall(r"^\| (\d) \| (.*)% \| (.*)% \|$", (tmp_path / "README.md").read_text(), re.MULTILINE)
+    before, after = ([float(row[side]) / 100 for row in shown] for side in (1, 2))
+    assert len(shown) == min(5, trained.settings.get("heads", 5))
+    assert after == pytest.approx([scores[f"agreement.{depth}"] for depth, _, _ in shown], abs=1e-3)
+    assert after[0] > before[0] + 0.03 and sum(after) > sum(before)
+    # The first rank's rates are these, and no later rank is right where an earlier one was.
+    rates = trained.facts["rates"]
+    assert [ranks[0] for ranks in rates] == pytest.approx(after, abs=1e-3)
+    assert all(0.5 < sum(ranks) <= 1.0001 for ranks in rates)
