@@ -17,6 +17,8 @@ from decodery.decode.request import Request
 from decodery.draft.base import Expander
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.growth.base import Growth
+from decodery.draft.growth.caterpillar import Caterpillar
+from decodery.draft.growth.clover import Selection
 from decodery.draft.growth.dyspec import DySpec
 from decodery.draft.growth.eagle_2 import EAGLE2
 from decodery.draft.growth.fixed_tree import FixedTree
@@ -38,6 +40,8 @@ GROWTHS: dict[str, Growth] = {
     "eagle-2": EAGLE2(width=4),
     "dyspec": DySpec(),
     "dyspec, by level": DySpec(threshold=0.02),
+    "caterpillar": Caterpillar(length=4, stop=0.05, nodes=12),
+    "clover": Selection(nodes=9),
     "rsd-c": RSDC((3, 2, 2)),
     "rsd-s": RSDS(4, 4),
 }

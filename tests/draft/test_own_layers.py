@@ -62,8 +62,8 @@ def test_a_draft_row_is_the_partial_model_behind_the_whole_models_past(drafter: 
     for node, row in zip([0, 3, 2, 4], [*found, *later], strict=True):
         path = text + tree.tokens[tree.path(node)].tolist()
         assert torch.allclose(row, after(path, len(text) - 1, route), atol=1e-10)
-        # A model that had drafted all along would say something else.
-        assert not torch.allclose(row, after(path, 0, route), atol=1e-3)
+        # A model that had drafted all along would say something else; its first layers are what they are.
+        assert torch.allclose(row, after(path, 0, route), atol=1e-3) == isinstance(drafter, DEL)
     engine.run([seq])
     assert seq.generated == decode(TARGET, PROMPTS[1:2], max_new_tokens=20)[0].generated
 
@@ -106,7 +106,7 @@ def test_matchness_of_one_pass_is_that_of_token_by_token() -> None:
 
 
 def test_texts_share_draft_passes_and_what_was_found() -> None:
-    drafter = Swift(ratio=0.3, window=4, bayes=3, proposals=9, growth=CHAIN)
+    drafter = Swift(ratio=0.3, window=4, bayes=3, proposals=9, enough=1.0, growth=CHAIN)
     alone, all_ = Counted(TARGET), Counted(TARGET)
     decode(alone, PROMPTS[:1], drafter=Swift(SKIP, growth=CHAIN), max_new_tokens=12)
     decode(all_, PROMPTS[:1] * 4, drafter=Swift(SKIP, growth=CHAIN), max_new_tokens=12)
@@ -114,7 +114,7 @@ def test_texts_share_draft_passes_and_what_was_found() -> None:
     check_batch(TARGET, PROMPTS, drafter=drafter, seeds=(0,), tested="nothing")
     check_state(TARGET, PROMPTS[:1], drafter=drafter, max_new_tokens=12)
     engine = Engine(TARGET)
-    texts = [engine.submit(Request(prompt, drafter=drafter, max_new_tokens=24)) for prompt in PROMPTS]
+    texts = [engine.submit(Request(prompt, drafter=drafter, max_new_tokens=80)) for prompt in PROMPTS]
     engine.run(texts)
     (search,) = {id(seq.draft_state.search): seq.draft_state.search for seq in texts}.values()
     assert search.proposed == search.tried == 9 and search.matchness == max(search.history)
@@ -157,9 +157,9 @@ def test_a_caterpillar_has_as_many_legs_as_it_has_doubts() -> None:
         drafter = DraftModel(model, growth=Caterpillar(**settings))  # type: ignore[arg-type]
         engine = Engine(model)
         seq = engine.submit(Request([1], drafter=drafter, max_new_tokens=40, trees=True))
-        engine.step()
-        engine.step()
-        found = next(step.tree for step in seq.trace.decoding if step.tree is not None)
+        while not (trees := [step.tree for step in seq.trace.decoding if step.tree is not None]):
+            engine.step()
+        found = trees[0]
         return TokenTree(np.array(found.tokens), np.array(found.parents))
 
     doubtful = tree(0.1)

@@ -143,6 +143,7 @@ def _decide(
     start = len(seq.tokens) - len(emitted) - 1
     seen = Observation(laws.tree, laws.logits, hidden, accepted.path, emitted, start)
     drafter.observe(seq, seen if drafter.needs.states else seen.of_tokens())
+    seq.shown = len(seq.tokens) - 1
     if seq.budget is not None:
         seq.budget.observe(seq, seen, drafting)
 

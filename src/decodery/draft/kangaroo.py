@@ -140,7 +140,10 @@ class _Reading:
     "kangaroo",
     paper="Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting (2024)",
     lossless=True,
-    needs=("a head made by decodery train head --kind kangaroo, or the one that comes with the embedded model",),
+    needs=(
+        "hidden states of every token",
+        "a head made by decodery train head --kind kangaroo, or the one that comes with the embedded model",
+    ),
 )
 @dataclass(frozen=True)
 class Kangaroo(TrainedDrafter):
