@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodery.core.tree import TokenTree
+from decodery.core.tree import Entered, TokenTree
 
 
 @st.composite
@@ -89,3 +92,14 @@ def test_equal_draws_are_one_node_drawn_twice() -> None:
     assert TokenTree.from_paths(9, [(1,), (2,)]).drawn(0) == [1, 2]
     pruned = tree.prune(np.array([True, False, True, True]))
     assert pruned.drawn(0) == [1] and pruned.tokens.tolist() == [9, 2]
+
+
+def test_a_tree_made_of_another_has_been_through_no_layer() -> None:
+    tree = replace(TokenTree.chain(1, [2, 3]), entered=Entered(1, torch.zeros(3, 4)))
+    made = (
+        tree.extended([[2, 3, 4]]),
+        tree.prune(np.array([True, True, False])),
+        tree.merge(TokenTree.chain(1, [5])),
+        tree.asking(np.array([0, 0, 1]), torch.zeros(1, 4)),
+    )
+    assert [each.entered for each in made] == [None] * 4 and tree.entered is not None

@@ -106,7 +106,7 @@ class TokenTree:
                     parents.append(node)
                 node = index[key]
         longer = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
-        return replace(self, tokens=longer[0], parents=longer[1], logq=None)
+        return replace(self, tokens=longer[0], parents=longer[1], logq=None, entered=None)
 
     def asking(
         self, counts: np.ndarray, inputs: torch.Tensor, changes: Mapping[Tap, Change] | None = None
@@ -126,6 +126,7 @@ class TokenTree:
             logq=None if self.logq is None else np.concatenate((self.logq, np.full(len(owners), -np.inf))),
             inputs=inputs[torch.from_numpy(places)] if len(owners) else None,
             changes=changes or {},
+            entered=None,
         )
 
     def __len__(self) -> int:
