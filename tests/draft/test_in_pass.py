@@ -26,6 +26,7 @@ from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import CorruptFile, DecoderyError
 from decodery.model.batch import Batch, Segment
 from decodery.model.placeholders import Placeholders
+from decodery.model.route import WHOLE
 from decodery.model.transfer import Transfer
 from decodery.source.guidance import Guidance
 from decodery.source.sven import SVEN
@@ -165,7 +166,7 @@ def test_rows_that_guess_are_seen_by_no_other(name: str, precision: str) -> None
     assert isinstance(tree, TokenTree) and 1 < known.sum() < len(tree) and bool(tree.changes) == (name != "ppd")
     bare = tree.prune(known)
     whole, alone = (
-        model.forward(Batch([replace(_segment(each, seq), cache=seq.cache.fork())]), taps=(1, -1))
+        model.forward(Batch([replace(_segment(each, seq, WHOLE), cache=seq.cache.fork())]), taps=(1, -1))
         for each in (tree, bare)
     )
     rows = np.flatnonzero(known)
@@ -177,7 +178,7 @@ def test_rows_that_guess_are_seen_by_no_other(name: str, precision: str) -> None
     # Nor by those of other nodes: a chain's rows are what they are behind its node alone.
     node = int(tree.chains[1].max())
     line = np.isin(np.arange(len(tree)), [0, *tree.path(node), *tree.asked(node)])
-    (chain,) = (model.forward(Batch([replace(_segment(tree.prune(line), seq), cache=seq.cache.fork())])).logits,)
+    (chain,) = (model.forward(Batch([replace(_segment(tree.prune(line), seq, WHOLE), cache=seq.cache.fork())])).logits,)
     assert (chain - whole.logits[np.flatnonzero(line)]).abs().max() < (1e-10 if precision == "float64" else 1e-4)
 
 
@@ -201,7 +202,7 @@ def test_states_put_in_place_are_read_as_the_tokens_they_stand_for() -> None:
             return changed
 
         asked = TokenTree.root(text[place]).asking(np.array([2]), torch.zeros(2, 32), {layer: put})
-        found = TARGET.forward(Batch([_segment(asked, seq)])).logits
+        found = TARGET.forward(Batch([_segment(asked, seq, WHOLE)])).logits
         expected = whole.logits[place : place + 3]
         # The second one reads keys and values of the first, which stand only above the layer.
         assert (found[:2] - expected[:2]).abs().max() < 1e-10

@@ -11,6 +11,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError, UnsupportedModel
 from decodery.model.load import load
+from decodery.model.protocol import Capabilities
 from decodery.sample import Sampler
 from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.source.guidance import Guidance
@@ -89,8 +90,10 @@ def test_excluded_tokens_never_win() -> None:
 
 
 def test_what_it_cannot_do_is_refused() -> None:
+    closed = TableModel(4)
+    closed.capabilities = Capabilities(exact_rows=True, states=True)
     with pytest.raises(UnsupportedModel, match="final norm and the head by themselves, which TableModel does not"):
-        run(TableModel(4), ContrastiveSearch(), [1])
+        run(closed, ContrastiveSearch(), [1])
     with pytest.raises(SettingsError, match="leave the source out"):
         run(tiny_transformer(0), ContrastiveSearch(), [1], source=Guidance())
     for make, message in ((lambda: ContrastiveSearch(0), "k >= 1"), (lambda: ContrastiveSearch(4, 1.5), "alpha")):

@@ -26,6 +26,7 @@ from decodery.model.batch import Batch
 from decodery.model.drafts import PROMPTS, TRANSFER
 from decodery.model.load import LoadedModel
 from decodery.model.placeholders import Placeholders
+from decodery.model.route import WHOLE
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.testing import check_identical
@@ -83,7 +84,7 @@ def test_rows_are_scored_as_the_drafter_will_see_them(make, target: LoadedModel,
         seq.tokens = known
         asked = seq.draft_state.asked
         tree = TokenTree.root(known[-1]).asking(np.array([3]), asked.inputs, asked.changes)
-        expected = target.model.forward(Batch([_segment(tree, seq)])).logits[1:].log_softmax(dim=-1)
+        expected = target.model.forward(Batch([_segment(tree, seq, WHOLE)])).logits[1:].log_softmax(dim=-1)
         assert (logq[number] - expected).abs().max() < 1e-4
 
 
