@@ -16,6 +16,7 @@ import numpy as np
 from ..budget.base import Budget
 from ..core.noise import nth_seed
 from ..core.sequence import Sequence as Decoded
+from ..core.topk import logsumexp, topk
 from ..core.tree import TokenTree
 from ..decode.engine import Engine
 from ..decode.request import Request
@@ -159,9 +160,9 @@ class _Recorder(Drafter):
 
     def observe(self, seq: Decoded, seen: Observation) -> None:
         if self.top:
-            row = seen.logits[0].float()
-            best = row.topk(self.top)
-            seq.draft_state.append((best.indices.cpu().numpy(), (best.values - row.logsumexp(0)).cpu().numpy()))
+            row = seen.logits[:1].float()
+            ids, values = topk(row, self.top)
+            seq.draft_state.append((ids[0], values[0] - logsumexp(row, values[:, 0])))
 
 
 def _decode(

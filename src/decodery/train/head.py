@@ -209,8 +209,8 @@ def train_head(
     trained = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
     head = kind(trained, model)
     features = FeatureStore(model, corpus, head.taps, out / "features", TOP, progress)
-    course = _Course(head, features, learned, held[:_HELD], recipe)
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
+    course = _Course(head, features, learned, held[:_HELD], recipe, steps)
     plan = Plan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     history = train(
         *(course.parameters, course.loss, plan, out / "training"),
@@ -234,9 +234,15 @@ class _Course:
     """What the steps of a training share."""
 
     def __init__(
-        self, head: BoundHead, features: FeatureStore, learned: Sequence[int], held: Sequence[int], recipe: HeadRecipe
+        self,
+        head: BoundHead,
+        features: FeatureStore,
+        learned: Sequence[int],
+        held: Sequence[int],
+        recipe: HeadRecipe,
+        steps: int,
     ) -> None:
-        self.head, self.features, self.learned, self.recipe = head, features, learned, recipe
+        self.head, self.features, self.learned, self.recipe, self.steps = head, features, learned, recipe, steps
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
@@ -250,7 +256,7 @@ class _Course:
 
     def loss(self, step: int) -> torch.Tensor:
         lesson = self._lesson([self.learned[each] for each in self._batch(step)])
-        guesses = lesson.unrolled(self.head, self.head.taught)
+        guesses = lesson.unrolled(self.head, self.head.unrolled(step / self.steps))
         known = lesson.weight[:, : lesson.places] > 0
         return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
 

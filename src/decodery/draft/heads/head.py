@@ -137,6 +137,10 @@ class BoundHead(ABC):
         """Whether what it does now is learned from."""
         return torch.is_grad_enabled() and any(each.requires_grad for each in self.parts.tensors.values())
 
+    def unrolled(self, along: float) -> int:
+        """How many steps it is unrolled over when `along` of its training, from 0 to 1, is done."""
+        return self.taught
+
     @abstractmethod
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         """Draft along texts that are known, for training: states {tap: [b, n, width]}, tokens [b, n + steps - 1].

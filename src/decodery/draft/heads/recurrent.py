@@ -64,6 +64,11 @@ class RecurrentHead(DraftHead):
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
 
+    def unrolled(self, along: float) -> int:
+        # A step costs as much as the one before it and is no use before that one is: the first half of a training is
+        # about the first alone, the others join it one by one.
+        return 1 + round((self.taught - 1) * max(0.0, 2 * along - 1))
+
     def given(self, features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """What `unroll` begins with in place of the target's features [b, n, hidden]."""
         return features
