@@ -189,7 +189,7 @@ def _untrained(
 
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
-    "auto": lambda other: Auto(),
+    "auto": lambda other: Auto(head=_untrained(EAGLE3Head, other) if isinstance(other, Transformer) else None),
     "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),

@@ -10,22 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import decodery.draft.heads.advice as advice_module
 import decodery.model.load as load_module
 from decodery.budget.steps import StepCosts
 from decodery.cli.main import main
 from decodery.core.memory import Memory
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
-from decodery.draft.auto import Auto, Worth
+from decodery.draft.auto import Auto
+from decodery.draft.shapes.likeliest import Worth
+from decodery.draft.stores.blending import Blending
 from decodery.draft.stores.contexts import Contexts
 from decodery.draft.stores.expectations import CONTEXTS, LEAST, SuccessorRates
+from decodery.draft.stores.past import PastTexts
 from decodery.draft.stores.warm import WarmContexts
 from decodery.errors import CorruptFile, ModelNotFound, SettingsError
 from decodery.lm import LM
 from decodery.model.load import LoadedModel
 from decodery.registry import resolve
+from decodery.testing import tiny_transformer
 from decodery.train.contexts import learn_contexts
 from decodery.train.data import Corpus, write_texts
+from methods import DRAFTERS
 from tiny_models import VOCAB, tiny_loaded
 
 
@@ -163,6 +169,90 @@ def test_contexts_of_another_vocabulary_are_refused(target: LoadedModel, warm: W
         engine.submit(Request([256], 4, drafter=Auto(warm=str(tmp_path / "other.safetensors"))))
     with pytest.raises(ModelNotFound, match="no table of contexts at"):
         engine.submit(Request([256], 4, drafter=Auto(warm=str(tmp_path / "none"))))
+
+
+def test_each_opinion_counts_as_much_as_it_was_right() -> None:
+    """Of two that disagree the one that was right is believed, whatever it says of itself, where it was right."""
+    generator, blending = np.random.default_rng(0), Blending()
+    sure, modest = [(0.8, 1, None), (0.1, 2, None)], {2: 0.3, 4: 0.1}
+
+    def best(place: tuple[int, int]) -> tuple[float, int]:
+        return blending.blend(place, sure, modest)[0][0]
+
+    assert best((0, 0))[1] == best((1, 0))[1] == 1
+    for _ in range(400):
+        for place, right in (((0, 0), 2), ((1, 0), 1)):
+            _, told = blending.blend(place, sure, modest)
+            blending.learn(told, right if generator.random() < 0.7 else 3)
+    assert best((0, 0))[1] == 2 and best((1, 0))[1] == 1
+    # Right in 35 of 100 cases over both places, where it said 30; what it says is taken for what it is worth.
+    assert 0.3 < best((0, 0))[0] < 0.4
+    # Where it is asked, the best chance became what it is now and was 0.8: nobody need ask it there.
+    assert blending.lift(0.8) < 0 < blending.lift(0.1)
+
+
+def test_the_past_gives_what_followed_the_longest_end() -> None:
+    """Against all texts, looked through by hand; what is left of too many is the newest."""
+    generator = np.random.default_rng(0)
+    texts = [generator.integers(0, 4, size=int(generator.integers(10, 40))).tolist() for _ in range(30)]
+    past, known, found = PastTexts((8, 4, 2), most=300), list[int](), 0
+    for text in [[0] * 10, *texts]:
+        copied, repeated = past.after(text, 5, 10)
+        ends = [at for at in range(2, len(known)) if known[at - 2 : at] == text[-2:] and known[at] != -1]
+        if not ends:
+            assert not copied
+        elif copied:
+            found += 1
+            agree = [next(n for n in range(11) if n == 10 or known[at - 1 - n] != text[-1 - n]) for at in ends]
+            # The newest of the longest of its orders; others may agree for longer, never for a longer order.
+            assert any((n >= order) == (repeated >= order) for n in agree for order in (8, 4, 2))
+            places = [at for at, n in zip(ends, agree, strict=True) if n == repeated]
+            after = [known[at : at + 5] for at in places]
+            assert copied in [each[: each.index(-1)] if -1 in each else each for each in after]
+        past.add(text)
+        known += [*text, -1]
+        if len(known) > 300:
+            known = known[-150:]
+    assert found > 10
+
+
+def test_an_earlier_text_is_copied_where_it_agrees_for_longer(target: LoadedModel) -> None:
+    """Of the same prompt, under another name: the second text takes fewer passes, and only where the first is known."""
+    passes = {}
+    for salts in (("", ""), ("one", "another")):
+        engine = Engine(target.model, memory=Memory(), pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
+        texts = []
+        for salt in salts:
+            seq = engine.submit(Request([256, 66], 24, drafter=Auto(warm=None, width=1), salt=salt))
+            engine.run([seq])
+            texts.append(seq)
+        assert texts[0].tokens == texts[1].tokens
+        passes[salts] = texts[1].trace.passes
+    assert passes[("", "")] < passes[("one", "another")]
+
+
+def test_a_head_is_asked_where_it_pays() -> None:
+    """One that costs nothing is asked about every text's end, one that costs a pass about none but now and then."""
+    model = tiny_transformer(0, num_layers=4)
+    head = DRAFTERS["eagle-3"](model).trained
+    asked = {}
+    for share in (0.0, 1.0):
+        engine = Engine(model, memory=Memory(), pass_seconds=lambda context: np.ones(1024))
+        seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
+        counts = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(advice_module, "_SHARE", share)
+            while not seq.finished:
+                engine.step()
+                counts.append(seq.draft_state.advice.idle == 0)
+        asked[share] = sum(counts) / len(counts)
+    assert asked[0.0] > 0.8 and asked[1.0] < 0.2
+
+
+def test_a_head_that_cannot_be_asked_is_refused(target: LoadedModel) -> None:
+    other = DRAFTERS["kangaroo"](tiny_transformer(0, num_layers=4)).trained
+    with pytest.raises(SettingsError, match="auto cannot ask a head for kangaroo"):
+        Engine(target.model).submit(Request([256], 4, drafter=Auto(head=other)))
 
 
 def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> None:

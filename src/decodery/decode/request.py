@@ -106,7 +106,7 @@ class Request:
         Raises SettingsError or UnsupportedModel where the model does not give what some part needs.
         """
         found = self if self.drafter is None else copy(self)
-        found.drafter = None if self.drafter is None else self.drafter.suited(model)
+        found.drafter = None if self.drafter is None else self.drafter.suited(model, self.source)
         refuse(found, model)
         return found
 

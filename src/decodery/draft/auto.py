@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from heapq import heappop, heappush
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -15,38 +16,75 @@ from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..model import drafts
+from ..model.protocol import Reader, is_open
 from ..registry import register
 from .base import Drafter, Observation
+from .heads.advice import AskCosts, HeadAdvice
+from .heads.head import TrainedHead
+from .heads.reading import HeadReading
+from .shapes.likeliest import LikeliestTree, Worth
+from .stores.blending import Blending
 from .stores.contexts import Contexts
-from .stores.expectations import CONTEXTS, LEAST, Candidate, Expectations, SuccessorRates
+from .stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
 from .stores.ngrams import Occurrences
+from .stores.past import PastTexts
 from .stores.warm import WarmContexts
 
+if TYPE_CHECKING:
+    from ..source.base import Source
+    from .heads.head import DraftHead
+
 SHIPPED = "shipped"
+_LONG = 3
+"""Repetitions of fewer tokens are no reason to copy another text."""
 
 
 @register("auto", lossless=True)
 @dataclass(frozen=True)
 class Auto(Drafter):
-    """Weighs copies of earlier text against the model's own runners-up and feeds as many as this machine makes pay.
+    """Weighs copies of earlier text, the model's own runners-up and a trained head, and feeds as many as pay here.
 
-    Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup),
-    and the `width` tokens the model ranked highest where the node's last three, two and one tokens last stood (as Token
-    Recycling, 2024, with longer contexts first). How often such candidates are right is counted as the text goes on, by
-    length of the repetition and by context and rank; a node's chance is the product along its path. The tree takes
+    Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup), in
+    the text or, where they agree for longer, in an earlier one; the `width` tokens the model ranked highest where the
+    node's last three, two and one tokens last stood (as Token Recycling, 2024, with longer contexts first); and what a
+    draft head expects. How often such candidates are right is counted as texts go on, by length of the repetition, by
+    context and rank, and by the head's own probabilities; a node's chance is the product along its path. The tree takes
     nodes by falling chance, and of all its sizes, 0 included, the one that gives most tokens per second by the measured
-    cost of passes and by what the latest steps took. Contexts begin with those of `warm`, a file made by `decodery
-    train contexts`: by default of the one that comes along for the model, if one does; None: with none. Scope: the
-    request for copies, the process for contexts, their rates and what steps take.
-    Memory: 2^17 * (8 + 4 * width) bytes per context length, and one entry per order and token of text.
+    cost of passes and by what the latest steps took. The head is asked only about nodes where what it adds, as it has
+    done so far, is worth more than the time it takes.
+
+    Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one that comes
+    along for the model, if one does; None: with none. head: a file or folder made by `decodery train head`, a
+    `TrainedHead`, by default the one that comes along, if one does; None: none. Scope: the request for copies, the
+    process for contexts, earlier texts, all rates and what steps take. Memory: 2^17 * (8 + 4 * width) bytes per context
+    length, one entry per order and token of text, and the head's keys and values.
     """
 
     width: int = 6
     orders: tuple[int, ...] = (12, 8, 5, 3, 2, 1)
     most: int = 32
     warm: str | None = SHIPPED
+    head: TrainedHead | str | None = SHIPPED
 
-    needs = Needs(costs=True)
+    @cached_property
+    def trained(self) -> TrainedHead | None:
+        """The head, None where there is none or it is left to what comes along."""
+        if isinstance(self.head, TrainedHead) or self.head is None:
+            return self.head
+        return None if self.head == SHIPPED else TrainedHead.load(self.head)
+
+    @property
+    def needs(self) -> Needs:
+        if self.trained is None:
+            return Needs(costs=True)
+        return Needs(costs=True, taps=_kind(self.trained).watches(self.trained), prompt_taps=True, parts=True)
+
+    def suited(self, model: Reader, source: Source | None = None) -> Self:
+        if self.head != SHIPPED:
+            return self
+        # What a source shows in the model's place need not be what the head has learned to read.
+        path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary) if source is None and is_open(model) else None
+        return replace(self, head=None if path is None else TrainedHead.load(path))
 
     def largest(self) -> int:
         return self.most
@@ -54,16 +92,30 @@ class Auto(Drafter):
     def start(self, seq: Sequence) -> _State:
         width = min(self.width, seq.vocab_size)
 
-        def make() -> tuple[Contexts, SuccessorRates, StepCosts]:
-            contexts, warm = Contexts(CONTEXTS, width), self._warm(seq)
-            if warm is None:
-                return contexts, SuccessorRates(len(CONTEXTS), width), StepCosts()
-            for order in CONTEXTS:
-                contexts.fill(order, warm.contexts[order], warm.rows[order])
-            return contexts, SuccessorRates(len(CONTEXTS), width, warm.rates), StepCosts()
+        def make() -> _Shared:
+            contexts, rates = Contexts(CONTEXTS, width), SuccessorRates(len(CONTEXTS), width)
+            if (warm := self._warm(seq)) is not None:
+                rates = SuccessorRates(len(CONTEXTS), width, warm.rates)
+                for order in CONTEXTS:
+                    contexts.fill(order, warm.contexts[order], warm.rows[order])
+            past = PastTexts([order for order in self.orders if order >= _LONG])
+            return contexts, rates, StepCosts(), past, CopyRates()
 
-        contexts, rates, costs = seq.memory.recall("process", seq, ("auto", seq.vocab_size, width, self.warm), make)
-        return _State(Expectations(Occurrences(self.orders), contexts, rates), costs)
+        key = ("auto", seq.vocab_size, width, self.orders, self.warm)
+        contexts, rates, costs, past, trusted = seq.memory.recall("process", seq, key, make)
+        expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
+        return _State(expected, costs, None if self.trained is None else self._advice(seq, self.trained))
+
+    def _advice(self, seq: Sequence, trained: TrainedHead) -> HeadAdvice:
+        from .heads.drafter import bound
+
+        def make() -> tuple[Blending, AskCosts]:
+            return Blending(), AskCosts()
+
+        # Two heads are two opinions, and so are those of greedy texts and of drawn ones.
+        key = ("auto", "head", id(trained), seq.sampler.greedy)
+        blending, costs = seq.memory.recall("process", seq, key, make)
+        return HeadAdvice(HeadReading.begin(bound(_kind(trained), trained, seq.model)), blending, costs)
 
     def _warm(self, seq: Sequence) -> WarmContexts | None:
         """What the contexts begin with, if with anything."""
@@ -84,10 +136,19 @@ class Auto(Drafter):
         state: _State = seq.draft_state
         limit = min(self.most, budget.nodes)
         state.memory.find(seq.tokens, min(limit, budget.depth))
-        return _grow(seq, state.memory, Worth(state.step_costs(seq, budget, limit), budget.sequences), budget.depth)
+        costs = state.step_costs(seq, budget, limit)
+        if state.advice is not None:
+            state.advice.begin(float(costs[0]), budget.measured)
+        return LikeliestTree(seq, state.memory, Worth(costs, budget.sequences), budget.depth, state.advice).grown()
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
-        memory: Expectations = seq.draft_state.memory
+        state: _State = seq.draft_state
+        memory, advice = state.memory, state.advice
+        if advice is not None:
+            advice.reading.see(seq, seen)
+            if seen.start < seq.prompt_length:
+                return
+            advice.learn(seen.path, seen.emitted)
         first = len(seq.tokens) - len(seen.emitted)
         context, followed = seq.tokens[max(0, first - CONTEXTS[0]) : first], 0
         for token in seen.emitted:
@@ -95,6 +156,22 @@ class Auto(Drafter):
             followed = memory.follows(followed, token)
             context = [*context[1 - CONTEXTS[0] :], token]
         memory.contexts.learn(seq.tokens, seen)
+        if seq.finished:
+            memory.past.add(seq.generated)
+
+
+_Shared = tuple[Contexts, SuccessorRates, StepCosts, PastTexts, CopyRates]
+
+
+def _kind(trained: TrainedHead) -> type[DraftHead]:
+    """The kind of a head. Raises SettingsError for one that does not draft by itself."""
+    from .heads.drafter import head_kind
+    from .heads.head import DraftHead
+
+    kind = head_kind(trained.kind)
+    if not issubclass(kind, DraftHead):
+        raise SettingsError(f"auto cannot ask a head for {trained.kind}: give one that drafts alone, such as eagle-3")
+    return kind
 
 
 @dataclass(slots=True)
@@ -103,6 +180,7 @@ class _State:
 
     memory: Expectations
     costs: StepCosts
+    advice: HeadAdvice | None
 
     def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
         """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
@@ -112,79 +190,6 @@ class _State:
         last = seq.trace.steps[-1] if seq.trace.steps else None
         # Of a step that several texts share nobody knows whose nodes took how long.
         if last is not None and not last.prefill and last.sequences == budget.sequences == 1 and last.nodes <= limit:
-            self.costs.learn(measured, last.nodes, last.seconds)
+            asking = 0.0 if self.advice is None else self.advice.spent
+            self.costs.learn(measured, last.nodes, last.seconds - asking)
         return self.costs.corrected(measured)
-
-
-class Worth:
-    """Which number of drafted nodes gives most tokens per second, as nodes are offered by falling chance.
-
-    costs: [limit + 1] times of this step with 0, 1, 2, ... drafted nodes. sequences: how many share it, each of which
-    gets a token anyway.
-    """
-
-    def __init__(self, costs: np.ndarray, sequences: int) -> None:
-        self._costs = costs
-        self._counts = np.arange(1, len(costs))
-        self._expected = float(sequences)
-        self._most = self._expected / float(self._costs[0])
-        self._nodes = 0
-        self.best = 0
-        """The number of nodes that is worth most among those taken."""
-        cheapest = float(np.diff(self._costs).min(initial=self._costs[0]))
-        self.least = max(LEAST, cheapest * self._most)
-        """The chance below which no node is worth its row, even where rows are cheapest."""
-
-    @property
-    def full(self) -> bool:
-        return self._nodes + 1 >= len(self._costs)
-
-    def bar(self) -> float:
-        """The chance that all further nodes need at least for any larger tree to be worth more."""
-        short = self._most * self._costs[self._nodes + 1 :] - self._expected
-        return float((short / self._counts[: len(short)]).min())
-
-    def take(self, chance: float) -> None:
-        """One more node."""
-        self._nodes += 1
-        self._expected += chance
-        if (worth := self._expected / float(self._costs[self._nodes])) > self._most:
-            self._most, self.best = worth, self._nodes
-
-
-def _grow(seq: Sequence, memory: Expectations, worth: Worth, depth: int) -> TokenTree:
-    """The likeliest nodes, as many as are worth most."""
-    tokens, parents, depths = [seq.pending], [-1], [0]
-    # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
-    followed, contexts = [0], [seq.tokens[-CONTEXTS[0] :]]
-    candidates: list[list[Candidate]] = []
-    chances = [1.0]
-    heap: list[tuple[float, int, int]] = []
-
-    def expand(node: int) -> None:
-        ended = depths[node] >= depth or (node > 0 and tokens[node] in seq.eos_ids)
-        least = worth.least / chances[node]
-        candidates.append([] if ended else memory.candidates(contexts[node], followed[node], least))
-        offer(node, 0)
-
-    def offer(parent: int, place: int) -> None:
-        if place < len(candidates[parent]):
-            heappush(heap, (-chances[parent] * candidates[parent][place][0], parent, place))
-
-    expand(0)
-    while heap and not worth.full:
-        negative, parent, place = heappop(heap)
-        if -negative < worth.bar():
-            break
-        worth.take(-negative)
-        token, node = candidates[parent][place][1], len(tokens)
-        tokens.append(token)
-        parents.append(parent)
-        chances.append(-negative)
-        depths.append(depths[parent] + 1)
-        followed.append(memory.follows(followed[parent], token))
-        contexts.append([*contexts[parent][1 - CONTEXTS[0] :], token])
-        offer(parent, place + 1)
-        expand(node)
-    size = 1 + worth.best
-    return TokenTree(np.array(tokens[:size]), np.array(parents[:size]))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..budget.base import Budget
     from ..core.sequence import Sequence
     from ..model.protocol import Reader
+    from ..source.base import Source
 
 __all__ = ["Drafter", "Expander", "Observation"]
 
@@ -91,10 +92,13 @@ class Drafter(Contract):
         """How siblings in its trees may arise, which decides the rules that may verify them, and what budgets find."""
         return Gives(drafts=("deterministic",))
 
-    def suited(self, model: Reader) -> Self:
-        """The same drafter with what comes along for texts of `model`, where that is left to it."""
+    def suited(self, model: Reader, source: Source | None = None) -> Self:
+        """The same drafter with what comes along for texts of `model`, where that is left to it.
+
+        source: what takes the model's place, None where nothing does.
+        """
         own = {each.name: getattr(self, each.name) for each in fields(self)}
-        found = {name: _suited(value, model) for name, value in own.items()}
+        found = {name: _suited(value, model, source) for name, value in own.items()}
         changed = {name: value for name, value in found.items() if value is not own[name]}
         return replace(self, **changed) if changed else self
 
@@ -125,12 +129,12 @@ class Drafter(Contract):
         return 0
 
 
-def _suited(value: Any, model: Reader) -> Any:
+def _suited(value: Any, model: Reader, source: Source | None) -> Any:
     """A setting of a drafter, with other drafters in it suited to a model."""
     if isinstance(value, Drafter):
-        return value.suited(model)
+        return value.suited(model, source)
     if isinstance(value, tuple) and any(isinstance(each, Drafter) for each in value):
-        found = tuple(_suited(each, model) for each in value)
+        found = tuple(_suited(each, model, source) for each in value)
         return value if all(new is old for new, old in zip(found, value, strict=True)) else found
     return value
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,6 +24,10 @@ from ..growth.base import Growth
 from .head import MADE, BoundHead, DraftHead, TrainedHead
 from .reading import HeadReading
 
+if TYPE_CHECKING:
+    from ...source.base import Source
+
+K = TypeVar("K", bound=BoundHead)
 _bound: WeakKeyDictionary[Any, dict[int, BoundHead]] = WeakKeyDictionary()
 """By target: the heads that read it. Its words are packed once for a head, not once for every text."""
 
@@ -66,7 +70,7 @@ class TrainedDrafter(Expander):
         found = () if self.trained is None else self.trained.facts.get("rates", ())
         return tuple(tuple(ranks) for ranks in found)
 
-    def suited(self, model: Reader) -> Self:
+    def suited(self, model: Reader, source: Source | None = None) -> Self:
         if self.head is not None:
             return self
         name, path = self.kind.kind, shipped_head(self.kind.kind, model.config.vocabulary)
@@ -79,10 +83,7 @@ class TrainedDrafter(Expander):
 
     def _bound(self, model: Reader) -> BoundHead:
         assert self.trained is not None
-        heads = _bound.setdefault(model, {})
-        if id(self.trained) not in heads:
-            heads[id(self.trained)] = self.kind(self.trained, model)
-        return heads[id(self.trained)]
+        return bound(self.kind, self.trained, model)
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,16 @@ class HeadDrafter(TrainedDrafter):
     def observe(self, seq: Sequence, seen: Observation) -> None:
         reading: HeadReading = seq.draft_state
         reading.see(seq, seen)
+
+
+def bound(kind: type[K], trained: TrainedHead, model: Reader) -> K:
+    """A trained head of a kind beside its target, the same one for all texts."""
+    heads = _bound.setdefault(model, {})
+    if id(trained) not in heads:
+        heads[id(trained)] = kind(trained, model)
+    found = heads[id(trained)]
+    assert isinstance(found, kind)
+    return found
 
 
 def head_kind(name: str) -> type[BoundHead]:

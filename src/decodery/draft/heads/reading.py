@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ...core.sequence import Sequence
+from ...core.topk import logsumexp, topk
 from ...core.tree import TokenTree
 from ...model.sites import Tap
 from ...model.threads import one_thread
@@ -83,6 +84,13 @@ class HeadReading:
                 tokens, above = torch.from_numpy(tree.tokens[nodes_here]), place[tree.parents[nodes_here]]
                 found.append(self.head.grow(self.memory, tokens, above, tree.depths[nodes_here], known))
             return self.rows.told(torch.cat(found), place, nodes, self.root)
+
+    def likeliest(self, tree: TokenTree, nodes: Ordered[int], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k likeliest tokens [n, k] after each of `nodes`, and their probabilities at temperature 1."""
+        logits = self.after(tree, nodes)
+        places, values = topk(logits, k)
+        chances = np.exp(values - logsumexp(logits, values[:, 0])[:, None])
+        return (places if self.head.vocabulary is None else self.head.vocabulary.numpy()[places]), chances
 
     def _catch_up(self) -> None:
         if not self.fresh:

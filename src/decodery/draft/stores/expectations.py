@@ -9,6 +9,7 @@ import numpy as np
 
 from .contexts import Contexts
 from .ngrams import Occurrences, copy
+from .past import PastTexts
 
 LEAST = 0.01
 """What is left to guess at worst; nothing less likely is worth a row."""
@@ -73,15 +74,20 @@ Candidate = tuple[float, int, tuple[int, int, int] | None]
 class Expectations:
     """What may come next in one text: the copy of what followed its end where it stood before, and the contexts.
 
-    copied: the copy since the last `find`; repeated: over how many tokens the text before it agrees with the end.
+    past, trusted: earlier texts, one of which is copied where it agrees with the end of this one for longer than this
+    one itself does, and how far such copies are trusted; trust: how far copies of the text itself are.
+    copied: the copy since the last `find`; repeated: over how many tokens what stood before it agrees with the end.
     """
 
     copies: Occurrences
     contexts: Contexts
     rates: SuccessorRates
+    past: PastTexts = field(default_factory=lambda: PastTexts(()))
+    trusted: CopyRates = field(default_factory=CopyRates)
     trust: CopyRates = field(default_factory=CopyRates)
     copied: list[int] = field(default_factory=list)
     repeated: int = 0
+    _others: bool = False
 
     def find(self, text: list[int], length: int) -> None:
         """Copy up to `length` tokens for the end of `text`, which has only grown."""
@@ -89,6 +95,20 @@ class Expectations:
         found = self.copies.find(text)
         self.copied = copy(text, found[0], length) if found else []
         self.repeated = _repeated(text, found[0]) if found else 0
+        self._others = False
+        if self.repeated < _LENGTHS[-1]:
+            copied, repeated = self.past.after(text, length, _LENGTHS[-1])
+            if copied and repeated > self.repeated:
+                self.copied, self.repeated, self._others = copied, repeated, True
+
+    @property
+    def _trust(self) -> CopyRates:
+        return self.trusted if self._others else self.trust
+
+    def place(self, followed: int, counted: list[Candidate]) -> tuple[int, int]:
+        """What kind of guesses `candidates` has made: how long the repetition is, and the longest context known."""
+        length = _bucket(self.repeated + followed) if 0 <= followed < len(self.copied) else -1
+        return length, next((source[0] for _, _, source in counted if source is not None), _NOWHERE)
 
     def follows(self, followed: int, token: int) -> int:
         """How far `token` follows the copy after a node that does so for `followed` tokens; -1 where either left it."""
@@ -102,7 +122,7 @@ class Expectations:
         found: list[Candidate] = []
         told, left = set(), 1.0
         if 0 <= followed < len(self.copied):
-            chance = self.trust.rate(self.repeated + followed)
+            chance = self._trust.rate(self.repeated + followed)
             found.append((chance, self.copied[followed], None))
             told.add(self.copied[followed])
             left -= chance
@@ -128,7 +148,7 @@ class Expectations:
         guesses = self.candidates(context, followed)
         if 0 <= followed < len(self.copied):
             copied = self.copied[followed] == token
-            self.trust.learn(self.repeated + followed, copied)
+            self._trust.learn(self.repeated + followed, copied)
             if copied:
                 return
         told = next((source[1] for _, guess, source in guesses if source and guess == token), _NOWHERE)

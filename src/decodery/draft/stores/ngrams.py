@@ -32,7 +32,7 @@ class Occurrences:
                     followers.setdefault(key, follower)
         self._size = len(tokens)
 
-    def find(self, tokens: list[int]) -> tuple[int, int] | None:
+    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Of the longest n-gram that ends `tokens` and occurred before: the position after it, and n."""
         for n, followers in zip(self.orders, self._followers, strict=True):
             if n <= len(tokens) and (start := followers.get(tuple(tokens[-n:]))) is not None:

@@ -12,6 +12,8 @@ DESCRIPTION, TOKENIZER, WEIGHTS = "model.json", "tokenizer.json", "int8.safetens
 CONTEXTS, NGRAMS, UNITS = "contexts.safetensors", "ngrams.safetensors", "units.safetensors"
 PROMPTS, TRANSFER = "prompts.safetensors", "transfer.safetensors"
 
+HEAD = "eagle-3"
+"""The kind of head that `auto` asks where one comes along."""
 SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
 """By name: the folder of a shipped draft."""
 

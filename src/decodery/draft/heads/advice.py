@@ -1,0 +1,88 @@
+"""A head that is asked only where what it says is worth the time it takes to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from ...core.tree import TokenTree
+from ..stores.blending import Blending, Offer, Told
+from ..stores.expectations import Expectations
+from .reading import HeadReading
+
+_WIDTH = 8
+"""Likeliest tokens of a head that are weighed."""
+_SHARE = 0.08
+"""What a question is believed to take first, in units of a pass."""
+_SMOOTH = 0.05
+_PATIENCE = 32
+"""Steps without a question after which one is asked whatever it seems worth: texts change."""
+
+
+@dataclass(slots=True)
+class AskCosts:
+    """Seconds of a question about the end of the text, behind new text, and of one about nodes below it; 0: unknown."""
+
+    seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+
+    def learn(self, below: bool, took: float) -> None:
+        known = self.seconds[below]
+        # A disturbance is not what a question takes.
+        self.seconds[below] = known + _SMOOTH * (min(took, 2 * known) - known) if known else took
+
+
+@dataclass(slots=True)
+class HeadAdvice:
+    """One text's head. told: by node, what was said in this step; spent: seconds it took; idle: steps without any.
+
+    blending, costs: common to all texts. passes: seconds of a pass of this step without drafts; timed: whether times
+    are measured, and not given.
+    """
+
+    reading: HeadReading
+    blending: Blending
+    costs: AskCosts
+    told: dict[int, Told] = field(default_factory=dict)
+    spent: float = 0.0
+    idle: int = 0
+    passes: float = 0.0
+    timed: bool = False
+
+    def begin(self, passes: float, timed: bool) -> None:
+        """A step begins."""
+        self.passes, self.timed = passes, timed
+        self.told, self.spent, self.idle = {}, 0.0, self.idle + 1
+
+    def reaches(self, depth: int) -> bool:
+        """Whether it can say what follows a node this deep."""
+        return not self.reading.empty and depth < self.reading.head.reach
+
+    def pays(self, node: int, saved: float) -> bool:
+        """Whether to ask about a node and others, where what it says saves so many seconds on average."""
+        known = self.costs.seconds[node > 0] if self.timed else 0.0
+        return saved > (known or _SHARE * self.passes) or (node == 0 and self.idle > _PATIENCE)
+
+    def ask(
+        self, tree: TokenTree, nodes: Ordered[int], memory: Expectations, followed: Ordered[int], counted: Ordered[list]
+    ) -> list[list[Offer]]:
+        """What may follow each of some nodes, by the head and by what was counted, likeliest first."""
+        begin = perf_counter()
+        ids, said = self.reading.likeliest(tree, nodes, _WIDTH)
+        found = []
+        for node, tokens, chances in zip(nodes, ids.tolist(), said.tolist(), strict=True):
+            head = dict(zip(tokens, chances, strict=True))
+            place = memory.place(followed[node], counted[node])
+            offers, self.told[node] = self.blending.blend(place, counted[node], head)
+            found.append(offers)
+        took = perf_counter() - begin
+        self.costs.learn(nodes[0] > 0, took)
+        self.spent, self.idle = self.spent + took, 0
+        return found
+
+    def learn(self, path: Ordered[int], emitted: Ordered[int]) -> None:
+        """What came behind the root and the accepted nodes."""
+        with self.blending.lock:
+            for node, token in zip((0, *path), emitted, strict=False):
+                if (told := self.told.get(node)) is not None:
+                    self.blending.learn(told, token)
