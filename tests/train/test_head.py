@@ -49,3 +49,12 @@ def test_what_is_held_out_is_guessed_better_after_training(
     rates = trained.facts["rates"]
     assert [ranks[0] for ranks in rates] == pytest.approx(after, abs=1e-3)
     assert all(0.5 < sum(ranks) <= 1.0001 for ranks in rates)
+
+
+def test_what_is_held_out_is_of_every_temperature(corpus: Corpus) -> None:
+    """Texts take temperatures in turns; one of every twenty, always the last of them, would be of one alone."""
+    learned, held = corpus.split()
+    assert sorted([*learned, *held]) == list(range(len(corpus))) and len(held) == len(corpus) // 20
+    for temperatures in (2, 4, 5):
+        assert len({number % temperatures for number in held}) == temperatures
+        assert len({number % temperatures for number in range(19, len(corpus), 20)}) < temperatures

@@ -20,6 +20,7 @@ from ..core.needs import Gives, Needs
 from ..core.tree import UNKNOWN, TokenTree
 from ..errors import SettingsError
 from ..model.sites import Tap
+from ..model.threads import one_thread
 from ..registry import method_of, resolve
 from .growth.base import Growth
 
@@ -204,10 +205,11 @@ class Expander(Drafter):
         sampler = seq.sampler
         contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
         logits = yield from settled(self.logits(seq, tree, nodes))
-        law = sampler.law(logits.clamp(min=_UNSAID), contexts, shaped=shaped).float()
-        # Where a mask leaves nothing that the drafter can say, anything is as good.
-        silent = law.amax(dim=-1, keepdim=True) == -torch.inf
-        return torch.where(silent, 0.0, law).log_softmax(dim=-1)
+        with one_thread():
+            law = sampler.law(logits.clamp(min=_UNSAID), contexts, shaped=shaped).float()
+            # Where a mask leaves nothing that the drafter can say, anything is as good.
+            silent = law.amax(dim=-1, keepdim=True) == -torch.inf
+            return torch.where(silent, 0.0, law).log_softmax(dim=-1)
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         depth = min(budget.depth, self.reach(seq))

@@ -75,9 +75,13 @@ class Corpus:
             yield from self._read(path)
 
     def split(self, every: int = 20) -> tuple[list[int], list[int]]:
-        """Numbers of the texts to train on, and of those held out: every `every`-th one."""
-        held = list(range(every - 1, len(self), every))
-        return [number for number in range(len(self)) if number % every != every - 1], held
+        """Numbers of the texts to train on, and of those held out: one of every `every`, each time at another place.
+
+        Always at the same place they would all be of one temperature, which texts take in turns.
+        """
+        held = [first + turn % every for turn, first in enumerate(range(0, len(self) - every + 1, every))]
+        out = set(held)
+        return [number for number in range(len(self)) if number not in out], held
 
 
 def padded(texts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
