@@ -85,6 +85,60 @@ def transfer_layers() -> str:
     )
 
 
+def heads() -> str:
+    """What draft heads bring beside drafts that need none: a table per batch size and temperature."""
+    parts = []
+    for found in load("draft-heads"):
+        settings = found["settings"]
+        rows = [
+            [
+                f"`{name}`",
+                f"{each['tokens_per_pass']:.2f}",
+                f"{each['rows_per_pass']:.1f}",
+                f"{each['step']:.1%}",
+                f"{each['speed']['all']:.2f}",
+                f"{each['bytes'] / 1e6:.1f}" if each["bytes"] else "",
+                f"{each['texts_as_plain']:.0%}",
+            ]
+            for name, each in found["methods"].items()
+        ]
+        header = ["drafter", "tokens per pass", "rows per pass", "beside the pass", "speed", "MB", "texts as plain"]
+        parts.append(
+            f"{settings['questions']} questions of Spec-Bench, {settings['new']} tokens each, batches of "
+            f"{settings['batch']}, temperature {settings['temperature']:g}, at most {settings['nodes']} nodes "
+            f"(`{found['command']}`). Beside the pass: what proposing, choosing and committing take, of a plain step."
+            "\n\n" + table(header, rows)
+        )
+    return "\n\n".join(parts)
+
+
+def heads_by_category() -> str:
+    """Speed by category, greedy, one text at a time."""
+    first = load("draft-heads")[0]
+    names = [name for name in first["methods"] if name != "none"]
+    categories = [part for part in first["methods"]["none"]["speed"] if part != "all"]
+    rows = [
+        [part, *(f"{first['methods'][name]['speed'][part]:.2f}" for name in names)] for part in [*categories, "all"]
+    ]
+    return table(["speed", *(f"`{name}`" for name in names)], rows)
+
+
+def head_depths() -> str:
+    """How often a head is right, by how far ahead."""
+    found = load("draft-head-depths")
+    depths = sorted({key for each in found["heads"].values() for key in each if key.startswith("agreement")})
+    rows = [
+        [f"`{name}`", *(f"{each[depth]:.1%}" if depth in each else "" for depth in depths)]
+        for name, each in found["heads"].items()
+    ]
+    header = ["tokens ahead", *(depth.removeprefix("agreement.") for depth in depths)]
+    return (
+        f"How often its likeliest token is the model's own, given the tokens before it, on greedy answers of "
+        f"{found['new_tokens']} tokens to {found['questions']} questions of Spec-Bench (`{found['command']}`).\n\n"
+        + table(header, rows)
+    )
+
+
 def own_layers() -> str:
     """What drafting with the target's own layers and leaving it early bring on the embedded model."""
     found = load("draft-own-layers")
@@ -265,6 +319,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "units": units,
     "in-pass": in_pass,
     "transfer-layers": transfer_layers,
+    "heads": heads,
+    "heads-by-category": heads_by_category,
+    "head-depths": head_depths,
     "own-layers": own_layers,
     "growth": growth,
     "budgets-pareto": budgets_pareto,

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import decodery
+from decodery.core.memory import Memory
 from decodery.draft.base import Drafter
 from decodery.model.drafts import HEAD
 from decodery.registry import resolve
@@ -63,7 +64,11 @@ def main() -> None:
     groups = [asked[first : first + options.batch] for first in range(0, len(asked), options.batch)]
     sums: dict[str, dict[str, dict[str, float]]] = {name: defaultdict(lambda: defaultdict(float)) for name in drafters}
 
+    memories: dict[str, Memory] = {}
+
     def run(name: str, group: list[dict[str, Any]]) -> list[list[int]]:
+        # What one method remembers is no other one's.
+        lm.memory = memories[name]
         outputs = lm.generate(
             [question["turns"][0] for question in group],
             max_new_tokens=options.new,
@@ -86,7 +91,7 @@ def main() -> None:
 
     same = dict.fromkeys(drafters, 0)
     for turn in range(options.rounds):
-        lm.memory.clear()
+        memories |= {name: Memory() for name in drafters}
         for number, group in enumerate(groups):
             # Who is first has the caches cold.
             order = list(drafters)[number % len(drafters) :] + list(drafters)[: number % len(drafters)]
@@ -117,7 +122,9 @@ def main() -> None:
     }
     known = json.loads(options.out.read_text("utf-8")) if options.out.is_file() else []
     known = [each for each in known if each["settings"] != settings or set(each["methods"]) != set(result)]
-    known.append({"settings": settings, "methods": result})
+    given = " ".join(f"--{name} {value}" for name, value in settings.items())
+    command = f"python benchmarks/draft/heads.py {' '.join(options.specs)} {given}"
+    known.append({"command": command, "settings": settings, "methods": result})
     options.out.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
     for name, found in result.items():
         print(name, json.dumps(found))

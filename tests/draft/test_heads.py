@@ -13,12 +13,13 @@ from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
+from decodery.draft.auto import Auto
 from decodery.draft.eagle_3 import EAGLE3
 from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, head_kind
 from decodery.draft.heads.head import DraftHead, TrainedHead
 from decodery.draft.heads.parts import Parts
 from decodery.draft.heads.reading import HeadReading
-from decodery.errors import CorruptFile, SettingsError
+from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
@@ -171,8 +172,13 @@ def test_texts_of_the_embedded_model_are_those_of_plain_decoding(name: str, smol
     check_identical(model, [prompt], drafter=drafter, max_new_tokens=8, seeds=(0,), tested="drafted")
 
 
-def test_a_head_is_refused_where_it_does_not_belong(tmp_path) -> None:
+def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> None:
     trained = shaken("eagle-3")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(TARGET, "device", torch.device("cuda:0"))
+        with pytest.raises(UnsupportedModel, match="drafts on the processor, and this model is on cuda:0"):
+            head_kind("eagle-3")(trained, TARGET)
+        assert Auto().suited(TARGET).head is None
     path = tmp_path / "head.safetensors"
     TrainedHead("eagle-3", trained.tensors, trained.settings, model="another").save(path)
     with pytest.raises(SettingsError, match="trained for another model"):

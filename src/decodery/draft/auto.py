@@ -83,7 +83,8 @@ class Auto(Drafter):
         if self.head != SHIPPED:
             return self
         # What a source shows in the model's place need not be what the head has learned to read.
-        path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary) if source is None and is_open(model) else None
+        reads = source is None and is_open(model) and model.device.type == "cpu"
+        path = drafts.shipped_head(drafts.HEAD, model.config.vocabulary) if reads else None
         return replace(self, head=None if path is None else TrainedHead.load(path))
 
     def largest(self) -> int:

@@ -99,6 +99,11 @@ class BoundHead(ABC):
                 f"a head for {self.kind} needs a target whose embeddings and vocabulary projection can be called "
                 "apart, which this model does not offer: use one that this package runs itself"
             )
+        if model.device.type != "cpu":
+            raise UnsupportedModel(
+                f"a head for {self.kind} drafts on the processor, and this model is on {model.device}: load the model "
+                "with device='cpu', or use another drafter"
+            )
         refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
         self.model: OpenModel = model
         self.trained = trained
