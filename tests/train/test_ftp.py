@@ -17,7 +17,7 @@ from decodery.model.token_routers import TokenRouters, uniform
 from decodery.model.tokenizer import Tokenizer
 from decodery.source.ftp import ROUTERS
 from decodery.testing import tiny_transformer
-from decodery.train.corpus import Corpus
+from decodery.train.corpus import Corpus, Text
 from decodery.train.data import write_texts
 from decodery.train.ftp import Expected, FTPRecipe, router_loss, said, train_ftp, train_routers
 from decodery.train.schedules import Evolution, evolve, fitted
@@ -34,7 +34,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def written(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    asked = [[number % 50 + 1, 7, 9, number % 13] for number in range(20)]
+    asked = [[number % 50 + 1, 7, 9, number % 13, 4, 8, number % 7] for number in range(20)]
     return write_texts(target, asked, tmp_path_factory.mktemp("written") / "text", max_new_tokens=12)
 
 
@@ -60,10 +60,10 @@ def test_every_schedule_has_the_mean_and_the_best_is_found() -> None:
 
 
 def test_the_divergence_is_that_of_the_likeliest_tokens_and_of_all_others(target: LoadedModel) -> None:
-    tokens = np.arange(1, 9)
-    expected = Expected.of(target.model, tokens)
+    tokens = np.arange(1, 11)
+    expected = Expected.of(target.model, Text(tokens, 3))
     laws = [
-        target.model.forward(Batch([Segment.chunk(each, target.model.new_cache())])).logits.double().softmax(dim=-1)
+        target.model.forward(Batch([Segment.chunk(each, target.model.new_cache())])).logits[2:].double().softmax(dim=-1)
         for each in (tokens, tokens + 20)
     ]
     total = 0.0
@@ -79,7 +79,7 @@ def test_routers_learn_the_share_that_is_asked_for_and_the_model_stays(target: L
     routers = TokenRouters.initial(uniform(5, 0.3), 8, seed=4)
     before = {name: each.clone() for name, each in routers.weights.items()}
     embedding = target.model.weights.embedding.clone()
-    texts = [np.random.default_rng(seed).integers(0, VOCAB, 16) for seed in range(6)]
+    texts = [Text(np.random.default_rng(seed).integers(0, VOCAB, 20), 16) for seed in range(6)]
     recipe = FTPRecipe(0.3, width=8, steps=20, lr=3e-2, sinks=1)
     history = train_routers(target.model, routers, texts[:4], texts[4:], tmp_path, recipe)
     assert history.best is not None and history.best < 0.8 * history.metrics["0"]["loss"]
@@ -92,7 +92,7 @@ def test_gradients_reach_routers_through_what_was_decided(target: LoadedModel) -
     routers = TokenRouters.initial(uniform(5, 0.3), 8, seed=4)
     for each in routers.weights.values():
         each.requires_grad_(True)
-    expected = Expected.of(target.model, np.arange(1, 20))
+    expected = Expected.of(target.model, Text(np.arange(1, 20), 15))
     recipe = FTPRecipe(0.3, guide=0.0, rate=0.0, sinks=1)
     router_loss(target.model, routers, expected, recipe, 1.0).backward()
     gradient = routers.weights["out.weight"].grad
@@ -121,7 +121,7 @@ def test_training_goes_on_where_it_stopped(target: LoadedModel, written: Corpus,
 
 def test_the_command_makes_what_the_source_reads(target: LoadedModel, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)
-    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    (tmp_path / "prompts.txt").write_text("one and two\nthree and four\n")
     given = ["--prompts", str(tmp_path / "prompts.txt"), "--texts", "20", "--max-new-tokens", "6", "--sparsity", "0.2"]
     small = ["--population", "4", "--generations", "1", "--read", "1", "--length", "12", "--steps", "2"]
     command = ["train", "ftp", "--out", str(tmp_path / "out"), *given, *small]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from ..core.ask import drive
+from ..core.ask import drive, score
 from ..core.topk import topk
 from ..errors import SettingsError
 from ..model.batch import Batch, Segment
@@ -29,7 +29,7 @@ from ..model.store import Progress, silent, write_text
 from ..model.token_routers import TokenRouters, inputs, least_important, uniform
 from ..source.ftp import ROUTERS, Climb, Pruned
 from .card import CARD, refuse_others
-from .corpus import Corpus
+from .corpus import Corpus, Text
 from .loop import History, Plan, batches, train
 from .schedules import Evolution, evolve
 
@@ -116,23 +116,32 @@ def said(model: LanguageModel, states: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What the whole model makes of a text. tokens: [n]; ids: [n, k] its likeliest tokens, logprobs: [n, k + 1] of
-    these and of all others together."""
+    """What the whole model makes of what was written behind a prompt: of m rows, from the prompt's last one on.
 
-    tokens: np.ndarray
+    text: prompt and what was written; ids: [m, k] the likeliest tokens, logprobs: [m, k + 1] of these and of all others
+    together.
+    """
+
+    text: Text
     ids: torch.Tensor
     logprobs: torch.Tensor
 
     @classmethod
-    def of(cls, model: LanguageModel, tokens: np.ndarray) -> Expected:
-        segment = Segment.chunk(tokens, model.new_cache())
+    @torch.no_grad()
+    def of(cls, model: LanguageModel, text: Text) -> Expected:
+        segment = Segment.chunk(text.tokens, model.new_cache(), logit_rows=_rows(text))
         logits = model.forward(Batch([segment])).logits
         ids = torch.from_numpy(topk(logits, min(_LIKELY, logits.shape[1] - 1))[0].astype(np.int64)).to(logits.device)
-        return cls(tokens, ids, _gathered(logits, ids))
+        return cls(text, ids, _gathered(logits, ids))
 
     def divergence(self, logits: torch.Tensor) -> torch.Tensor:
-        """Mean KL divergence of logits [n, vocab] from what is expected, in nats per token."""
+        """Mean KL divergence of logits [m, vocab] from what is expected, in nats per token."""
         return (self.logprobs.exp() * (self.logprobs - _gathered(logits, self.ids))).sum(dim=-1).mean()
+
+
+def _rows(text: Text) -> range:
+    """The rows behind which something was written."""
+    return range(text.written - 1, len(text.tokens))
 
 
 def _gathered(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -145,23 +154,23 @@ def _gathered(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def train_routers(
     model: LanguageModel,
     routers: TokenRouters,
-    texts: Sequence[np.ndarray],
-    held: Sequence[np.ndarray],
+    texts: Sequence[Text],
+    held: Sequence[Text],
     out: Path,
     recipe: FTPRecipe,
     progress: Progress = silent,
 ) -> History:
-    """Train the weights of `routers` in place on texts [n] of token ids; the model stays as it is.
+    """Train the weights of `routers` in place on texts whose prompts they prune; the model stays as it is.
 
     held: texts that decide which step was best. out: the folder of the checkpoint, from which an interrupted run goes
     on.
     """
     parameters = dict(routers.weights)
-    chosen, expected = batches(len(texts), 1, recipe.seed), [_expected(model, tokens) for tokens in held]
+    chosen, expected = batches(len(texts), 1, recipe.seed), [Expected.of(model, text) for text in held]
 
     def loss(step: int) -> torch.Tensor:
         (number,) = chosen(step)
-        return router_loss(model, routers, _expected(model, texts[number]), recipe, 1 - step / recipe.steps)
+        return router_loss(model, routers, Expected.of(model, texts[number]), recipe, 1 - step / recipe.steps)
 
     def validate() -> dict[str, float]:
         found = [assess(model, routers, each, recipe) for each in expected]
@@ -192,52 +201,58 @@ def router_loss(
     model: LanguageModel, routers: TokenRouters, expected: Expected, recipe: FTPRecipe, guiding: float
 ) -> torch.Tensor:
     """What routers are trained by, on one text. guiding: the share of the guide's weight that is left."""
+    tokens, written = expected.text.tokens, expected.text.written
     with torch.no_grad():
-        climb, _ = pruned(model, routers, recipe.sinks, expected.tokens)
-    keeps, guide, rate = {}, [], []
-    for layer, skips in climb.skips.items():
+        climb, _ = pruned(model, routers, recipe.sinks, tokens[:written])
+    skips, keeps, guide, rate = {}, {}, [], []
+    for layer, around in climb.skips.items():
         importance, sparsity = climb.shown[layer], routers.schedule[layer]
         logits = routers.logits(layer, inputs(importance, sparsity))
         soft = logits.softmax(dim=-1)[:, 0]
         # Forward what was decided, backward as if the probability had been it.
-        keeps[layer] = (~skips).float() + (soft - soft.detach()) * climb.free
-        guide.append(
-            cross_entropy(logits[climb.free], least_important(importance, sparsity, climb.free)[climb.free].long())
-        )
-        rate.append(((1 - keeps[layer]).mean() - sparsity).abs())
-    divergence = expected.divergence(said(model, masked(model, expected.tokens, climb.skips, keeps)))
+        keep = (~around).float() + (soft - soft.detach()) * climb.free
+        taught = least_important(importance, sparsity, climb.free)
+        guide.append(cross_entropy(logits[climb.free], taught[climb.free].long()))
+        rate.append(((1 - keep).mean() - sparsity).abs())
+        behind = len(tokens) - written
+        skips[layer] = torch.cat((around, torch.zeros(behind, dtype=torch.bool)))
+        keeps[layer] = torch.cat((keep, torch.ones(behind)))
+    states = masked(model, tokens, skips, keeps)[written - 1 :]
+    divergence = expected.divergence(said(model, states))
     own = recipe.guide * guiding * torch.stack(guide).mean() + recipe.rate * torch.stack(rate).mean()
     return own + recipe.divergence * divergence.to(own.device)
 
 
 @torch.no_grad()
 def assess(model: LanguageModel, routers: TokenRouters, expected: Expected, recipe: FTPRecipe) -> tuple[float, float]:
-    """The divergence of the pruned model from the whole one on one text, in nats per token, and its real sparsity."""
-    climb, states = pruned(model, routers, recipe.sinks, expected.tokens)
-    share = 1 - climb.layers / (len(expected.tokens) * len(routers.schedule))
-    return float(expected.divergence(said(model, states))), share
+    """How far what follows a pruned prompt is from what the whole model makes of it, in nats per token.
 
-
-@torch.no_grad()
-def _expected(model: LanguageModel, tokens: np.ndarray) -> Expected:
-    return Expected.of(model, tokens)
+    Beside it the share of layers that the prompt's tokens left out.
+    """
+    tokens, written = expected.text.tokens, expected.text.written
+    reader = Pruned(model, routers, recipe.sinks, tuple(tokens[:written].tolist()))
+    cache = reader.new_cache()
+    logits = drive(score(reader, Segment.chunk(tokens, cache, logit_rows=_rows(expected.text)))).logits
+    cache.keep(range(len(tokens)))
+    around = len(tokens) - cache.lengths
+    return float(expected.divergence(logits)), float(around.mean() / written)
 
 
 def find_schedule(
-    model: LanguageModel, texts: Sequence[np.ndarray], out: Path, recipe: FTPRecipe, progress: Progress = silent
+    model: LanguageModel, texts: Sequence[Text], out: Path, recipe: FTPRecipe, progress: Progress = silent
 ) -> tuple[tuple[float, ...], list[float]]:
-    """The schedule under which the static router changes the model least on texts [n], and all losses tried.
+    """The schedule under which the static router changes least what follows prompts, and all losses tried.
 
     Interrupted, it goes on from what is in the folder `out`.
     """
-    layers, expected = model.config.num_layers, [_expected(model, tokens) for tokens in texts]
+    layers, expected = model.config.num_layers, [Expected.of(model, text) for text in texts]
     settings = {
         "evolution": asdict(recipe.evolution),
         "sparsity": recipe.sparsity,
         "sinks": recipe.sinks,
         "seed": recipe.seed,
         "model": model.fingerprint,
-        "texts": [tokens.tolist() for tokens in texts],
+        "texts": [text.tokens.tolist() for text in texts],
     }
     known, tried = _known(out / TRIED, settings), list[float]()
 
@@ -288,10 +303,10 @@ def train_ftp(
         raise SettingsError(f"{target.name} cannot be pruned: use a model that this package runs itself")
     if corpus.facts.get("vocab_size") != model.vocab_size:
         raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
-    learned, others = ([_clipped(corpus, number, recipe.length) for number in numbers] for numbers in corpus.split())
+    learned, others = (_usable(corpus, numbers, recipe) for numbers in corpus.split())
     schedule, losses = find_schedule(model, learned[: recipe.texts], out, recipe, progress)
     routers = TokenRouters(schedule)
-    expected = [_expected(learning, tokens) for tokens in others]
+    expected = [Expected.of(learning, text) for text in others]
     contenders = {
         "static, uniform": TokenRouters(uniform(len(schedule), recipe.sparsity)),
         "static, scheduled": TokenRouters(schedule),
@@ -318,8 +333,17 @@ def train_ftp(
     return routers
 
 
-def _clipped(corpus: Corpus, number: int, length: int) -> np.ndarray:
-    return corpus[number].tokens[:length].astype(np.int64)
+def _usable(corpus: Corpus, numbers: Sequence[int], recipe: FTPRecipe) -> list[Text]:
+    """The first tokens of those texts whose prompts have something to prune; at least a quarter of them is written."""
+    most = 3 * recipe.length // 4
+    found = [
+        Text(text.tokens[: recipe.length].astype(np.int64), min(text.written, most))
+        for text in (corpus[number] for number in numbers)
+        if text.written > recipe.sinks + 1 and len(text.tokens) > min(text.written, most)
+    ]
+    if not found:
+        raise SettingsError(f"no prompt of the texts is longer than {recipe.sinks + 1} tokens: give longer prompts")
+    return found
 
 
 def _card(routers: TokenRouters) -> str:
@@ -337,7 +361,7 @@ Texts change: tokens of the prompt leave {routers.sparsity:.0%} of all layers ou
 ## What was found
 {command}
 Shares of tokens that go around each layer, in percent: {", ".join(f"{100 * each:.0f}" for each in routers.schedule)}.
-On texts held out, read as prompts: the divergence of the pruned model from the whole one, in nats per token.
+On texts held out: the divergence of the model behind a pruned prompt from the whole one, in nats per token.
 
 | router | sparsity | divergence |
 |---|---:|---:|
