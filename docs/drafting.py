@@ -162,6 +162,22 @@ def own_layers() -> str:
     )
 
 
+def pruning() -> str:
+    """What routing a prompt's tokens around layers costs in perplexity."""
+    found = load("pruning")
+    names = {"sparsity": "layers left out", "read": "text read pruned", "behind": "text behind it"}
+    rows = [
+        [name, f"{each['sparsity']:.1%}", f"{each['read']:.1f}", f"{each['behind']:.1f}"]
+        for name, each in found["runs"].items()
+    ]
+    made = "".join(f"; `{each['command']}`" for each in found["trained"])
+    return (
+        f"Perplexity on {found['texts']} passages of Spec-Bench: {found['read']} tokens read as a prompt and "
+        f"{found['behind']} behind it (`{found['command']}`{made}). Whole layers are left out by both.\n\n"
+        + table(["", *names.values()], rows)
+    )
+
+
 def rules() -> str:
     """How often each rule accepts one of k siblings, and the bound; a table per kind of pairs."""
     result = load("rules")
@@ -323,6 +339,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "heads-by-category": heads_by_category,
     "head-depths": head_depths,
     "own-layers": own_layers,
+    "pruning": pruning,
     "growth": growth,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,

@@ -72,6 +72,7 @@ from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
 from decodery.model.skips import SkipSet
+from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.sample import (
@@ -119,6 +120,7 @@ from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
 from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
+from decodery.source.ftp import FTP
 from decodery.source.guidance import Guidance
 from decodery.source.partial_attention import PartialAttention, PartialWeights
 from decodery.source.sven import SVEN
@@ -404,6 +406,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
     "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),
     "calm": lambda other: CALM(0.5, "softmax", every=1),
+    "ftp": lambda other: FTP(TokenRouters((0.0, 0.9)), sinks=1),
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),

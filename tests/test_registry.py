@@ -290,6 +290,7 @@ LOCAL = {
     *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration")),
+    ("source", "ftp", "routers"),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),

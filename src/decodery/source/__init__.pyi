@@ -3,6 +3,7 @@ from .calm import CALM as CALM
 from .controlled_decoding import ControlledDecoding as ControlledDecoding
 from .dola import DoLa as DoLa
 from .entropy_adaptive import EntropyAdaptive as EntropyAdaptive
+from .ftp import FTP as FTP
 from .guidance import Guidance as Guidance
 from .partial_attention import PartialAttention as PartialAttention
 from .partial_attention import PartialWeights as PartialWeights

@@ -17,6 +17,7 @@ from ..model.protocol import LanguageModel, Reader
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..source.contexts import MemberCaches
+from ..source.ftp import PrunedCache
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
 from .running import LawBroken, law_engine, submit
@@ -75,12 +76,20 @@ def distance_to_fresh(model: LanguageModel, seq: Sequence) -> float:
 def _distance(model: Reader, cache: KVCache, tokens: Ordered[int]) -> float:
     """Largest difference between `cache` and a fresh one that read `tokens`."""
     n, stop = len(tokens), cache.prefix + len(tokens)
-    places = np.arange(-cache.prefix, n)
-    if (cache.lengths != stop).any() or (cache.positions[:, :stop] != places).any() or cache.next_position != n:
-        raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
-    if n == 0:
-        return 0.0
     fresh = model.new_cache()
-    drive(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
-    fresh.keep(range(n))
-    return float((cache.data[:, :, :, :stop] - fresh.data[:, :, :, :stop]).abs().max())
+    if n:
+        drive(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
+        fresh.keep(range(n))
+    # What some layers do without, they do without however the tokens were read.
+    lengths = fresh.lengths if isinstance(cache, PrunedCache) else np.full_like(cache.lengths, stop)
+    if (cache.lengths != lengths).any() or cache.next_position != n:
+        raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
+    worst, every, held = 0.0, np.arange(-cache.prefix, n), (cache.data, fresh.data)
+    for layer, length in enumerate(lengths.tolist()):
+        places = fresh.positions[layer, :length] if length < stop else every
+        if (cache.positions[layer, :length] != places).any():
+            raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
+        if length:
+            own, expected = (data[layer, :, :, :length] for data in held)
+            worst = max(worst, float((own - expected).abs().max()))
+    return worst
