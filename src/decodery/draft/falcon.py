@@ -222,7 +222,7 @@ class FalconHead(DraftHead):
     def _behind(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """What leaves the layer [n, hidden], of its input and of what attention has read."""
         stream = rows + self.parts.linear("layer.output")(context)
-        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))
+        return self.layer.left(stream)
 
     def _known(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
         """[b, n, hidden] the target's own features."""

@@ -183,7 +183,7 @@ class LongSpecHead(DraftHead):
     def _spoken(self, stream: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """[n, hidden] what leaves the head, of its stream and of what it found in the target's past."""
         stream = stream + self.parts.linear("cross.output")(context)
-        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))
+        return self.layer.left(stream)
 
 
 @register(

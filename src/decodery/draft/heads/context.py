@@ -18,10 +18,6 @@ class ContextLayer(DecoderLayer):
         """What attention reads of the stream [n, hidden]."""
         return self.norm("attention_norm", rows)
 
-    def left(self, stream: torch.Tensor) -> torch.Tensor:
-        """The stream [n, hidden] behind attention -> behind the layer."""
-        return stream + self.mlp(self.norm("mlp_norm", stream))
-
     def read(self, held: Held, states: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
         """States of the text [n, hidden] -> what leaves the layer at the last of them, [1, hidden]."""
         stream = states + self.attention(self.entered(states), positions, held, None)

@@ -105,7 +105,7 @@ class RecurrentHead(DraftHead):
             values.append(seen)
             context = teacher_attention(self.layer, queries, keys, values)
             stream = stream + self.parts.linear("layer.output")(context.flatten(0, 1))
-            features, spoken = self.leave(self._mlp(stream))
+            features, spoken = self.leave(self.layer.left(stream))
             guesses.append(Guess(spoken.view(b, n, -1), features.view(b, n, -1)))
         return guesses
 
@@ -119,10 +119,7 @@ class RecurrentHead(DraftHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stream, attended = self.inputs(features, self.embed(tokens))
         stream = stream + self.layer.attention(attended, positions, memory.held, mask)
-        return self.leave(self._mlp(stream))
+        return self.leave(self.layer.left(stream))
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(name, rows, self.layer.shape.eps)
-
-    def _mlp(self, stream: torch.Tensor) -> torch.Tensor:
-        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))
