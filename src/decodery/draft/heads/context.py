@@ -34,11 +34,8 @@ class ContextLayer(DecoderLayer):
 
 
 def context_layer(model: Transformer, *, silent: bool) -> tuple[LayerShape, dict[str, torch.Tensor]]:
-    """A copy of the target's last layer as "layer.NAME.weight". silent: it adds nothing to the stream yet."""
+    """A copy of the target's last layer, its norms and all, as "layer.NAME.weight"; silent as in `copied_layer`."""
     last = model.config.num_layers - 1
-    shape, tensors = copied_layer(model, last)
+    shape, tensors = copied_layer(model, last, silent=silent)
     tensors["layer.attention_norm.weight"] = copied(model.weights.layers[last].attention_norm)
-    if silent:
-        for name in ("output", "down"):
-            tensors[f"layer.{name}.weight"].zero_()
     return shape, tensors

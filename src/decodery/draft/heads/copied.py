@@ -9,8 +9,11 @@ from ...model.weights import copied, floating
 from .parts import LayerShape
 
 
-def copied_layer(model: Transformer, index: int) -> tuple[LayerShape, dict[str, torch.Tensor]]:
-    """The shape of a target's layer, and its matrices and norm before the MLP as "layer.NAME.weight"."""
+def copied_layer(model: Transformer, index: int, *, silent: bool = False) -> tuple[LayerShape, dict[str, torch.Tensor]]:
+    """The shape of a target's layer, its matrices and norm before the MLP as "layer.NAME.weight", and its biases.
+
+    silent: the copy adds nothing to the stream yet.
+    """
     config, layer = model.config, model.weights.layers[index]
     shape = LayerShape(
         config.hidden_size,
@@ -21,8 +24,11 @@ def copied_layer(model: Transformer, index: int) -> tuple[LayerShape, dict[str, 
         config.layer_rope(index).theta,
         config.norm_eps,
     )
-    tensors = {
-        f"layer.{name}.weight": floating(getattr(layer, name)).weight for name in ("qkv", "output", "gate_up", "down")
-    }
-    tensors["layer.mlp_norm.weight"] = copied(layer.mlp_norm)
+    tensors = {"layer.mlp_norm.weight": copied(layer.mlp_norm)}
+    for name in ("qkv", "output", "gate_up", "down"):
+        linear = floating(getattr(layer, name))
+        parts = {"weight": linear.weight} if linear.bias is None else {"weight": linear.weight, "bias": linear.bias}
+        quiet = silent and name in ("output", "down")
+        for part, each in parts.items():
+            tensors[f"layer.{name}.{part}"] = torch.zeros_like(each) if quiet else each
     return shape, tensors
