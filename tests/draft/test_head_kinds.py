@@ -26,6 +26,7 @@ from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.shapes.template import calibrated
 from decodery.errors import SettingsError
 from decodery.model.batch import Batch, Segment
+from decodery.model.config import Rope
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense, Linear
 from decodery.testing import tiny_transformer
@@ -74,7 +75,7 @@ def test_untrained_heads_say_what_the_target_says_next(kind: type[DraftHead], sh
 
 
 def biased() -> Transformer:
-    """A target whose layers have biases everywhere, as Qwen2's have some."""
+    """A target whose layers have biases everywhere, as Qwen2's have some, and whose positions are stretched."""
     random = torch.Generator().manual_seed(2)
 
     def with_bias(linear: Linear) -> Dense:
@@ -85,7 +86,8 @@ def biased() -> Transformer:
         replace(layer, **{name: with_bias(getattr(layer, name)) for name in ("qkv", "output", "gate_up", "down")})
         for layer in TARGET.weights.layers
     ]
-    return Transformer(TARGET.config, replace(TARGET.weights, layers=layers))
+    config = replace(TARGET.config, rope=Rope(kind="linear", factor=2.5))
+    return Transformer(config, replace(TARGET.weights, layers=layers))
 
 
 def test_a_copied_layer_does_what_the_layer_does_biases_and_all() -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...errors import SettingsError
 from ...model.protocol import Reader
 from ...model.sites import Tap
 from .head import DraftHead, Guess, TrainedHead
@@ -45,12 +44,7 @@ class RecurrentHead(DraftHead):
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
         self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
-        widths = self.layer.shape.hidden, model.config.hidden_size
-        if widths[0] != widths[1]:
-            raise SettingsError(
-                f"this head for {self.kind} is for a model of width {widths[0]}, and this one has {widths[1]}: use the "
-                "model it was made for"
-            )
+        self.fits(self.layer.shape.hidden)
 
     @abstractmethod
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
