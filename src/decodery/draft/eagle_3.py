@@ -26,10 +26,6 @@ class EAGLE3Head(RecurrentHead):
     kind = "eagle-3"
     taught = 5
 
-    def project(self, spoken: torch.Tensor) -> torch.Tensor:
-        # Published heads bring a vocabulary projection of their own.
-        return self.parts.linear("lm_head")(spoken) if "lm_head.weight" in self.parts else super().project(spoken)
-
     @classmethod
     def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
         return tuple(trained.settings["taps"])
@@ -75,9 +71,10 @@ class EAGLE3(HeadDrafter):
     """Drafts by one decoder layer that reads the target's states of three depths and each guessed token's embedding.
 
     Below the text the layer goes on from its own output, which training has put it through. It speaks the words that
-    the target writes most often. head: a file or folder made by `decodery train head`, a folder as the authors or
-    vLLM's `speculators` publish them, a `TrainedHead`, or None for the one that comes along; growth: how the tree is
-    grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of one layer.
+    the target writes most often. head: a file or folder made by `decodery train head`, a folder or
+    Hub id as the authors or vLLM's `speculators` publish them, a `TrainedHead`, or None for the one that comes along;
+    growth: how the tree is grown, a chain of `length` where it is None. Scope: the request; memory: keys and values of
+    one layer.
     """
 
     kind: ClassVar[type[DraftHead]] = EAGLE3Head

@@ -80,10 +80,8 @@ class FalconHead(DraftHead):
 
     @classmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        shape, tensors = copied_layer(model, model.config.num_layers - 1)
         # The layer was made for another stream: what it adds to this one is learned from nothing.
-        for name in ("output", "down"):
-            tensors[f"layer.{name}.weight"] = torch.zeros_like(tensors[f"layer.{name}.weight"])
+        shape, tensors = copied_layer(model, model.config.num_layers - 1, silent=True)
         like, hidden = tensors["layer.qkv.weight"], shape.hidden
         random = torch.Generator().manual_seed(seed)
         for layer in range(_LAYERS):
@@ -221,8 +219,7 @@ class FalconHead(DraftHead):
 
     def _behind(self, rows: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """What leaves the layer [n, hidden], of its input and of what attention has read."""
-        stream = rows + self.parts.linear("layer.output")(context)
-        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))
+        return self.layer.left(rows + self.parts.linear("layer.output")(context))
 
     def _known(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
         """[b, n, hidden] the target's own features."""

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch.nn.functional import pad, silu
 
+from ..errors import SettingsError
 from ..model.protocol import Reader
 from ..model.sites import Tap
 from ..model.transformer import Transformer
 from ..model.weights import copied
 from ..registry import register
 from .heads.context import ContextLayer, context_layer
+from .heads.copied import layer_shape
 from .heads.drafter import HeadDrafter
 from .heads.head import DraftHead, Guess, TrainedHead
 from .heads.parts import Held, LayerShape
@@ -48,7 +50,9 @@ class HydraHead(DraftHead):
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
         layer, self._blocks = trained.settings.get("layer"), trained.settings["blocks"]
-        self._prefix = None if layer is None else ContextLayer(self.parts, "layer.", LayerShape(**layer))
+        self._normed: bool = trained.settings.get("reads_normed", False)
+        self.fits(len(trained.tensors["head.0.0.weight"]))
+        self._prefix = None if layer is None else self._layer(layer)
 
     @classmethod
     def reads(cls, trained: TrainedHead) -> tuple[Tap, ...]:
@@ -83,10 +87,10 @@ class HydraHead(DraftHead):
         if self._prefix is None or memory.held is None:
             base = self.model.final_norm(states[-1][-1:])
         else:
-            base = self._normed(self._prefix.read(memory.held, states[-1], positions))
+            base = self._behind(self._prefix.read(memory.held, self._entering(states[-1]), positions))
         memory.first = self._with(pad(base, (0, memory.first.shape[1] - base.shape[1])), tokens[-1:], 0)
         memory.rows = memory.rows[:0]
-        return self.project(self._spoken(memory.first, 0))[0]
+        return self.project(self._spoken(memory.first, 0), 0)[0]
 
     def grow(
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
@@ -94,14 +98,14 @@ class HydraHead(DraftHead):
         known, number = memory.rows[: mask.shape[1] - len(tokens)], int(depths[0])
         inputs = self._with(torch.cat((memory.first, known))[torch.from_numpy(above + 1)], tokens, number)
         memory.rows = torch.cat((known, inputs))
-        return self.project(self._spoken(inputs, number))
+        return self.project(self._spoken(inputs, number), number)
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n, _ = states[-1].shape
         if self._prefix is None:
             base = self.model.final_norm(states[-1].flatten(0, 1))
         else:
-            base = self._normed(self._prefix.unroll(states[-1]))
+            base = self._behind(self._prefix.unroll(self._entering(states[-1])))
         inputs, guesses = base, []
         for step in range(steps):
             inputs = torch.cat((inputs, self.embed(tokens[:, step : step + n].flatten())), dim=-1)
@@ -124,7 +128,20 @@ class HydraHead(DraftHead):
             spoken = self.parts.block(f"{name}.{block}", spoken)
         return spoken
 
-    def _normed(self, stream: torch.Tensor) -> torch.Tensor:
+    def _layer(self, settings: dict[str, Any] | str) -> ContextLayer:
+        """The prefix. Published ones leave it to the target, whose layers theirs is shaped like."""
+        shape = LayerShape(**settings) if isinstance(settings, dict) else layer_shape(self.model.config, 0)
+        rows = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        if self.parts["layer.qkv.weight"].shape != (rows, shape.hidden):
+            raise SettingsError(
+                f"this head for {self.kind} is for layers of another shape: use the model it was made for"
+            )
+        return ContextLayer(self.parts, "layer.", shape)
+
+    def _entering(self, states: torch.Tensor) -> torch.Tensor:
+        return self.model.final_norm(states) if self._normed else states
+
+    def _behind(self, stream: torch.Tensor) -> torch.Tensor:
         assert self._prefix is not None
         return self.parts.norm("norm", stream, self._prefix.shape.eps)
 
@@ -140,10 +157,11 @@ class Hydra(HeadDrafter):
     """Drafts by heads over the target's last hidden state that also read every token guessed before their own.
 
     Trained with `--kind hydra:prefix=true` it is Hydra++, whose heads read one more layer over all of the text. All
-    heads share the target's vocabulary projection. The prefix layer reads the stream before the last norm, unlike the
-    published one, so that it can begin by changing nothing. head: a file or folder made by `decodery train head`, a
-    `TrainedHead`, or None for the one that comes along; growth: how the tree is grown, a chain of `length` where it is
-    None. Scope: the request; memory: the heads' inputs, with a prefix its keys and values.
+    heads share the target's vocabulary projection where they bring none. The prefix layer that is trained here reads
+    the stream before the last norm, unlike published ones, so that it can begin by changing nothing. head: a file or
+    folder made by `decodery train head`, a folder or Hub id in the layout of its authors, a `TrainedHead`, or None for
+    the one that comes along; growth: how the tree is grown, a chain of `length` where it is None. Scope: the request;
+    memory: the heads' inputs, with a prefix its keys and values.
     """
 
     kind: ClassVar[type[DraftHead]] = HydraHead

@@ -62,7 +62,7 @@ class KangarooHead(BoundHead):
         # The states are those that the next layer of the target would read.
         following = min(leave, layers - 1)
         shape, tensors = copied_layer(model, following)
-        own = {name: tensors[name] for name in ("layer.qkv.weight", "layer.output.weight")}
+        own = {name: each for name, each in tensors.items() if name.startswith(("layer.qkv.", "layer.output."))}
         own["layer.input_norm.weight"] = copied(model.weights.layers[following].attention_norm)
         own["norm.weight"] = copied(model.weights.norm)
         return own, {"layer": asdict(shape), "exit": leave}

@@ -80,18 +80,17 @@ class LongSpecHead(DraftHead):
     @classmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         last = model.config.num_layers - 1
-        shape, tensors = copied_layer(model, last)
+        # It asks the target's last layer what that layer asks; what it adds to the stream is learned from nothing.
+        shape, tensors = copied_layer(model, last, silent=True)
         queries = shape.heads * shape.head_dim
         qkv, norm = tensors["layer.qkv.weight"], copied(model.weights.layers[last].attention_norm)
-        # It asks the target's last layer what that layer asks; what it adds to the stream is learned from nothing.
-        for name in ("output", "down"):
-            tensors[f"layer.{name}.weight"] = torch.zeros_like(tensors[f"layer.{name}.weight"])
+        bias = tensors.get("layer.qkv.bias", torch.zeros_like(qkv[:, 0]))
         own = {
-            "layer.qkv.bias": torch.zeros_like(qkv[:, 0]),
+            "layer.qkv.bias": bias,
             "layer.self_norm.weight": norm,
             "cross.norm.weight": norm.clone(),
             "cross.query.weight": qkv[:queries].clone(),
-            "cross.query.bias": torch.zeros_like(qkv[:queries, 0]),
+            "cross.query.bias": bias[:queries].clone(),
             "cross.output.weight": torch.zeros_like(tensors["layer.output.weight"]),
         }
         return tensors | own, {"layer": asdict(replace(shape, window=cls.window))}
@@ -183,7 +182,7 @@ class LongSpecHead(DraftHead):
     def _spoken(self, stream: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
         """[n, hidden] what leaves the head, of its stream and of what it found in the target's past."""
         stream = stream + self.parts.linear("cross.output")(context)
-        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))
+        return self.layer.left(stream)
 
 
 @register(

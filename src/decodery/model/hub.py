@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import CorruptFile, DecoderyError, ModelNotFound
@@ -22,20 +23,42 @@ def is_hub_id(name: str) -> bool:
 
 def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -> Path:
     """The local folder of a Hub model; fetched where it is not there yet, brought up to date with `refresh`."""
+    folder = fetched(name, _FILES, _is_complete, revision, refresh=refresh)
+    if not _is_complete(folder):
+        # Without a network the library answers with whatever it has.
+        at = f"{name} at {revision}" if revision else name
+        raise ModelNotFound(
+            f"{at} has no complete safetensors weights here or on the Hub: check the network and the model"
+        )
+    return folder
+
+
+def fetched(
+    name: str,
+    files: list[str],
+    complete: Callable[[Path], bool],
+    revision: str | None = None,
+    *,
+    refresh: bool = False,
+) -> Path:
+    """The local folder with those of a Hub repository's `files` that it has, names or patterns.
+
+    It is fetched where what is here is not `complete`, or with `refresh`; without a network it may still not be.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if not refresh:
         try:
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=_FILES, local_files_only=True))
-            if _is_complete(folder):
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
+            if complete(folder):
                 return folder
         except LocalEntryNotFoundError:
             pass
     at = f"{name} at {revision}" if revision else name
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except GatedRepoError as error:
         raise ModelNotFound(
             f"the Hub asks for permission to use {at}: request it there and run `hf auth login`"
@@ -54,12 +77,6 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
             f"cannot fetch {at} from the Hub ({type(error).__name__}): check the network, or copy the model's folder "
             "here and give its path"
         ) from error
-    if not _is_complete(folder):
-        # Without a network the library answers with whatever it has.
-        raise ModelNotFound(
-            f"{at} has no complete safetensors weights here or on the Hub: check the network and the model"
-        )
-    return folder
 
 
 def _storage_error(error: Exception) -> OSError | None:

@@ -125,7 +125,7 @@ def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float
     total, weights = torch.zeros(()), 0.0
     for step, guess in enumerate(guesses):
         rows, likely, share, weight = _step(lesson, step)
-        logits = head.project(guess.spoken[rows])
+        logits = head.project(guess.spoken[rows], step)
         each = logits.logsumexp(dim=-1) - (share * logits.gather(1, likely)).sum(dim=-1)
         total = total + decay**step * (each * weight).sum() / weight.sum().clamp(min=1e-9)
         weights += decay**step
@@ -156,7 +156,7 @@ def judged(head: BoundHead, lessons: Sequence[Taught], decay: float) -> dict[str
             best = likely.gather(1, share.argmax(dim=1, keepdim=True))[:, 0]
             # The target's own choice is the first of its likely tokens; one that the head lacks is never right.
             first = share[:, 0] > 0
-            right[step] += float(((head.project(guess.spoken[rows]).argmax(dim=-1) == best) & first).sum())
+            right[step] += float(((head.project(guess.spoken[rows], step).argmax(dim=-1) == best) & first).sum())
             places[step] += int(rows.sum())
     agreement = [hits / max(count, 1) for hits, count in zip(right, places, strict=True)]
     found = {f"agreement.{step + 1}": value for step, value in enumerate(agreement)}
@@ -172,7 +172,7 @@ def rank_rates(head: BoundHead, lessons: Sequence[Taught]) -> list[list[float]]:
     for lesson in lessons:
         for step, guess in enumerate(lesson.unrolled(head, depths)):
             rows, likely, share, _ = _step(lesson, step)
-            found = torch.from_numpy(topk(head.project(guess.spoken[rows]), _RANKS)[0])
+            found = torch.from_numpy(topk(head.project(guess.spoken[rows], step), _RANKS)[0])
             right = ((found == likely[:, :1]) & (share[:, :1] > 0)).sum(dim=0)
             hits[step, : len(right)] += right.numpy()
             places[step] += len(found)

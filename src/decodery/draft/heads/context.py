@@ -18,10 +18,6 @@ class ContextLayer(DecoderLayer):
         """What attention reads of the stream [n, hidden]."""
         return self.norm("attention_norm", rows)
 
-    def left(self, stream: torch.Tensor) -> torch.Tensor:
-        """The stream [n, hidden] behind attention -> behind the layer."""
-        return stream + self.mlp(self.norm("mlp_norm", stream))
-
     def read(self, held: Held, states: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
         """States of the text [n, hidden] -> what leaves the layer at the last of them, [1, hidden]."""
         stream = states + self.attention(self.entered(states), positions, held, None)
@@ -38,11 +34,8 @@ class ContextLayer(DecoderLayer):
 
 
 def context_layer(model: Transformer, *, silent: bool) -> tuple[LayerShape, dict[str, torch.Tensor]]:
-    """A copy of the target's last layer as "layer.NAME.weight". silent: it adds nothing to the stream yet."""
+    """A copy of the target's last layer, its norms and all, as "layer.NAME.weight"; silent as in `copied_layer`."""
     last = model.config.num_layers - 1
-    shape, tensors = copied_layer(model, last)
+    shape, tensors = copied_layer(model, last, silent=silent)
     tensors["layer.attention_norm.weight"] = copied(model.weights.layers[last].attention_norm)
-    if silent:
-        for name in ("output", "down"):
-            tensors[f"layer.{name}.weight"].zero_()
     return shape, tensors

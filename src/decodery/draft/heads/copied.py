@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import torch
 
+from ...model.config import ModelConfig
+from ...model.rope import rope_frequencies
 from ...model.transformer import Transformer
 from ...model.weights import copied, floating
 from .parts import LayerShape
 
 
-def copied_layer(model: Transformer, index: int) -> tuple[LayerShape, dict[str, torch.Tensor]]:
-    """The shape of a target's layer, and its matrices and norm before the MLP as "layer.NAME.weight"."""
-    config, layer = model.config, model.weights.layers[index]
-    shape = LayerShape(
+def layer_shape(config: ModelConfig, index: int) -> LayerShape:
+    """The shape of layer `index`, with its rotary positions; a factor that yarn puts on them is left out."""
+    rope = config.layer_rope(index)
+    stretch: tuple[float, ...] = ()
+    if rope.kind != "default":
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        inverse, _ = rope_frequencies(rope, config.head_dim)
+        stretch = tuple((1.0 / rope.theta**exponents / inverse.double()).tolist())
+    return LayerShape(
         config.hidden_size,
         config.intermediate_size,
         config.num_heads,
         config.num_kv_heads,
         config.head_dim,
-        config.layer_rope(index).theta,
+        rope.theta,
         config.norm_eps,
+        stretch=stretch,
     )
-    tensors = {
-        f"layer.{name}.weight": floating(getattr(layer, name)).weight for name in ("qkv", "output", "gate_up", "down")
-    }
-    tensors["layer.mlp_norm.weight"] = copied(layer.mlp_norm)
-    return shape, tensors
+
+
+def copied_layer(model: Transformer, index: int, *, silent: bool = False) -> tuple[LayerShape, dict[str, torch.Tensor]]:
+    """The shape of a target's layer, its matrices and norm before the MLP as "layer.NAME.weight", and its biases.
+
+    silent: the copy adds nothing to the stream yet.
+    """
+    layer = model.weights.layers[index]
+    tensors = {"layer.mlp_norm.weight": copied(layer.mlp_norm)}
+    for name in ("qkv", "output", "gate_up", "down"):
+        linear = floating(getattr(layer, name))
+        parts = {"weight": linear.weight} if linear.bias is None else {"weight": linear.weight, "bias": linear.bias}
+        quiet = silent and name in ("output", "down")
+        for part, each in parts.items():
+            tensors[f"layer.{name}.{part}"] = torch.zeros_like(each) if quiet else each
+    return layer_shape(model.config, index), tensors

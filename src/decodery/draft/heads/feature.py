@@ -32,10 +32,8 @@ class FeatureHead(RecurrentHead):
 
     @classmethod
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        shape, tensors = copied_layer(model, model.config.num_layers - 1)
         # The layer was made for another stream: what it adds to this one is learned from nothing.
-        for name in ("output", "down"):
-            tensors[f"layer.{name}.weight"] = torch.zeros_like(tensors[f"layer.{name}.weight"])
+        shape, tensors = copied_layer(model, model.config.num_layers - 1, silent=True)
         like, hidden = tensors["layer.qkv.weight"], model.config.hidden_size
         random = torch.Generator().manual_seed(seed)
         return tensors | cls.fresh(hidden, shape.inner, like, random), {"layer": asdict(shape)}

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from ...errors import CorruptFile, UnsupportedModel
+from ...errors import CorruptFile, SettingsError, UnsupportedModel
+from ...model import hub
 from ...model.artifact import Artifact, refuse_other, remembered
 from ...model.fields import Kind, Listed, Number, Record, Text, Whole
 from ...model.protocol import OpenModel, Reader, is_open
 from ...model.sites import Tap
 from ...model.weights import Dense, Linear
+from . import checkpoint
 from .parts import Parts
 
 if TYPE_CHECKING:
@@ -49,15 +51,17 @@ class TrainedHead:
 
     @classmethod
     def load(cls, path: str | Path) -> TrainedHead:
-        """Read what `save` wrote, from the file or its folder, or a folder that others have published.
+        """Read what `save` wrote, from the file or its folder, or a folder that others have published, or a Hub id.
 
         Raises ModelNotFound, CorruptFile, UnsupportedModel for anything else.
         """
         from . import published
 
         whole = Path(path).expanduser()
-        if not (whole / HEAD).is_file() and (whole / published.CONFIG).is_file():
-            return published.published(whole / published.WEIGHTS)
+        if not whole.exists() and hub.is_hub_id(str(path)):
+            whole = checkpoint.from_hub(str(path), HEAD)
+        if not (whole / HEAD).is_file() and (whole / checkpoint.CONFIG).is_file():
+            return published.published(whole)
         return _load(whole / HEAD if whole.is_dir() else whole)
 
 
@@ -116,6 +120,13 @@ class BoundHead(ABC):
             ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
         ):
             raise CorruptFile(f"this head for {self.kind} speaks words that the model lacks: {MADE}")
+        words = model.vocab_size if ids is None else len(ids)
+        for name, each in trained.tensors.items():
+            if name.startswith("lm_head") and name.endswith("weight") and len(each) != words:
+                raise SettingsError(
+                    f"this head for {self.kind} speaks {len(each)} words, and this model has {words}: use the model it "
+                    "was made for"
+                )
 
     @classmethod
     @abstractmethod
@@ -161,9 +172,23 @@ class BoundHead(ABC):
         """[n] ids -> [n, hidden]: the target's embeddings."""
         return self.model.embed_tokens(tokens).to(self.dtype)
 
-    def project(self, spoken: torch.Tensor) -> torch.Tensor:
-        """[n, hidden] -> logits [n, outputs]: by the target's own vocabulary projection."""
+    def project(self, spoken: torch.Tensor, step: int = 0) -> torch.Tensor:
+        """[n, hidden] -> logits [n, outputs], by the target's own vocabulary projection.
+
+        Published heads may bring one, or one for every step, which is how many guesses were made on the way.
+        """
+        for name in (f"lm_head.{step}", "lm_head"):
+            if f"{name}.weight" in self.parts:
+                return self.parts.linear(name)(spoken)
         return self.shared(spoken)
+
+    def fits(self, width: int) -> None:
+        """Raise SettingsError where the head was made for states of another width."""
+        if width != self.model.config.hidden_size:
+            raise SettingsError(
+                f"this head for {self.kind} is for a model of width {width}, and this one has "
+                f"{self.model.config.hidden_size}: use the model it was made for"
+            )
 
     @cached_property
     def vocabulary(self) -> torch.Tensor | None:

@@ -161,9 +161,11 @@ class DecoderLayer:
         context = attend(queries, held.data[0, :, first:end], held.data[1, :, first:end], seen, scale)
         return self.parts.linear(f"{self.prefix}output")(context)
 
-    def mlp(self, rows: torch.Tensor) -> torch.Tensor:
+    def left(self, stream: torch.Tensor) -> torch.Tensor:
+        """The residual stream [n, hidden] behind attention -> behind the layer, through its MLP."""
+        rows = self.norm("mlp_norm", stream)
         gate, up = self.parts.linear(f"{self.prefix}gate_up")(rows).chunk(2, dim=-1)
-        return self.parts.linear(f"{self.prefix}down")(silu(gate) * up)
+        return stream + self.parts.linear(f"{self.prefix}down")(silu(gate) * up)
 
 
 def teacher_attention(

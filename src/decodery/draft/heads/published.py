@@ -1,7 +1,7 @@
-"""Heads that others have published: EAGLE's and EAGLE-3's own checkpoints, and those of vLLM's `speculators`.
+"""Heads that others have published, by their layout: EAGLE's, EAGLE-3's, vLLM `speculators`', Medusa's and Hydra's.
 
-A folder of config.json and model.safetensors. Names and shapes are those of the public code (SafeAILab/EAGLE,
-vllm-project/speculators); whatever could not be run faithfully is refused by name.
+Names and shapes are those of the public code (SafeAILab/EAGLE, vllm-project/speculators; for the others see
+`published_mlp`); whatever could not be run faithfully is refused by name.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 
 import torch
 
-from ...errors import CorruptFile, ModelNotFound, UnsupportedModel
-from ...model.artifact import read_tensors, remembered
+from ...errors import UnsupportedModel
+from ...model.artifact import remembered
 from ...model.config import TOKENS, ModelConfig
 from ...model.families import read_config
 from ...model.fields import Fields, Flag, Kind, Listed, Record, Text, Whole, read_json
 from ...model.rope import rope_frequencies
+from . import published_mlp
+from .checkpoint import CONFIG, Tensors, refuse_pickle, weights_of
+from .copied import layer_shape
 from .head import TrainedHead
 from .parts import LayerShape
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _SPECULATORS = "speculators_model_type"
 _FAMILIES = ("llama", "qwen2", "mistral")
-# Of the target, which has them anyway; and what anybody can work out.
-_IGNORED = (
-    "embed_tokens.weight",
-    "t2d",
-    "layers.0.self_attn.rotary_emb.inv_freq",
-    "midlayer.self_attn.rotary_emb.inv_freq",
-)
+_MLPS = {
+    "medusa": ("medusa", published_mlp.medusa),
+    "medusa of vLLM": ("medusa", published_mlp.vllm_medusa),
+    "hydra": ("hydra", published_mlp.hydra),
+}
 _TAPS = Listed(Whole(-(1 << 10), 1 << 10), 64)
 _SETTINGS: dict[str, Kind] = {
     _SPECULATORS: Text(64),
@@ -41,6 +41,7 @@ _SETTINGS: dict[str, Kind] = {
     "draft_vocab_size": TOKENS,
     "eagle_aux_hidden_state_layer_ids": _TAPS,
     "eagle_config": Record({"eagle_aux_hidden_state_layer_ids": _TAPS}),
+    "model_type": Text(64),
 }
 # What `transformers` leaves out of a configuration, because it is what Llama's class begins with.
 _LLAMA = {
@@ -54,98 +55,69 @@ _LLAMA = {
 }
 
 
-@remembered
-def published(weights: Path) -> TrainedHead:
-    """The head of a checkpoint whose `config.json` stands beside its weights.
+def published(folder: Path) -> TrainedHead:
+    """The head of a folder with a `config.json`.
 
-    Raises UnsupportedModel for a layout that is not known, by its name, CorruptFile where something is missing.
+    Raises UnsupportedModel for a layout that is not known, by its name, CorruptFile where something is missing, and
+    ModelNotFound where there are no safetensors.
     """
-    folder = weights.parent
-    origin = str(folder / CONFIG)
-    settings = Fields(read_json(folder / CONFIG), origin, _SETTINGS)
-    if not weights.is_file():
-        raise ModelNotFound(
-            f"there is no {WEIGHTS} in {folder}: heads published as pytorch_model.bin can run code when they are read, "
-            "so save their tensors as safetensors first"
-        )
-    tensors = _Tensors(folder, read_tensors(weights)[0])
+    weights = weights_of(folder)
+    if weights is None:
+        named = _named(_settings(folder))
+        raise refuse_pickle(folder, f"{named}_lm_head.safetensors" if named else "model.safetensors")
+    return _read(weights)
+
+
+@remembered
+def _read(weights: Path) -> TrainedHead:
+    settings, tensors = _settings(weights.parent), Tensors(weights)
     layout = _layout(settings, tensors)
-    own = settings.get("transformer_layer_config") if layout.startswith("speculators") else settings.raw
-    config = _layer_config(own, origin)
-    if layout.endswith("eagle3"):
-        found, about = _eagle_3(settings, config, tensors)
+    if layout in _MLPS:
+        kind, read = _MLPS[layout]
+        found, about = read(Fields(settings.raw, settings.origin, published_mlp.SETTINGS), tensors)
     else:
-        found, about = _eagle(settings, config, tensors, layout)
+        own = settings.get("transformer_layer_config") if layout.startswith("speculators") else settings.raw
+        config = _layer_config(own, settings.origin)
+        if layout.endswith("eagle3"):
+            kind, (found, about) = "eagle-3", _eagle_3(settings, config, tensors)
+        else:
+            kind, (found, about) = "eagle", _eagle(settings, config, tensors, layout)
+        about = {"layer": asdict(_shape(config))} | about
     tensors.refuse_rest(layout)
-    kind = "eagle-3" if layout.endswith("eagle3") else "eagle"
-    return TrainedHead(kind, found, {"layer": asdict(_shape(config))} | about, {"layout": layout})
+    return TrainedHead(kind, found, about, {"layout": layout})
 
 
-class _Tensors:
-    """The tensors of a checkpoint; each is taken once."""
-
-    def __init__(self, folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-        self.folder = folder
-        self._left = {name: each for name, each in tensors.items() if name not in _IGNORED}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._left
-
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        if name not in self._left:
-            raise CorruptFile(f"{self.folder / WEIGHTS} lacks the tensor {name}: fetch the head anew")
-        found = self._left.pop(name)
-        if tuple(found.shape) != shape:
-            raise CorruptFile(
-                f"{self.folder / WEIGHTS}: {name} is {list(found.shape)}, and {CONFIG} says {list(shape)}"
-            )
-        if found.is_floating_point() and not bool(found.isfinite().all()):
-            raise CorruptFile(f"{self.folder / WEIGHTS}: {name} holds numbers that are not finite: fetch the head anew")
-        return found
-
-    def linear(self, name: str, parts: dict[str, int], width: int) -> dict[str, torch.Tensor]:
-        """One linear layer of several, stacked, and their biases where they have some. parts: outputs by name."""
-        found = {f"{name}.weight": torch.cat([self.take(f"{part}.weight", n, width) for part, n in parts.items()])}
-        if any(f"{part}.bias" in self for part in parts):
-            found[f"{name}.bias"] = torch.cat([self.take(f"{part}.bias", n) for part, n in parts.items()])
-        return found
-
-    def layer(self, prefix: str, config: ModelConfig, width: int) -> dict[str, torch.Tensor]:
-        """A decoder layer, but the norms before its attention. width: of what attention reads."""
-        hidden, inner = config.hidden_size, config.intermediate_size
-        own, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        heads = dict(zip((f"{prefix}self_attn.{each}_proj" for each in "qkv"), (own, shared, shared), strict=True))
-        return {
-            **self.linear("layer.qkv", heads, width),
-            **self.linear("layer.output", {f"{prefix}self_attn.o_proj": hidden}, own),
-            **self.linear("layer.gate_up", {f"{prefix}mlp.{each}_proj": inner for each in ("gate", "up")}, hidden),
-            **self.linear("layer.down", {f"{prefix}mlp.down_proj": hidden}, inner),
-            "layer.mlp_norm.weight": self.take(f"{prefix}post_attention_layernorm.weight", hidden),
-        }
-
-    def refuse_rest(self, layout: str) -> None:
-        """A tensor that would not be used means a part that would not be run."""
-        for name in self._left:
-            raise UnsupportedModel(
-                f"{self.folder}: the tensor {name} belongs to a part that heads of the layout {layout} are not known "
-                "to have"
-            )
+def _settings(folder: Path) -> Fields:
+    return Fields(read_json(folder / CONFIG), str(folder / CONFIG), _SETTINGS)
 
 
-def _layout(settings: Fields, tensors: _Tensors) -> str:
+def _named(settings: Fields) -> str | None:
+    """Of which kind of MLPs a configuration is, if of any."""
+    if "hydra_num_heads" in settings.raw:
+        return "hydra"
+    return "medusa" if "medusa_num_heads" in settings.raw or settings.get("model_type") == "medusa" else None
+
+
+def _layout(settings: Fields, tensors: Tensors) -> str:
     """The name of a checkpoint's layout."""
-    kind = settings.get(_SPECULATORS)
+    kind, named = settings.get(_SPECULATORS), _named(settings)
     if kind in ("eagle", "eagle3"):
         return f"speculators {kind}"
+    if named == "hydra":
+        return "hydra"
+    if named == "medusa" and "0.0.linear.weight" in tensors:
+        return "medusa"
+    if named == "medusa" and "blocks.0.layers.0.weight" in tensors:
+        return "medusa of vLLM"
     if kind is None and "midlayer.self_attn.q_proj.weight" in tensors:
         return "eagle3"
     if kind is None and "fc.weight" in tensors and "layers.0.self_attn.q_proj.weight" in tensors:
         # Some write EAGLE-3's layer under the name of EAGLE's; it has a norm of its own for the states.
         return "eagle3" if "layers.0.hidden_norm.weight" in tensors else "eagle"
-    named = kind or settings.raw.get("architectures") or settings.raw.get("model_type")
+    unknown = kind or settings.raw.get("architectures") or settings.raw.get("model_type")
     raise UnsupportedModel(
-        f"{settings.origin}: {named} is no layout of a draft head that is known here, which are EAGLE's, EAGLE-3's, "
-        "and eagle and eagle3 of speculators"
+        f"{settings.origin}: {unknown} is no layout of a draft head that is known here, which are EAGLE's, EAGLE-3's, "
+        "Medusa's (also vLLM's) and Hydra's, and eagle and eagle3 of speculators"
     )
 
 
@@ -164,41 +136,38 @@ def _layer_config(raw: Any, origin: str) -> ModelConfig:
 
 
 def _shape(config: ModelConfig) -> LayerShape:
-    inverse, factor = rope_frequencies(config.rope, config.head_dim)
-    if factor != 1.0:
+    if rope_frequencies(config.rope, config.head_dim)[1] != 1.0:
         raise UnsupportedModel(f"a head whose rotary positions are stretched by {config.rope.kind} is not known here")
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    stretch = (1.0 / config.rope.theta**exponents / inverse.double()).tolist()
-    return LayerShape(
-        config.hidden_size,
-        config.intermediate_size,
-        config.num_heads,
-        config.num_kv_heads,
-        config.head_dim,
-        config.rope.theta,
-        config.norm_eps,
-        stretch=() if config.rope.kind == "default" else tuple(stretch),
+    return layer_shape(config, 0)
+
+
+def _layer(tensors: Tensors, prefix: str, config: ModelConfig, width: int) -> dict[str, torch.Tensor]:
+    return tensors.layer(
+        prefix,
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        own=config.num_heads * config.head_dim,
+        shared=config.num_kv_heads * config.head_dim,
+        width=width,
     )
 
 
 def _eagle(
-    settings: Fields, config: ModelConfig, tensors: _Tensors, layout: str
+    settings: Fields, config: ModelConfig, tensors: Tensors, layout: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if settings.get("layernorms"):
         raise settings.unsupported("layernorms")
     prefix, fc = ("transformer.", "fusion_fc") if layout.startswith("speculators") else ("layers.0.", "fc")
     hidden = config.hidden_size
-    return tensors.layer(prefix, config, hidden) | tensors.linear("fc", {fc: hidden}, 2 * hidden), {}
+    return _layer(tensors, prefix, config, hidden) | tensors.linear("fc", {fc: hidden}, 2 * hidden), {}
 
 
-def _eagle_3(
-    settings: Fields, config: ModelConfig, tensors: _Tensors
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _eagle_3(settings: Fields, config: ModelConfig, tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     if settings.get("norm_before_fc"):
         raise settings.unsupported("norm_before_fc")
     prefix = "midlayer." if "midlayer.self_attn.q_proj.weight" in tensors else "layers.0."
     hidden, outputs = config.hidden_size, settings.get("draft_vocab_size", config.vocab_size)
-    found = tensors.layer(prefix, config, 2 * hidden)
+    found = _layer(tensors, prefix, config, 2 * hidden)
     found |= tensors.linear("lm_head", {"lm_head": outputs}, hidden)
     named = settings.get("eagle_aux_hidden_state_layer_ids")
     named = named or (settings.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...errors import SettingsError
 from ...model.protocol import Reader
 from ...model.sites import Tap
 from .head import DraftHead, Guess, TrainedHead
@@ -45,12 +44,7 @@ class RecurrentHead(DraftHead):
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
         self.layer = DecoderLayer(self.parts, "layer.", LayerShape(**trained.settings["layer"]))
-        widths = self.layer.shape.hidden, model.config.hidden_size
-        if widths[0] != widths[1]:
-            raise SettingsError(
-                f"this head for {self.kind} is for a model of width {widths[0]}, and this one has {widths[1]}: use the "
-                "model it was made for"
-            )
+        self.fits(self.layer.shape.hidden)
 
     @abstractmethod
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
@@ -110,7 +104,7 @@ class RecurrentHead(DraftHead):
             values.append(seen)
             context = teacher_attention(self.layer, queries, keys, values)
             stream = stream + self.parts.linear("layer.output")(context.flatten(0, 1))
-            features, spoken = self.leave(self._mlp(stream))
+            features, spoken = self.leave(self.layer.left(stream))
             guesses.append(Guess(spoken.view(b, n, -1), features.view(b, n, -1)))
         return guesses
 
@@ -124,10 +118,7 @@ class RecurrentHead(DraftHead):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stream, attended = self.inputs(features, self.embed(tokens))
         stream = stream + self.layer.attention(attended, positions, memory.held, mask)
-        return self.leave(self._mlp(stream))
+        return self.leave(self.layer.left(stream))
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(name, rows, self.layer.shape.eps)
-
-    def _mlp(self, stream: torch.Tensor) -> torch.Tensor:
-        return stream + self.layer.mlp(self.layer.norm("mlp_norm", stream))
