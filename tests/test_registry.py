@@ -289,7 +289,7 @@ LOCAL = {
     *(("draft", "auto", "warm"), ("draft", "lexical-unit", "units"), ("verify", "judge", "head")),
     *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
-    *(("draft", "swift", "skip"), ("source", "calm", "calibration")),
+    *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),

@@ -14,10 +14,11 @@ from decodery.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.lm import LM
 from decodery.model.attention import rotate
 from decodery.model.batch import Batch, Segment
-from decodery.model.exits import Exits
+from decodery.model.exits import EXITS, Exits
 from decodery.model.load import LoadedModel
 from decodery.model.tokenizer import Tokenizer
-from decodery.source.calm import CALM, EXITS, Leaving, softmax_gap, state_similarity, thresholds
+from decodery.source.calm import CALM, softmax_gap, state_similarity, thresholds
+from decodery.source.early_exit import Leaving
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.train.calm import NEVER, CalmRecipe, calibrate, last_passed, rouge_l
 from questions import prompts
@@ -85,7 +86,7 @@ def test_confidences_and_thresholds_are_those_of_the_paper() -> None:
 
 
 def test_a_threshold_or_a_calibration_of_this_model_is_needed(tmp_path: Path) -> None:
-    for settings in ({}, {"threshold": 0.5, "calibration": "x"}):
+    for settings in ({}, {"threshold": 0.5, "confidence": "classifier"}):
         with pytest.raises(SettingsError, match="decodery train calm"):
             CALM(**settings)  # type: ignore[arg-type]
     found = Exits(0.9, "state", 5, 64, 4.0, torch.zeros(1, 3), {}, "another")
