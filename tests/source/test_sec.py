@@ -122,13 +122,16 @@ def test_rows_read_together_are_rows_read_one_by_one() -> None:
 
 
 def test_only_the_likeliest_class_acts_and_only_above_its_threshold() -> None:
-    heads = random_heads()
-    states = torch.randn(9, WIDTH, generator=torch.Generator().manual_seed(1))
-    check = Check(np.arange(9) + 1, states, states, torch.empty(0, 4))
-    gate = SEC(heads, t_exit=0.5, t_stop=0.7).over(TARGET, [1]).gate  # type: ignore[attr-defined]
-    for said, law in zip(gate.judge(check).tolist(), heads.classes(states).tolist(), strict=True):
+    heads = replace(random_heads(), classifier=random_heads().classifier / 6)
+    states = torch.randn(99, WIDTH, generator=torch.Generator().manual_seed(1))
+    check = Check(np.arange(99) + 1, states, states, torch.empty(0, 4))
+    gate = SEC(heads, t_exit=0.5, t_stop=0.4).over(TARGET, [1]).gate  # type: ignore[attr-defined]
+    laws = heads.classes(states).tolist()
+    for said, law in zip(gate.judge(check).tolist(), laws, strict=True):
         best = max(range(3), key=law.__getitem__)
-        assert said == {STOP: 2 * (law[STOP] > 0.7), EXIT: int(law[EXIT] > 0.5)}.get(best, 0)
+        assert said == {STOP: 2 * (law[STOP] > 0.4), EXIT: int(law[EXIT] > 0.5)}.get(best, 0)
+    assert any(0.4 < law[STOP] < max(law) for law in laws)
+    assert any(law[EXIT] == max(law) <= 0.5 for law in laws)
 
 
 def test_heads_of_this_model_are_needed(tmp_path: Path) -> None:
