@@ -3,7 +3,8 @@
     python benchmarks/sources.py [GROUP ...] [--tokens 40] [--small without:19-24] [--out benchmarks/results]
 
 The model is the embedded one at its own precision; prompts come from Spec-Bench (DECODERY_DATA). Nothing is timed, so
-that the machine's load does not matter. Every group writes sources-GROUP.json.
+that the machine's load does not matter. Every group writes sources-GROUP.json. sec needs the heads of `decodery train
+sec` in runs/sec (DECODERY_EXIT_HEADS), trained on textwrap.py and shlex.py of Python's library.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from decodery.source.uscd import without_examples
 from groups import parser, record
 from source_bench import Bench, cost, distinct, logprobs, nll
 from source_copying import partial_attention
+from source_exits import sec
 from source_judged import controlled, transfer_q
 
 
@@ -189,6 +191,7 @@ GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "controlled-decoding": controlled,
     "transfer-q": transfer_q,
     "partial-attention": partial_attention,
+    "sec": sec,
 }
 
 

@@ -58,26 +58,35 @@ _GROUPS = {
 def speculation() -> str:
     """What every method that could mind drafts costs, and whether its texts stay the same with them."""
     result = load("samplers-speculation")
+    runs = result["results"]
     rows = [
-        (f"`{method.name}`", kind, *_costs(result["results"].get(method.name, {}), takes_drafts=kind != "search"))
+        (
+            f"`{method.name}`",
+            kind,
+            *_costs(result["results"].get(method.name, {}), method, takes_drafts=kind != "search"),
+        )
         for family, kind in KINDS.items()
         for method in registry.methods(family)
-        if family in ("source", "search") or method.name in result["results"] or issubclass(method.cls, LookaheadRule)
+        if family in ("source", "search") or method.name in runs or issubclass(method.cls, LookaheadRule)
     ]
     head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
     refused = f'A search that is given a drafter says: "{_refusal()}".'
     return f"`{result['command']}`\n\n{table(head, rows)}\n\n{refused}"
 
 
-def _costs(run: dict[str, Any], *, takes_drafts: bool) -> tuple[str, ...]:
-    """Passes, rows and what else was counted of a run, if there is one; how its texts fare with a drafter."""
+def _costs(run: dict[str, Any], method: registry.Method, *, takes_drafts: bool) -> tuple[str, ...]:
+    """Passes, rows and what else was counted of a run, if there is one; how its texts fare with a drafter.
+
+    The text of a lossy method is not the model's, with a drafter or without one.
+    """
     known = {"passes", "rows", "texts", "same", _DRAFTED}
     counts = [f"{name.replace('_', ' ')} {count:.2f}" for name, count in run.items() if name not in known]
     figures = *(f"{run[name]:.2f}" if name in run else "" for name in ("passes", "rows")), ", ".join(counts)
     if not takes_drafts:
         return *figures, "takes none", ""
     if "same" not in run:
-        return *figures, "the same text", ""
+        lossy = ", which is not the model's" if method.guarantee.startswith("lossy") else ""
+        return *figures, f"the text without one{lossy}", ""
     return *figures, f"{run['same']} of {run['texts']} texts the same", f"{run[_DRAFTED]:.2f}"
 
 

@@ -68,6 +68,7 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.model.exits import ExitHeads
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
@@ -123,6 +124,7 @@ from decodery.source.entropy_adaptive import EntropyAdaptive
 from decodery.source.ftp import FTP
 from decodery.source.guidance import Guidance
 from decodery.source.partial_attention import PartialAttention, PartialWeights
+from decodery.source.sec import SEC
 from decodery.source.sven import SVEN
 from decodery.source.transfer_q import TransferQ
 from decodery.source.uscd import USCD
@@ -401,6 +403,14 @@ def _prefixes() -> Prefixes:
     return Prefixes({name: KVPrefix(torch.randn(empty.shape, generator=generator)) for name in ("secure", "unsafe")})
 
 
+@cache
+def _exit_heads() -> ExitHeads:
+    """Heads that fit the tiny model and do something, for the check behind its first layer."""
+    generator = torch.Generator().manual_seed(0)
+    classifier, down, up = (torch.randn(*shape, generator=generator) for shape in ((3, 32), (1, 3, 32), (1, 32, 3)))
+    return ExitHeads(1, classifier, down / 6, up)
+
+
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
@@ -411,6 +421,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
+    "sec": lambda other: SEC(_exit_heads(), t_exit=0.3, t_stop=1.0),
     "sven": lambda other: SVEN("unsafe", _prefixes()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""

@@ -286,10 +286,15 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
 LOCAL = {
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(("draft", name, "model") for name in ("draft-model", "rapid")),
-    *(("draft", "auto", "warm"), ("draft", "lexical-unit", "units"), ("verify", "judge", "head")),
+    *(
+        ("draft", "auto", "warm"),
+        ("draft", "auto", "head"),
+        ("draft", "lexical-unit", "units"),
+        ("verify", "judge", "head"),
+    ),
     *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
-    *(("draft", "swift", "skip"), ("source", "calm", "calibration")),
+    *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),

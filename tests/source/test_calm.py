@@ -14,10 +14,12 @@ from decodery.errors import CorruptFile, DecoderyError, SettingsError
 from decodery.lm import LM
 from decodery.model.attention import rotate
 from decodery.model.batch import Batch, Segment
-from decodery.model.exits import Exits
+from decodery.model.exits import EXITS, Exits
 from decodery.model.load import LoadedModel
+from decodery.model.route import Route
 from decodery.model.tokenizer import Tokenizer
-from decodery.source.calm import CALM, EXITS, Leaving, softmax_gap, state_similarity, thresholds
+from decodery.source.calm import CALM, softmax_gap, state_similarity, thresholds
+from decodery.source.early_exit import Leaving
 from decodery.testing import check_identical, decode, tiny_transformer
 from decodery.train.calm import NEVER, CalmRecipe, calibrate, last_passed, rouge_l
 from questions import prompts
@@ -85,7 +87,7 @@ def test_confidences_and_thresholds_are_those_of_the_paper() -> None:
 
 
 def test_a_threshold_or_a_calibration_of_this_model_is_needed(tmp_path: Path) -> None:
-    for settings in ({}, {"threshold": 0.5, "calibration": "x"}):
+    for settings in ({}, {"threshold": 0.5, "confidence": "classifier"}):
         with pytest.raises(SettingsError, match="decodery train calm"):
             CALM(**settings)  # type: ignore[arg-type]
     found = Exits(0.9, "state", 5, 64, 4.0, torch.zeros(1, 3), {}, "another")
@@ -96,6 +98,29 @@ def test_a_threshold_or_a_calibration_of_this_model_is_needed(tmp_path: Path) ->
     (tmp_path / EXITS).write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
     with pytest.raises(CorruptFile, match="holds no calibration of early exits"):
         Exits.load(tmp_path / EXITS)
+
+
+def test_leaving_where_the_last_layer_agrees_changes_nothing_and_leaving_blindly_does() -> None:
+    """Behind true keys and values of all layers; the head is heard at the first layer that says what the last does."""
+
+    def exits(oracle: bool) -> tuple[list[int], list[int]]:
+        cache, tokens, left = TARGET.new_cache(), list(PROMPT), []
+        unread = tokens
+        for _ in range(16):
+            rows = [len(unread) - 1]
+            said = []
+            for layers in range(1, 5):
+                segment = Segment.chunk(unread, cache, logit_rows=rows)
+                said.append(int(TARGET.forward(Batch([segment]), route=Route(tuple(range(layers)))).logits[0].argmax()))
+            cache.keep(range(len(unread)))
+            left.append(next(at for at, token in enumerate(said) if token == said[-1] or not oracle))
+            unread = [said[left[-1]]]
+            tokens += unread
+        return tokens[len(PROMPT) :], left
+
+    text, left = exits(oracle=True)
+    assert text == texts(None, 16)[0] and 0 < sum(left) < 3 * len(left)
+    assert exits(oracle=False)[0] != text
 
 
 # -- calibration ------------------------------------------------------------------------------------------------------

@@ -261,51 +261,6 @@ def swift(out: Path, model: str, own: OwnTexts, ratio: float, proposals: int, re
     click.echo(f"The sublayers are ready: --drafter swift:skip={out}")
 
 
-@click.command(short_help="Calibrate --source calm:calibration=DIR.")
-@out_option
-@model_option("that is to be left early")
-@click.option("--texts", default=64, show_default=True, metavar="N", help="How many texts are compared.")
-@click.option("--prompts", type=FILE, help="Their prompts, one a line; otherwise built-in instructions.")
-@click.option("--max-new-tokens", default=64, show_default=True, metavar="N", help="Length of a text.")
-@click.option("--confidence", default="state", show_default=True, type=click.Choice(["softmax", "state"]))
-@click.option("--every", default=5, show_default=True, help="Layers between two looks at the confidence.")
-@click.option("--delta", default=0.25, show_default=True, help="Largest mean loss, 1 minus ROUGE-L.")
-@click.option("--epsilon", default=0.05, show_default=True, help="How likely it may be exceeded.")
-@seed_option("the built-in prompts")
-def calm(
-    out: Path,
-    model: str,
-    texts: int,
-    prompts: Path | None,
-    max_new_tokens: int,
-    confidence: str,
-    every: int,
-    delta: float,
-    epsilon: float,
-    seed: int,
-) -> None:
-    """Find how sure MODEL must be to leave early without its texts changing too much: --source calm:calibration=DIR.
-
-    MODEL writes texts with all of its layers, and again with thresholds from the strictest on, until one cannot be
-    shown to keep their mean loss below the bound; the one before it is kept. Stop with Ctrl-C whenever you like: the
-    same command goes on where it stopped.
-    """
-    from ..lm import LM
-    from ..model.load import load
-    from ..train.calm import CalmRecipe, calibrate, check_folder
-    from ..train.data import built_in_prompts, read_prompts
-
-    recipe = CalmRecipe(confidence, every, max_new_tokens, delta, epsilon)  # type: ignore[arg-type]
-    check_folder(out)
-    lines, loaded = read_prompts(prompts)[:texts] if prompts else [], load(model)
-    encode = LM(loaded).encode
-    asked = [encode(line) for line in lines] if lines else built_in_prompts(loaded, texts, seed)
-    with resumable(out) as progress:
-        found = calibrate(loaded, asked, out, recipe=recipe, command=command_line(), progress=progress)
-    click.echo(json.dumps(found.tested.tolist()))
-    click.echo(f"The calibration is ready: --source calm:calibration={out}")
-
-
 @click.command(short_help="Collect n-grams for suggestions.")
 @out_option
 @model_option("whose texts are counted")

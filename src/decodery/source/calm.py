@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 
-from ..core.ask import Ask, Asking, Composed, Scored, score
-from ..core.ledger import count
 from ..core.needs import Gives, Needs
 from ..errors import SettingsError, UnsupportedModel
 from ..model.artifact import refuse_other, remembered
-from ..model.batch import Segment
-from ..model.cache import KVCache
-from ..model.config import ModelConfig
-from ..model.exits import Exits
+from ..model.exits import EXITS, Exits, agreeing
 from ..model.protocol import LanguageModel, Reader
-from ..model.route import Route
-from ..model.sites import Intervention, Tap
 from ..registry import register
 from .base import Source
+from .early_exit import GO, LEAVE, Check, Gate, Leaving, file_in
 
-Confidence = Literal["softmax", "state"]
-EXITS = "exits.safetensors"
+Confidence = Literal["softmax", "state", "classifier"]
 
 
 def softmax_gap(logits: torch.Tensor) -> torch.Tensor:
@@ -58,10 +51,11 @@ class CALM(Source):
 
     threshold: a token leaves where the confidence is at least this, at the first output position, and 0.9 times this
     at the end of a text of `tokens` tokens, in between as `tau` says. confidence: "softmax", how much likelier the
-    first token is than the second, which takes the head once more per check, or "state", how little the last layer
-    turned the hidden state (cosine). every: confidence is looked at after so many layers, again and again; 1 in the
-    paper. calibration: an `Exits`, or the file or folder of the one that `decodery train calm` made; it settles all of
-    these.
+    first token is than the second, which takes the head once more per check; "state", how little the last layer turned
+    the hidden state (cosine); or "classifier", how likely a trained one finds it that the last layer will agree. every:
+    confidence is looked at after so many layers, again and again; 1 in the paper. calibration: an `Exits`, or the file
+    or folder of the one that `decodery train calm` made; it settles all of these, and has the classifier. A threshold
+    beside it takes the place of the calibrated one, and of its promise.
 
     What follows is what the head makes of the state at the exit. The layers above get keys and values of that state, so
     that later tokens find some in every layer; their MLPs are left out. Rows that share a pass with others that have
@@ -75,31 +69,39 @@ class CALM(Source):
     tau: float = 4.0
     calibration: Exits | str | None = None
 
-    needs = Needs(routes=True)
+    needs = Needs(routes=True, changes=True)
     gives = Gives()
 
     def __post_init__(self) -> None:
-        if (self.threshold is None) == (self.calibration is None):
+        if self.threshold is None and self.calibration is None:
             raise SettingsError(
                 "calm needs either a threshold or a calibration: make one with decodery train calm --out DIR, and name "
                 "it, as in calm:calibration=DIR"
             )
+        if self.confidence == "classifier" and self.calibration is None:
+            raise SettingsError(
+                "calm has no classifier without a calibration: train one with decodery train calm --confidence "
+                "classifier --out DIR, and name it, as in calm:calibration=DIR"
+            )
         if self.confidence not in get_args(Confidence) or min(self.every, self.tokens) < 1 or not self.tau >= 0:
-            raise SettingsError("calm needs softmax or state as confidence, every and tokens >= 1 and tau >= 0")
+            raise SettingsError(
+                "calm needs softmax, state or classifier as confidence, every and tokens >= 1 and tau >= 0"
+            )
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        if self.threshold is not None:
-            return Leaving(model, self.threshold, self.confidence, self.every, self.tokens, self.tau, len(prompt))
-        found = _load(_file(self.calibration)) if isinstance(self.calibration, str) else self.calibration
-        assert found is not None
-        refuse_other("this calibration", found.model, model, "make one for this one with decodery train calm")
-        settings = (found.threshold, found.confidence, found.every, found.tokens, found.tau)
-        return Leaving(model, *settings, len(prompt))
-
-
-def _file(path: str) -> Path:
-    whole = Path(path).expanduser()
-    return whole / EXITS if whole.is_dir() else whole
+        if self.calibration is None:
+            assert self.threshold is not None
+            gate = Sure(self.threshold, self.confidence, self.tokens, self.tau)
+            return Leaving(model, gate, self.every, len(prompt))
+        found = self.calibration
+        found = _load(file_in(found, EXITS)) if isinstance(found, str) else found
+        advice = "make one for this one with decodery train calm"
+        refuse_other("this calibration", found.model, model, advice)
+        if found.classifier is not None and len(found.classifier) != model.config.hidden_size + 1:
+            raise UnsupportedModel(f"this calibration's classifier is for states of another width: {advice}")
+        threshold = found.threshold if self.threshold is None else self.threshold
+        gate = Sure(threshold, found.confidence, found.tokens, found.tau, found)
+        return Leaving(model, gate, found.every, len(prompt))
 
 
 @remembered
@@ -108,105 +110,28 @@ def _load(path: Path) -> Exits:
 
 
 @dataclass(frozen=True)
-class Leaving(Composed):
-    """A model whose rows from `prompt_length` on may leave early; the others as in `CALM`."""
+class Sure(Gate):
+    """Lets rows leave that are sure; the settings are those of `CALM`. exits: where the classifier comes from."""
 
-    model: LanguageModel
     threshold: float
     confidence: str
-    every: int
     tokens: int
     tau: float
-    prompt_length: int = field(compare=False)
+    exits: Exits | None = None
 
     @property
-    def config(self) -> ModelConfig:
-        return self.model.config
+    def logits(self) -> bool:
+        return self.confidence == "softmax"
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
+    def judge(self, check: Check) -> np.ndarray:
+        found = self._confidence(check).cpu().numpy()
+        return np.where(found >= thresholds(self.threshold, check.steps, self.tokens, self.tau), LEAVE, GO)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    def new_cache(self) -> KVCache:
-        return self.model.new_cache()
-
-    def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
-        if segment.interventions:
-            raise UnsupportedModel("rows that may leave early cannot be changed on their way")
-        steps = segment.positions - self.prompt_length + 1
-        if not (steps > 0).any():
-            # The first token, too, is said by the whole model.
-            return (yield from score(self.model, segment, taps, role))
-        bound = np.where(steps > 0, thresholds(self.threshold, steps, self.tokens, self.tau), np.inf)
-        return (yield from _Walk(self, segment, bound, role or "layers").run())
-
-
-class _Walk:
-    """One segment on its way up. left: [n] bool, the rows that have left; states: [n, hidden] of all rows."""
-
-    def __init__(self, source: Leaving, segment: Segment, bound: np.ndarray, role: str) -> None:
-        self.source, self.segment, self.bound, self.role = source, segment, bound, role
-        self.left = np.zeros(len(segment), dtype=bool)
-        self.states: torch.Tensor | None = None
-        self.layers = np.zeros(len(segment), dtype=np.int64)
-
-    def run(self) -> Asking[Scored]:
-        """From check to check; the logits of the rows that are wanted."""
-        last, first = self.source.config.num_layers, 0
-        for end in range(self.source.every, last, self.source.every):
-            confidence = yield from self._up(first, end)
-            self.layers[~self.left] = end
-            self.left |= confidence >= self.bound
-            first = end
-            if self.left.all():
-                break
-        self.layers[~self.left] = last
-        # Whoever has left leaves keys and values above, and nothing else; if all have, MLPs have nothing to do.
-        skip = [f"mlp.{layer}" for layer in range(first, last)] if self.left.all() else []
-        (scored,) = yield [self._ask(first, last, self.segment.logit_rows, (), skip)]
-        count("layers", int(self.layers[np.isfinite(self.bound)].sum()))
-        count("rows", int(np.isfinite(self.bound).sum()))
-        return scored
-
-    def _up(self, first: int, end: int) -> Asking[np.ndarray]:
-        """Go from one layer to another; the confidence [n] there, 0 for rows that nobody asks about."""
-        asked = np.flatnonzero(np.isfinite(self.bound) & ~self.left)
-        wide = self.source.confidence == "softmax"
-        (scored,) = yield [self._ask(first, end, asked.tolist() if wide else [], (end - 1, end))]
-        self.states = scored.hidden[end]
-        if wide:
-            found = softmax_gap(scored.logits)
-        else:
-            found = state_similarity(scored.hidden[end - 1][asked], self.states[asked])
-        confidence = np.zeros(len(self.segment))
-        confidence[asked] = found.cpu().numpy()
-        return confidence
-
-    def _ask(
-        self, first: int, end: int, logit_rows: Sequence[int] | None, taps: tuple[Tap, ...], skip: Sequence[str] = ()
-    ) -> Ask:
-        segment = replace(self.segment, logit_rows=logit_rows, interventions=self._held(first, end))
-        if self.states is not None:
-            segment = replace(segment, tokens=None, states=self.states)
-        route = Route(tuple(range(first, end)), frozenset(skip))
-        return Ask(self.source.model, segment, taps, self.role, route)
-
-    def _held(self, first: int, end: int) -> tuple[Intervention, ...]:
-        """What keeps the states of rows that have left as they were there."""
-        if not self.left.any():
-            return ()
-        assert self.states is not None
-        left, states = torch.from_numpy(self.left.copy()).to(self.states.device), self.states
-
-        def hold(rows: torch.Tensor, segment: Segment) -> torch.Tensor:
-            return torch.where(left[:, None], states.to(rows.dtype), rows)
-
-        return tuple(Intervention(f"resid_post.{layer}", hold) for layer in range(first, end))
+    def _confidence(self, check: Check) -> torch.Tensor:
+        """[m] how sure the rows of a check are."""
+        if self.confidence == "softmax":
+            return softmax_gap(check.logits)
+        if self.confidence == "state":
+            return state_similarity(check.before, check.states)
+        assert self.exits is not None and self.exits.classifier is not None
+        return agreeing(check.states, self.exits.classifier)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,15 @@ import torch
 from ..decode.engine import Engine
 from ..decode.request import Request
 from ..errors import SettingsError
-from ..model.exits import Exits
+from ..model.exits import EXITS, Exits
 from ..model.fields import read_json
 from ..model.load import LoadedModel
 from ..model.store import Progress, silent, write_text
 from ..source.base import Source
-from ..source.calm import CALM, EXITS, Confidence
+from ..source.calm import CALM, Confidence
 from .card import CARD, refuse_others
+from .data import write_texts
+from .exits import Checks, fit_agreement
 
 TESTED = "tested.json"
 NEVER = 2.0
@@ -52,18 +54,24 @@ class CalmRecipe:
     epsilon: float = 0.05
 
     def __post_init__(self) -> None:
-        CALM(NEVER, self.confidence, self.every, self.tokens)
+        self.source(NEVER, torch.zeros(1))
         if not 0 < self.delta < 1 or not 0 < self.epsilon < 1:
             raise SettingsError("calm needs delta and epsilon between 0 and 1")
 
     def candidates(self) -> list[float]:
         """Thresholds in the order in which they are tested."""
-        if self.confidence == "softmax":
-            return [round(1 - 0.05 * step, 4) for step in range(1, 20)]
-        return [round(1 - 0.005 * step, 4) for step in range(1, 41)]
+        if self.confidence == "state":
+            return [round(1 - 0.005 * step, 4) for step in range(1, 41)]
+        return [round(1 - 0.05 * step, 4) for step in range(1, 20)]
 
-    def source(self, threshold: float) -> CALM:
-        return CALM(threshold, self.confidence, self.every, self.tokens)
+    def source(self, threshold: float, classifier: torch.Tensor | None = None) -> CALM:
+        """What is tested. classifier: see `Exits`, for that confidence alone."""
+        if self.confidence != "classifier":
+            return CALM(threshold, self.confidence, self.every, self.tokens)
+        plain = CALM(threshold, "state", self.every, self.tokens)
+        tested = torch.zeros(0, 3)
+        exits = Exits(threshold, self.confidence, self.every, self.tokens, plain.tau, tested, classifier=classifier)
+        return replace(plain, confidence=self.confidence, calibration=exits)
 
 
 def hoeffding(losses: np.ndarray, delta: float) -> float:
@@ -106,13 +114,16 @@ def calibrate(
     out: Path,
     *,
     recipe: CalmRecipe | None = None,
+    learned: Sequence[Sequence[int]] = (),
     command: str = "",
     progress: Progress = silent,
 ) -> Exits:
     """Calibrate the source `calm` for `target` on prompts (token ids), and leave the threshold in the folder `out`.
 
-    Interrupted, it goes on behind the last threshold that was tested when called again. Raises SettingsError for
-    prompts so few that no threshold can pass, and for models that cannot be left early.
+    learned: prompts of the texts that a classifier learns from, where that is the confidence; others than those of the
+    test, whose losses would be too small otherwise. Interrupted, it goes on behind the last threshold that was tested
+    when called again. Raises SettingsError for prompts so few that no threshold can pass or no classifier can be
+    trained, and for models that cannot be left early.
     """
     recipe = recipe or CalmRecipe()
     check_folder(out)
@@ -123,6 +134,7 @@ def calibrate(
         raise SettingsError(f"{len(prompts)} prompts can show nothing: give at least {least}, or a larger delta")
     settings = {"recipe": asdict(recipe), "prompts": [list(prompt) for prompt in prompts]}
     known = _known(out / TESTED, settings)
+    classifier, about = _classifier(target, learned, out, recipe, progress)
 
     def write(source: Source | None) -> tuple[list[list[int]], float]:
         return written(target, prompts, source, recipe.tokens, progress)
@@ -135,14 +147,14 @@ def calibrate(
         for threshold in recipe.candidates():
             name = str(threshold)
             if name not in known["losses"]:
-                texts, layers = write(recipe.source(threshold))
+                texts, layers = write(recipe.source(threshold, classifier))
                 known["losses"][name] = [1 - rouge_l(text, full) for text, full in zip(texts, whole, strict=True)]
                 known["layers"][name] = layers
                 write_text(out / TESTED, json.dumps({**settings, **known}) + "\n")
             yield threshold, np.array(known["losses"][name])
 
     threshold, rows = last_passed(losses(), recipe.delta, recipe.epsilon)
-    chosen = recipe.source(threshold)
+    chosen = recipe.source(threshold, classifier)
     facts = {
         "model": target.name,
         "command": command,
@@ -150,13 +162,32 @@ def calibrate(
         "delta": recipe.delta,
         "epsilon": recipe.epsilon,
         "layers": {str(row[0]): round(known["layers"][str(row[0])], 3) for row in rows},
+        **({"classifier": about} if about else {}),
     }
     values = (threshold, chosen.confidence, chosen.every, chosen.tokens, chosen.tau)
-    found = Exits(*values, torch.tensor(rows, dtype=torch.float64), facts, target.model.fingerprint)
+    found = Exits(*values, torch.tensor(rows, dtype=torch.float64), facts, target.model.fingerprint, classifier)
     found.save(out / EXITS)
     # Last: without the file beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(found, target.model.config.num_layers))
     return found
+
+
+def _classifier(
+    target: LoadedModel, learned: Sequence[Sequence[int]], out: Path, recipe: CalmRecipe, progress: Progress
+) -> tuple[torch.Tensor | None, dict[str, float]]:
+    """The classifier that is the confidence, learned from texts the model writes after these prompts, and its figures.
+
+    None for other confidences.
+    """
+    if recipe.confidence != "classifier":
+        return None, {}
+    checks = Checks(target, recipe.every)
+    corpus = write_texts(
+        target, learned, out / "text", max_new_tokens=recipe.tokens, temperatures=(0.0,), progress=progress
+    )
+    reading = checks.read(corpus, out / "states", progress)
+    found, figures = fit_agreement(reading, out / "classifier", progress=progress)
+    return found, {name: round(value, 4) for name, value in figures.items()}
 
 
 def written(
@@ -196,6 +227,13 @@ def _card(found: Exits, layers: int) -> str:
         f"| {threshold:g} | {facts['layers'][str(threshold)]:.1f} of {layers} | {loss:.3f} | {p:.3f} |"
         for threshold, loss, p in found.tested.tolist()
     )
+    about = facts.get("classifier")
+    learned = (
+        "The classifier learned from other texts; of states held out it is right about "
+        f"{about['balanced accuracy']:.1%}, those that\nthe last layer agrees with and the others counted alike.\n\n"
+        if about
+        else ""
+    )
     says = f"{found.threshold:g}" if found.threshold < NEVER else "none: the whole model writes every token"
     return f"""# Early exits of {facts["model"]}
 
@@ -207,7 +245,9 @@ with the texts of the whole model, is at most {facts["delta"]:g} on prompts like
 ## What was found
 {command}
 Threshold: {says}; confidence: {found.confidence}, after every {found.every} layers. {facts["prompts"]} prompts, texts
-of up to {found.tokens} tokens. Tested in this order, to the first that failed:
+of up to {found.tokens} tokens.
+
+{learned}Tested in this order, to the first that failed:
 
 | threshold | layers per token | mean loss | p-value |
 |---:|---:|---:|---:|
