@@ -187,8 +187,11 @@ def test_each_opinion_counts_as_much_as_it_was_right() -> None:
     assert best((0, 0))[1] == 2 and best((1, 0))[1] == 1
     # Right in 35 of 100 cases over both places, where it said 30; what it says is taken for what it is worth.
     assert 0.3 < best((0, 0))[0] < 0.4
-    # Where it is asked, the best chance became what it is now and was 0.8: nobody need ask it there.
-    assert blending.lift(0.8) < 0 < blending.lift(0.1)
+    # Asked where it was sure without a head, the best chance fell in half of the places and stayed in the other half.
+    assert 0.5 < blending.hoped(0.8) < 0.7
+    assert blending.gain(0.8, 1.0, row=0.2) < 0 < blending.gain(0.1, 1.0, row=0.2)
+    # What is not fed saves nothing, whatever is known of it.
+    assert blending.gain(0.1, 0.1, row=0.2) == 0
 
 
 def test_the_past_gives_what_followed_the_longest_end() -> None:

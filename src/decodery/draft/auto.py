@@ -73,7 +73,7 @@ class Auto(Drafter):
             return self.head
         return None if self.head == SHIPPED else TrainedHead.load(self.head)
 
-    @property
+    @cached_property
     def needs(self) -> Needs:
         if self.trained is None:
             return Needs(costs=True)

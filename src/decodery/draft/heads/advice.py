@@ -13,11 +13,13 @@ from .reading import HeadReading
 
 _WIDTH = 8
 """Likeliest tokens of a head that are weighed."""
-_SHARE = 0.08
-"""What a question is believed to take first, in units of a pass."""
-_SMOOTH = 0.05
+_SHARE, _TRIED = 0.08, 5
+"""What a question is believed to take, in units of a pass, until so many have been asked."""
+_FALLS, _RISES = 0.3, 0.03
+_USUAL = 8
+"""Tokens that are read for a question at most, for its time to tell of others: a prompt is read once."""
 _PATIENCE = 32
-"""Steps without a question after which one is asked whatever it seems worth: texts change."""
+"""Steps without a question after which one is asked whatever it seems worth: texts change. Twice as many each time."""
 
 
 @dataclass(slots=True)
@@ -25,17 +27,24 @@ class AskCosts:
     """Seconds of a question about the end of the text, behind new text, and of one about nodes below it; 0: unknown."""
 
     seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    asked: list[int] = field(default_factory=lambda: [0, 0])
+
+    def known(self, below: bool) -> float:
+        """What is known of such a question's time, 0 before enough were asked."""
+        return self.seconds[below] if self.asked[below] >= _TRIED else 0.0
 
     def learn(self, below: bool, took: float) -> None:
-        known = self.seconds[below]
-        # A disturbance is not what a question takes.
-        self.seconds[below] = known + _SMOOTH * (min(took, 2 * known) - known) if known else took
+        self.asked[below] += 1
+        known = self.seconds[below] or took
+        # Disturbances only ever make a question longer, and the first ones lay out weights.
+        self.seconds[below] = known + (_FALLS if took < known else _RISES) * (min(took, 2 * known) - known)
 
 
 @dataclass(slots=True)
 class HeadAdvice:
     """One text's head. told: by node, what was said in this step; spent: seconds it took; idle: steps without any.
 
+    patience: how many of these there are at most.
     blending, costs: common to all texts. passes: seconds of a pass of this step without drafts; timed: whether times
     are measured, and not given.
     """
@@ -46,6 +55,7 @@ class HeadAdvice:
     told: dict[int, Told] = field(default_factory=dict)
     spent: float = 0.0
     idle: int = 0
+    patience: int = _PATIENCE
     passes: float = 0.0
     timed: bool = False
 
@@ -60,14 +70,19 @@ class HeadAdvice:
 
     def pays(self, node: int, saved: float) -> bool:
         """Whether to ask about a node and others, where what it says saves so many seconds on average."""
-        known = self.costs.seconds[node > 0] if self.timed else 0.0
-        return saved > (known or _SHARE * self.passes) or (node == 0 and self.idle > _PATIENCE)
+        known = self.costs.known(node > 0) if self.timed else 0.0
+        if saved > (known or _SHARE * self.passes):
+            return True
+        if node or self.idle <= self.patience:
+            return False
+        self.patience *= 2
+        return True
 
     def ask(
         self, tree: TokenTree, nodes: Ordered[int], memory: Expectations, followed: Ordered[int], counted: Ordered[list]
     ) -> list[list[Offer]]:
         """What may follow each of some nodes, by the head and by what was counted, likeliest first."""
-        begin = perf_counter()
+        begin, usual = perf_counter(), self.reading.unread <= _USUAL
         ids, said = self.reading.likeliest(tree, nodes, _WIDTH)
         found = []
         for node, tokens, chances in zip(nodes, ids.tolist(), said.tolist(), strict=True):
@@ -76,7 +91,8 @@ class HeadAdvice:
             offers, self.told[node] = self.blending.blend(place, counted[node], head)
             found.append(offers)
         took = perf_counter() - begin
-        self.costs.learn(nodes[0] > 0, took)
+        if usual:
+            self.costs.learn(nodes[0] > 0, took)
         self.spent, self.idle = self.spent + took, 0
         return found
 

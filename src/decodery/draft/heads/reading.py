@@ -53,6 +53,11 @@ class HeadReading:
         return self.root is None and not self.fresh
 
     @property
+    def unread(self) -> int:
+        """Tokens of the text that are to be read before anything can be said."""
+        return sum(len(each.tokens) for each in self.fresh)
+
+    @property
     def taps(self) -> tuple[Tap, ...]:
         return self.head.watches(self.head.trained)
 

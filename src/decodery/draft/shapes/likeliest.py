@@ -17,6 +17,7 @@ _TOGETHER = 8
 _NEARLY = 0.5
 """A question about a node is asked together with those that promise this share of what it does."""
 _ASK = -1
+_FEW = 4
 
 
 class Worth:
@@ -46,6 +47,12 @@ class Worth:
     def seconds(self) -> float:
         """What a token takes, with the best of all sizes so far."""
         return 1 / self._most
+
+    @property
+    def row(self) -> float:
+        """The chance at which one of the next few nodes is worth its row."""
+        last = min(self._nodes + _FEW, len(self._costs) - 1)
+        return float(self._costs[last] - self._costs[self._nodes]) / max(last - self._nodes, 1) * self._most
 
     def bar(self) -> float:
         """The chance that all further nodes need at least for any larger tree to be worth more."""
@@ -123,10 +130,13 @@ class LikeliestTree:
         if ended or advice is None or not advice.reaches(self._depths[node]):
             self._offer(node, 0)
             return
-        best = counted[0][0] if counted else 0.0
-        lift = advice.blending.lift(best)
-        promise = chance * (best + lift)
-        self._waiting[node] = promise, chance * lift
+        best, blending = counted[0][0] if counted else 0.0, advice.blending
+        gain = blending.gain(best, chance, self._worth.row)
+        if gain <= 0 and node:
+            self._offer(node, 0)
+            return
+        promise = chance * blending.hoped(best)
+        self._waiting[node] = promise, gain
         heappush(self._heap, (-promise, node, _ASK))
 
     def _offer(self, parent: int, place: int) -> None:

@@ -20,9 +20,10 @@ _RECENT = 100.0
 """Opinions of the latest steps that weigh as much as any."""
 _NEVER = 1e-3
 """The chance of what nobody guessed."""
-_LIFT = 0.3
-"""What a head's guess is believed to add to the best chance first, where nothing else is known."""
-_PLACES = 10
+_LIFT, _FIRST = 0.4, 5.0
+"""What a head is believed to add to the best chance at every second place, and how many answers that is worth."""
+_PLACES, _MOST = 10, 200.0
+"""Ranges of chances that are told apart, and how many answers of each are remembered."""
 _chance = itemgetter(0)
 
 
@@ -46,11 +47,25 @@ class Blending(Guarded):
         self._weights: dict[tuple[int, int], tuple[float, float]] = {}
         # Per range of probabilities: how often it was right, and how often it said it would be.
         self._hits, self._mass = [_BELIEVED] * (len(_EDGES) + 1), [_BELIEVED] * (len(_EDGES) + 1)
-        self._lifts = [_LIFT * (1 - (place + 0.5) / _PLACES) for place in range(_PLACES)]
+        # What the best chance became with a head, by what it was without: [range before][range after].
+        self._became = [[0.0] * _PLACES for _ in range(_PLACES)]
+        for before, became in enumerate(self._became):
+            for after in (before, min(before + int(_LIFT * _PLACES), _PLACES - 1)):
+                became[after] += _FIRST / 2
 
-    def lift(self, best: float) -> float:
-        """What a head adds to the chance of the likeliest token, on average, where that was `best` without it."""
-        return self._lifts[min(int(best * _PLACES), _PLACES - 1)]
+    def hoped(self, best: float) -> float:
+        """The chance of the likeliest token once a head is asked, on average, where it is `best` without it."""
+        became = self._became[_range(best)]
+        return sum(_middle(after) * count for after, count in enumerate(became)) / sum(became)
+
+    def gain(self, best: float, chance: float, row: float) -> float:
+        """Tokens that a question about a node saves a step on average, by what its likeliest child is fed for.
+
+        best: that child's chance without the question; chance: the node's own; row: what a child's must be to be fed.
+        """
+        became = self._became[_range(best)]
+        after = sum(max(chance * _middle(each) - row, 0.0) * count for each, count in enumerate(became)) / sum(became)
+        return after - max(chance * best - row, 0.0)
 
     def blend(
         self, place: tuple[int, int], counted: list[Candidate], head: dict[int, float]
@@ -64,8 +79,10 @@ class Blending(Guarded):
         offers = [(chance, token) for token, chance in chances.items()]
         offers.sort(key=_chance, reverse=True)
         before = counted[0][0] if counted else 0.0
-        at = min(int(before * _PLACES), _PLACES - 1)
-        self._lifts[at] += ((offers[0][0] if offers else 0.0) - before - self._lifts[at]) / _RECENT
+        became = self._became[_range(before)]
+        became[_range(offers[0][0] if offers else 0.0)] += 1
+        if sum(became) > _MOST:
+            became[:] = [count / 2 for count in became]
         return offers, told
 
     def learn(self, told: Told, token: int) -> None:
@@ -84,3 +101,11 @@ class Blending(Guarded):
         """The chance of a token that a head gave this probability."""
         of = bisect_right(_EDGES, said)
         return min(said * self._hits[of] / self._mass[of], 1.0)
+
+
+def _range(chance: float) -> int:
+    return min(int(chance * _PLACES), _PLACES - 1)
+
+
+def _middle(of: int) -> float:
+    return (of + 0.5) / _PLACES
