@@ -62,11 +62,11 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
 def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:
     lm = smollm2_int8
     prompt = prompts(lm)[6]
-    plain = decode(lm.model, [prompt], max_new_tokens=20)
+    plain = decode(lm.model, [prompt], max_new_tokens=12)
     oracle = Oracle(tuple(plain[0].tokens), nodes=24)
     for drafter in (oracle, PromptLookup()):
-        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=20, plain=plain)
-        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=20, tolerance=0.0) == 0.0
+        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=12, plain=plain)
+        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=12, tolerance=0.0) == 0.0
     check_batch(lm.model, prompts(lm, 3), drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=10)
 
 
