@@ -247,7 +247,7 @@ def test_a_head_is_asked_where_it_pays() -> None:
             patch.setattr(advice_module, "_SHARE", share)
             while not seq.finished:
                 engine.step()
-                counts.append(seq.draft_state.advice.idle == 0)
+                counts.append(seq.draft_state.advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
     assert asked[0.0] > 0.8 and asked[1.0] < 0.2
 

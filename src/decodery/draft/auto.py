@@ -146,7 +146,7 @@ class Auto(Drafter):
         state: _State = seq.draft_state
         memory, advice = state.memory, state.advice
         if advice is not None:
-            advice.reading.see(seq, seen)
+            advice.see(seq, seen)
             if seen.start < seq.prompt_length:
                 return
             advice.learn(seen.path, seen.emitted)

@@ -64,6 +64,7 @@ class HeadReading:
     def __deepcopy__(self, memo: dict[int, object]) -> HeadReading:
         return HeadReading(self.head, deepcopy(self.memory, memo), list(self.fresh), self.root)
 
+    @one_thread()
     def see(self, seq: Sequence, seen: Observation) -> None:
         """Take the states of what became text; the text's next tokens are known."""
         rows = [0, *seen.path]
@@ -72,6 +73,21 @@ class HeadReading:
         if rows:
             states = {tap: seen.hidden[tap][rows] for tap in self.taps}
             self.fresh.append(_Seen(states, tokens, seen.start))
+
+    @one_thread()
+    def skip(self, most: int) -> None:
+        """Never read more than the last `most` tokens of those that wait; what stood before them stays unknown."""
+        over = self.unread - most
+        while over > 0:
+            first = self.fresh[0]
+            cut = min(over, len(first.tokens))
+            over -= cut
+            if cut == len(first.tokens):
+                self.fresh.pop(0)
+            else:
+                # Copies: what is not read need not be kept.
+                states = {tap: rows[cut:].clone() for tap, rows in first.states.items()}
+                self.fresh[0] = _Seen(states, first.tokens[cut:], first.start + cut)
 
     def after(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         """The logits [k, outputs] after `nodes` of a tree below the end of the text: each node is read once."""
