@@ -88,7 +88,7 @@ def transfer_layers() -> str:
 def heads() -> str:
     """What draft heads bring beside drafts that need none: a table per batch size and temperature."""
     parts = []
-    for found in load("draft-heads"):
+    for found in load("draft-heads")["runs"]:
         settings = found["settings"]
         rows = [
             [
@@ -114,7 +114,7 @@ def heads() -> str:
 
 def heads_by_category() -> str:
     """Speed by category, greedy, one text at a time."""
-    first = load("draft-heads")[0]
+    first = load("draft-heads")["runs"][0]
     names = [name for name in first["methods"] if name != "none"]
     categories = [part for part in first["methods"]["none"]["speed"] if part != "all"]
     rows = [

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from decodery.registry import resolve
 
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
-USUAL = (HEAD, "auto", "auto:head=none", "prompt-lookup", "suffix-tree")
+USUAL = (HEAD, "auto:head=shipped", "auto", "prompt-lookup", "suffix-tree")
 
 
 def questions(count: int) -> list[dict[str, Any]]:
@@ -120,12 +121,12 @@ def main() -> None:
     settings = {
         name: getattr(options, name) for name in ("questions", "new", "nodes", "batch", "temperature", "rounds")
     }
-    known = json.loads(options.out.read_text("utf-8")) if options.out.is_file() else []
+    known = json.loads(options.out.read_text("utf-8"))["runs"] if options.out.is_file() else []
     known = [each for each in known if each["settings"] != settings or set(each["methods"]) != set(result)]
     given = " ".join(f"--{name} {value}" for name, value in settings.items())
-    command = f"python benchmarks/draft/heads.py {' '.join(options.specs)} {given}"
+    command = f"python benchmarks/draft/heads.py {shlex.join(options.specs)} {given}"
     known.append({"command": command, "settings": settings, "methods": result})
-    options.out.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    options.out.write_text(json.dumps({"runs": known}, indent=1) + "\n", "utf-8")
     for name, found in result.items():
         print(name, json.dumps(found))
 

@@ -259,10 +259,10 @@ def test_a_head_that_cannot_be_asked_is_refused(target: LoadedModel) -> None:
 
 
 def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> None:
-    """Of the very first text; the same text comes out."""
+    """Of the very first text, with contexts, and more with the head as well; the same text comes out."""
     prompt = "List the three primary colours and say what each of them stands for."
     accepted, texts = [], []
-    for drafter in ("auto:warm=none", "auto"):
+    for drafter in ("auto:warm=none", "auto", "auto:head=shipped"):
         smollm2_int8.memory.clear()
         # Rows that cost next to nothing, whatever machine this is and whatever else it does.
         engine = Engine(
@@ -275,7 +275,18 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> No
         engine.run([seq])
         accepted.append(sum(step.accepted for step in seq.trace.steps))
         texts.append(seq.generated)
-    assert texts[0] == texts[1] and accepted[1] > accepted[0] + 3
+    assert texts[0] == texts[1] == texts[2]
+    assert accepted[1] > accepted[0] + 3 and accepted[2] > accepted[1] + 1
+
+
+def test_the_embedded_model_has_one_kind_of_head(smollm2_int8: LM) -> None:
+    prompt, texts = "Name three rivers of Europe and say where they end.", []
+    for drafter in (None, "eagle-3:growth=none,length=2"):
+        output = smollm2_int8.generate(prompt, max_new_tokens=32, drafter=drafter)
+        texts.append(output.tokens)
+    assert texts[0] == texts[1] and output.trace.passes < 28
+    with pytest.raises(SettingsError, match="no head for medusa comes along for this model: make one with `decodery"):
+        smollm2_int8.generate(prompt, max_new_tokens=4, drafter="medusa")
 
 
 def test_contexts_are_learned_on_the_command_line(

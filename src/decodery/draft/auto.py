@@ -55,16 +55,17 @@ class Auto(Drafter):
 
     Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one that comes
     along for the model, if one does; None: with none. head: a file or folder made by `decodery train head`, a
-    `TrainedHead`, by default the one that comes along, if one does; None: none. Scope: the request for copies, the
-    process for contexts, earlier texts, all rates and what steps take. Memory: 2^17 * (8 + 4 * width) bytes per context
-    length, one entry per order and token of text, and the head's keys and values.
+    `TrainedHead`, "shipped" for the one that comes along, if one does; None, the default as long as having one costs
+    what it brings: none. Scope: the request for copies, the process for contexts, earlier texts, all rates and what
+    steps take. Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of text, and the
+    head's keys and values.
     """
 
     width: int = 6
     orders: tuple[int, ...] = (12, 8, 5, 3, 2, 1)
     most: int = 32
     warm: str | None = SHIPPED
-    head: TrainedHead | str | None = SHIPPED
+    head: TrainedHead | str | None = None
 
     @cached_property
     def trained(self) -> TrainedHead | None:

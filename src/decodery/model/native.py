@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import Array, c_int32, c_void_p
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,11 +138,14 @@ class _Walk:
         self._alive: list[object] = []
         self._segments = (SegmentStruct * len(batch.segments))(*(self._segment(segment) for segment in batch.segments))
         order, marks, states = stack.plan(run)
+        streams = visits.streams() and not self._picking
+        if not streams:
+            marks = (c_int32 * len(run))(*(self._marks(stop) for stop in run))
         if visits or self._picking:
-            marks, states = (c_int32 * len(run))(), (c_void_p * len(run))()
+            states = (c_void_p * len(run))()
             for i, stop in enumerate(run):
-                marks[i], after = self._marks(stop), Site("residual", stop.layer + 1)
-                if after in visits and not marks[i] & _AT_RESIDUAL:
+                # Most passes are read at a few places, and every one of them comes by here.
+                if (after := _after(stop.layer)) in visits and not marks[i] & _AT_RESIDUAL:
                     visits.states[after] = torch.empty_like(hidden)
                     states[i] = visits.states[after].data_ptr()
         step = self._step = PassStruct(hidden.data_ptr(), self._segments)
@@ -150,7 +154,7 @@ class _Walk:
         for i, (cos, sin) in enumerate(tables):
             step.cos[i], step.sin[i] = cos.data_ptr(), sin.data_ptr()
         step.rows, step.segment_count, step.run_count = len(hidden), len(batch.segments), len(run)
-        self._stops = any(mark & _STOPS for mark in marks) if visits or self._picking else False
+        self._stops = not streams and any(mark & _STOPS for mark in marks)
         self._alive += [order, marks, states, tables]
 
     def finish(self) -> None:
@@ -245,6 +249,12 @@ class _Walk:
             None if mask is None else mask.ctypes.data, apart, len(runs), n,
             segment.stays, int(data.dtype == torch.bfloat16),
         )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _after(layer: int) -> Site:
+    """The stream behind a layer."""
+    return Site("residual", layer + 1)
 
 
 def _skipped(stop: Stop) -> int:

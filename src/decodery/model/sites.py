@@ -127,6 +127,10 @@ class Visits:
         """Whether some rows are changed anywhere."""
         return bool(self._changes)
 
+    def streams(self) -> bool:
+        """Whether nothing is changed, and nothing is read within a layer: the stream between layers at most."""
+        return not self._changes and all(place.name not in OF_LAYERS for place in self._wanted)
+
     def enter(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Rows as they enter a layer; behind the first one they are states, which were changed there already."""
         place = Site("residual", layer)

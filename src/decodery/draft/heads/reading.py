@@ -71,7 +71,9 @@ class HeadReading:
         tokens = seq.tokens[seen.start + 1 : seen.start + 1 + len(rows)]
         rows = rows[: len(tokens)]
         if rows:
-            states = {tap: seen.hidden[tap][rows] for tap in self.taps}
+            # Most of the time what was drafted first was right, and nothing has to be gathered.
+            whole = rows[-1] == len(rows) - 1
+            states = {tap: seen.hidden[tap][: len(rows)] if whole else seen.hidden[tap][rows] for tap in self.taps}
             self.fresh.append(_Seen(states, tokens, seen.start))
 
     @one_thread()

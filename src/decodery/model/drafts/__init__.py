@@ -13,7 +13,7 @@ CONTEXTS, NGRAMS, UNITS = "contexts.safetensors", "ngrams.safetensors", "units.s
 PROMPTS, TRANSFER = "prompts.safetensors", "transfer.safetensors"
 
 HEAD = "eagle-3"
-"""The kind of head that `auto` asks where one comes along."""
+"""The kind of head that comes along."""
 SHIPPED = {"smollm2-draft": Path(__file__).with_name("smollm2")}
 """By name: the folder of a shipped draft."""
 
