@@ -252,6 +252,22 @@ def test_a_head_is_asked_where_it_pays() -> None:
     assert asked[0.0] > 0.8 and asked[1.0] < 0.2
 
 
+def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None:
+    """A row that costs more than a token is worth is not fed even for one that is certain; a cheaper one is."""
+    drafted, texts = {}, []
+    for power in (0.5, 1.2):
+        costs = np.arange(64.0) ** power
+        engine = Engine(target.model, memory=Memory(), pass_seconds=lambda context, costs=costs: costs)
+        for _ in range(2):
+            # The second text has all been said before.
+            seq = engine.submit(Request([256, 65], 24, drafter=Auto(warm=None)))
+            engine.run([seq])
+        drafted[power], state = seq.trace.rows - seq.trace.passes, seq.draft_state
+        assert state.silent == (power > 1) and (power < 1 or not state.memory.copied)
+        texts.append(seq.tokens)
+    assert drafted[0.5] > 0 and drafted[1.2] == 0 and texts[0] == texts[1]
+
+
 def test_a_head_that_cannot_be_asked_is_refused(target: LoadedModel) -> None:
     other = DRAFTERS["kangaroo"](tiny_transformer(0, num_layers=4)).trained
     with pytest.raises(SettingsError, match="auto cannot ask a head for kangaroo"):

@@ -137,11 +137,16 @@ class Auto(Drafter):
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         state: _State = seq.draft_state
         limit = min(self.most, budget.nodes)
-        state.memory.find(seq.tokens, min(limit, budget.depth))
         costs = state.step_costs(seq, budget, limit)
+        worth = Worth(costs, budget.sequences)
         if state.advice is not None:
             state.advice.begin(float(costs[0]), budget.measured)
-        return LikeliestTree(seq, state.memory, Worth(costs, budget.sequences), budget.depth, state.advice).grown()
+        # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
+        state.silent = worth.full or worth.bar() >= 1
+        if state.silent:
+            return TokenTree.root(seq.pending)
+        state.memory.find(seq.tokens, min(limit, budget.depth))
+        return LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         state: _State = seq.draft_state
@@ -153,7 +158,8 @@ class Auto(Drafter):
             advice.learn(seen.path, seen.emitted)
         first = len(seq.tokens) - len(seen.emitted)
         context, followed = seq.tokens[max(0, first - CONTEXTS[0]) : first], 0
-        for token in seen.emitted:
+        # Who was not asked was not wrong.
+        for token in () if state.silent else seen.emitted:
             memory.learn(context, followed, token)
             followed = memory.follows(followed, token)
             context = [*context[1 - CONTEXTS[0] :], token]
@@ -178,11 +184,12 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
 
 @dataclass(slots=True)
 class _State:
-    """What `auto` knows of a text and of what its steps take."""
+    """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure."""
 
     memory: Expectations
     costs: StepCosts
     advice: HeadAdvice | None
+    silent: bool = False
 
     def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
         """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
