@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self, cast
 
@@ -110,6 +110,14 @@ class PrunedCache(KVCache):
         """The first `rows` rows of this pass end the prompt, which `whole` holds; the others are tentative in it."""
         self._noted, self._whole = None, (whole, rows)
 
+    def behind(self, segment: Segment) -> Segment:
+        """Rows that go on from those of this pass, where these end a prompt: as they go on from what holds it."""
+        if self._whole is None:
+            return segment
+        whole, ending = self._whole
+        mask = None if segment.mask is None else segment.mask[:, ending:]
+        return replace(segment, cache=whole, stays=segment.stays - ending, mask=mask)
+
     def fill(self, rows: int, layers: Sequence[int]) -> None:
         """These rows of the last pass are what some layers hold of a prompt; the others have not been asked yet."""
         super().keep(range(rows), layers)
@@ -182,7 +190,8 @@ class Pruned(Composed):
         """See `Composed`. Rows of a prompt before its last one are scored only where somebody wants their logits."""
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:
-            return (yield from score(self.model, segment, taps, role))
+            behind = cast(PrunedCache, segment.cache).behind(segment) if segment.stays else segment
+            return (yield from score(self.model, behind, taps, role))
         if segment.tokens is None or segment.interventions or segment.stays or taps:
             raise UnsupportedModel("rows of a prompt that is pruned can be neither looked into nor changed")
         cache, own = cast(PrunedCache, segment.cache), segment.positions[:ending]
