@@ -190,8 +190,8 @@ class Pruned(Composed):
         """See `Composed`. Rows of a prompt before its last one are scored only where somebody wants their logits."""
         ending = int((segment.positions < len(self.prompt)).sum())
         if not ending:
-            behind = cast(PrunedCache, segment.cache).behind(segment) if segment.stays else segment
-            return (yield from score(self.model, behind, taps, role))
+            own_rows = cast(PrunedCache, segment.cache).behind(segment) if segment.stays else segment
+            return (yield from score(self.model, own_rows, taps, role))
         if segment.tokens is None or segment.interventions or segment.stays or taps:
             raise UnsupportedModel("rows of a prompt that is pruned can be neither looked into nor changed")
         cache, own = cast(PrunedCache, segment.cache), segment.positions[:ending]
