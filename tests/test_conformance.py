@@ -256,7 +256,7 @@ def test_sources_score_trees_as_they_score_texts(source: str) -> None:
         check_state(TARGET, PROMPTS[:1], drafter=oracle, **settings)
 
 
-DRAWN = [pair for pair in PAIRS if pair[1] != "coupled" and (FULL or pair[0] not in HEADS or pair[0] == "eagle-3")]
+DRAWN = [pair for pair in PAIRS if pair[1] != "coupled" and pair[0] not in ALIKE]
 LAW, DRAFTED = 1, 15
 """Seeds of a law and of a model that drafts for it: drafts are right two times in three, and of such pairs wrong rules
 depart the furthest with this one."""

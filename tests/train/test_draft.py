@@ -44,7 +44,7 @@ def target() -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    prompts = [[256, 65 + number % 26] for number in range(60)]
+    prompts = [[256, 65 + number % 26] for number in range(100)]
     out = tmp_path_factory.mktemp("corpus") / "text"
     return write_texts(target, prompts, out, max_new_tokens=24, temperatures=(0.7,), top=8)
 
@@ -52,7 +52,7 @@ def corpus(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Cor
 @pytest.fixture(scope="module")
 def trained(target: LoadedModel, corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     out = tmp_path_factory.mktemp("draft") / "draft"
-    return out, train_draft(target, corpus, out, shape=SHAPE, plan=Plan(60, lr=3e-3, validate_every=20), batch=8)
+    return out, train_draft(target, corpus, out, shape=SHAPE, plan=Plan(120, lr=3e-3, validate_every=20), batch=8)
 
 
 def test_the_tokens_that_are_written_keep_their_row(target: LoadedModel) -> None:
@@ -140,7 +140,7 @@ def test_training_helps_and_the_folder_is_a_draft(
     taught = lesson([corpus[n] for n in corpus.split()[1]], kept, place)
     before = judged(cut_draft(target.model, SHAPE, kept), taught)
     assert scores["cross_entropy"] < 0.8 * before["cross_entropy"]
-    assert scores["acceptance"] > 1.1 * before["acceptance"]
+    assert scores["acceptance"] > 1.5 * before["acceptance"]
     loaded = load(out)
     assert loaded.dtype == "int8" and judged(loaded.model, taught) == scores
     assert loaded.tokenizer.fingerprint() == target.tokenizer.fingerprint()
@@ -158,7 +158,7 @@ def test_the_same_seed_makes_the_same_draft_interrupted_or_not(
         if done == 45:
             raise KeyboardInterrupt
 
-    plan = Plan(60, lr=3e-3, validate_every=20, save_seconds=0.0)
+    plan = Plan(120, lr=3e-3, validate_every=20, save_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         train_draft(target, corpus, tmp_path / "draft", shape=SHAPE, plan=plan, batch=8, progress=stop)
     assert not (tmp_path / "draft" / DESCRIPTION).exists()
