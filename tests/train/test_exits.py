@@ -107,12 +107,11 @@ def test_what_cannot_be_trained_is_refused(target: LoadedModel, corpus: Corpus, 
 
 
 def test_a_classifier_knows_where_the_last_layer_agrees(target: LoadedModel, tmp_path: Path) -> None:
-    texts = write_texts(
-        target, [[number % 50, number // 50] for number in range(1, 121)], tmp_path / "text", max_new_tokens=16
-    )
+    asked = [[number] for number in range(1, 201)]
+    texts = write_texts(target, asked, tmp_path / "text", max_new_tokens=12)
     reading = Checks(target, 1).read(texts, tmp_path / "states", lambda *_: None)
     classifier, figures = fit_agreement(reading, tmp_path / "classifier", progress=lambda *_: None)
-    assert figures["balanced accuracy"] > 0.52
+    assert figures["balanced accuracy"] > 0.55
     # As slowly as can be, of one place: the probability, and whether the head says the last layer's token.
     places = reading[reading.held[0]]
     state = places.states[2, 1].double()
