@@ -16,6 +16,8 @@ import torch
 
 from ..contract import Contract
 from ..model.batch import Batch, Cost, Segment
+from ..model.cache import KVCache
+from ..model.config import ModelConfig
 from ..model.protocol import Capabilities, LanguageModel, Reader
 from ..model.route import WHOLE, Route
 from ..model.sites import Tap
@@ -63,6 +65,31 @@ class Composed(Contract, Reader):
     @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
         """The rows of a segment, whose cache came from this object's `new_cache`, scored by what this makes of them."""
+
+
+class OfOneModel(Composed):
+    """What scores a text by one model in another way: its tokens, its sizes and its caches are that model's."""
+
+    model: Reader
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    def new_cache(self) -> KVCache:
+        return self.model.new_cache()
 
 
 def score(

@@ -9,13 +9,11 @@ from typing import Literal
 
 import torch
 
-from ..core.ask import Asking, Composed, Scored, score
+from ..core.ask import Asking, OfOneModel, Scored, score
 from ..core.ledger import count
 from ..core.needs import Gives, Needs
 from ..errors import SettingsError
 from ..model.batch import Segment
-from ..model.cache import KVCache
-from ..model.config import ModelConfig
 from ..model.protocol import LanguageModel, OpenModel, Reader, is_open
 from ..model.sites import Tap
 from ..registry import register
@@ -73,30 +71,11 @@ def candidates(layers: Literal["low", "high"] | tuple[int, ...], total: int, tie
 
 
 @dataclass(frozen=True)
-class _Contrasting(Composed):
+class _Contrasting(OfOneModel):
     model: OpenModel
     candidates: tuple[int, ...]
     plausible: float
     published: bool
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    def new_cache(self) -> KVCache:
-        return self.model.new_cache()
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
         scored = yield from score(self.model, segment, [*dict.fromkeys((*taps, *self.candidates))], role)

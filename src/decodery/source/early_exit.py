@@ -11,12 +11,10 @@ import numpy as np
 import torch
 
 from ..contract import Contract
-from ..core.ask import Ask, Asking, Composed, Scored, score
+from ..core.ask import Ask, Asking, OfOneModel, Scored, score
 from ..core.ledger import count
 from ..errors import UnsupportedModel
 from ..model.batch import Segment
-from ..model.cache import KVCache
-from ..model.config import ModelConfig
 from ..model.exits import ExitHeads
 from ..model.protocol import LanguageModel
 from ..model.route import Route
@@ -56,7 +54,7 @@ class Gate(Contract):
 
 
 @dataclass(frozen=True)
-class Leaving(Composed):
+class Leaving(OfOneModel):
     """A model whose rows behind the prompt may leave early; the prompt's pass through all layers.
 
     every: a check stands behind so many layers, again and again, none behind the last one. heads: corrections of the
@@ -71,25 +69,6 @@ class Leaving(Composed):
     prompt_length: int = field(compare=False)
     heads: ExitHeads | None = None
     end: int | None = None
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    def new_cache(self) -> KVCache:
-        return self.model.new_cache()
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
         if segment.interventions:

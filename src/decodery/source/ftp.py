@@ -10,14 +10,13 @@ from typing import Self, cast
 import numpy as np
 import torch
 
-from ..core.ask import Ask, Asking, Composed, Scored, score
+from ..core.ask import Ask, Asking, OfOneModel, Scored, score
 from ..core.ledger import count
 from ..core.needs import Gives, Needs
 from ..errors import SettingsError, UnsupportedModel
 from ..model.artifact import refuse_other, remembered
 from ..model.batch import Segment
 from ..model.cache import KVCache
-from ..model.config import ModelConfig
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel, Reader
 from ..model.route import Route
@@ -157,29 +156,13 @@ class Watching(AttentionPolicy):
 
 
 @dataclass(frozen=True)
-class Pruned(Composed):
+class Pruned(OfOneModel):
     """A model that a prompt passes with its tokens routed around layers, as in `FTP`."""
 
     model: LanguageModel
     routers: TokenRouters
     sinks: int
     prompt: tuple[int, ...] = field(compare=False)
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
 
     def new_cache(self) -> PrunedCache:
         config = self.config
