@@ -4,75 +4,44 @@
 #define DECODERY_HALVES 1
 #include "vec.h"
 
-struct Ints {
-    __m256i half[2];
-};
+using Ints = __m256i;
+using Bytes = __m256i;
 using Four = __m256i;
-INLINE Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+using Floats = f8;
+constexpr int32_t lanes = 8;
+INLINE Ints ints(int32_t x) { return _mm256_set1_epi32(x); }
 INLINE Four four(const int8_t* p) {
     int32_t x;
     __builtin_memcpy(&x, p, 4);
     return _mm256_set1_epi32(x);
 }
-INLINE f16 floats(const Ints& x) {
-    return {{_mm256_cvtepi32_ps(x.half[0]), _mm256_cvtepi32_ps(x.half[1])}};
-}
+INLINE Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+INLINE Floats load_lanes(const float* p) { return load8(p); }
+INLINE void store_lanes(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+INLINE Floats half_floats(const uint8_t* p) { return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE Bytes bytes_at(const uint8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE Bytes low_halves(const uint8_t* p) { return _mm256_and_si256(bytes_at(p), _mm256_set1_epi8(15)); }
+INLINE Bytes high_halves(const uint8_t* p) { return _mm256_and_si256(_mm256_srli_epi16(bytes_at(p), 4), _mm256_set1_epi8(15)); }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
-INLINE f16 half_floats(const uint8_t* p) {
-    f16 x;
-    for (int i = 0; i < 2; ++i) x.half[i] = _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(p + 16 * i)));
-    return x;
-}
-
 #if DECODERY_VNNI
-using Bytes = Ints;
 constexpr int32_t weight_offset = 128;
-INLINE Bytes weights(const uint8_t* p) {
-    return {_mm256_load_si256((const __m256i*)p), _mm256_load_si256((const __m256i*)(p + 32))};
-}
-INLINE Ints dot(const Ints& sum, const Bytes& w, Four x) {
-    return {_mm256_dpbusd_avx_epi32(sum.half[0], w.half[0], x), _mm256_dpbusd_avx_epi32(sum.half[1], w.half[1], x)};
-}
+INLINE Bytes weights(const uint8_t* p) { return bytes_at(p); }
+INLINE Ints dot(Ints sum, Bytes w, Four x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
 #else
-// |w| times x with w's sign: two products of at most 127 * 127 fit 16 bits, so nothing saturates.
-struct Bytes {
-    __m256i value[2], size[2];
-};
 constexpr int32_t weight_offset = 0;
-INLINE Bytes weights(const uint8_t* p) {
-    Bytes w;
-    for (int i = 0; i < 2; ++i) {
-        w.value[i] = _mm256_xor_si256(_mm256_load_si256((const __m256i*)(p + 32 * i)), _mm256_set1_epi8(-128));
-        w.size[i] = _mm256_abs_epi8(w.value[i]);
-    }
-    return w;
+INLINE Bytes weights(const uint8_t* p) { return _mm256_xor_si256(bytes_at(p), _mm256_set1_epi8(-128)); }
+INLINE Ints sum_pairs(__m256i x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+// |w| times x with w's sign: two products of at most 127 * 127 fit 16 bits, so nothing saturates.
+INLINE Ints dot(Ints sum, Bytes w, Four x) {
+    return _mm256_add_epi32(sum, sum_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))));
 }
-INLINE Ints dot(const Ints& sum, const Bytes& w, Four x) {
-    Ints result;
-    for (int i = 0; i < 2; ++i) {
-        const __m256i pairs = _mm256_maddubs_epi16(w.size[i], _mm256_sign_epi8(x, w.value[i]));
-        result.half[i] = _mm256_add_epi32(sum.half[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-    return result;
-}
+// Products with 4-bit weights are small: those of the eight steps of a block fit 16 bits together.
+#define DECODERY_SUMS4 1
+using Sums4 = __m256i;
+INLINE Sums4 dot4(Sums4 sum, Bytes w, Four x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
+INLINE Floats floats4(Sums4 sum) { return floats(sum_pairs(sum)); }
 #endif
-
-INLINE Bytes halves(const uint8_t* p, int shift) {
-    Bytes w;
-    for (int i = 0; i < 2; ++i) {
-        const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i*>(p + 32 * i));
-        const __m256i one = _mm256_and_si256(_mm256_srli_epi16(both, shift), _mm256_set1_epi8(15));
-#if DECODERY_VNNI
-        w.half[i] = one;
-#else
-        w.value[i] = w.size[i] = one;
-#endif
-    }
-    return w;
-}
-INLINE Bytes low_halves(const uint8_t* p) { return halves(p, 0); }
-INLINE Bytes high_halves(const uint8_t* p) { return halves(p, 4); }
 
 // The totals of 16 vectors, lanes added 8 apart, 4, 2, 1; vector (i % 4) * 4 + i / 4 of the result's order is s[i].
 INLINE f16 reduce16(const f16* s) {
@@ -97,12 +66,6 @@ INLINE f16 reduce16(const f16* s) {
     return result;
 }
 
-#if DECODERY_VNNI
-#define DECODERY_WIDE 0
-#else
-#define DECODERY_WIDE 1
-#include "wide.h"
-#endif
 #include "gemm.h"
 #include "attention.h"
 #include "pass.h"

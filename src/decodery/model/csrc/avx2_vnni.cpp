@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #define DECODERY_TILE_ROWS 2
+#define DECODERY_BOTH_ROWS 2
 #define DECODERY_VNNI 1
 
 namespace avx2_vnni {

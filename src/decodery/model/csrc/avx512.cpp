@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #define DECODERY_TILE_ROWS 8
+#define DECODERY_BOTH_ROWS 8
 
 namespace avx512 {
 #include "vec.h"
@@ -16,6 +17,10 @@ namespace avx512 {
 using Ints = __m512i;
 using Bytes = __m512i;
 using Four = __m512i;
+using Floats = f16;
+constexpr int32_t lanes = 16;
+INLINE Floats load_lanes(const float* p) { return load(p); }
+INLINE void store_lanes(float* p, Floats x) { store(p, x); }
 constexpr int32_t weight_offset = 128;
 INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Bytes weights(const uint8_t* p) { return _mm512_load_si512(p); }

@@ -36,82 +36,86 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
     }
 }
 
+#if !DECODERY_SUMS4
+using Sums4 = Ints;
+INLINE Sums4 dot4(const Sums4& sum, const Bytes& w, const Four& x) { return dot(sum, w, x); }
+INLINE Floats floats4(const Sums4& sum) { return floats(sum); }
+#endif
+
+constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
+// How many of them R rows are multiplied with at a time: all, where their sums stay in registers.
+template <int R>
+constexpr int32_t side_by_side = R > DECODERY_BOTH_ROWS ? vectors / 2 : vectors;
+
 // sums[r][32] for R rows and one panel. `ahead`: how many bytes ahead of its reading it asks for weights.
 template <int R>
 static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+    constexpr int32_t V = side_by_side<R>, bytes = 4 * lanes;
     const int32_t groups = a.groups();
     const int64_t stride = a.width;
     const int8_t* q = a.q + row * stride;
     const float* scale = a.scale + int64_t(row) * groups;
     const int32_t* offset = a.offset + int64_t(row) * groups;
-    f16 sum[R][2];
-    for (int r = 0; r < R; ++r) sum[r][0] = sum[r][1] = splat(0.0f);
-    for (int32_t g = 0; g < groups; ++g) {
-        Ints acc[R][2];
-        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = ints(offset[r * groups + g]);
+    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+    for (int32_t g = 0; g < groups; ++g, w += group_size * panel_width, q += group_size)
+        for (int32_t first = 0; first < vectors; first += V) {
+            Ints acc[R][V];
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) acc[r][v] = ints(offset[r * groups + g]);
+            const uint8_t* p = w + bytes * first;
 #pragma GCC unroll 4
-        for (int32_t k = 0; k < group_size; k += 4, w += 2 * 64) {
-            __builtin_prefetch(w + ahead, 0, 2);
-            __builtin_prefetch(w + ahead + 64, 0, 2);
-            const Bytes w0 = weights(w), w1 = weights(w + 64);
+            for (int32_t k = 0; k < group_size; k += 4, p += 4 * panel_width) {
+                for (int32_t i = 0; i < V * bytes; i += 64) __builtin_prefetch(p + i + ahead, 0, 2);
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) {
+                    const Bytes of = weights(p + bytes * v);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Four x = four(q + r * stride + k);
-                acc[r][0] = dot(acc[r][0], w0, x);
-                acc[r][1] = dot(acc[r][1], w1, x);
+                    for (int r = 0; r < R; ++r) acc[r][v] = dot(acc[r][v], of, four(q + r * stride + k));
+                }
             }
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) {
+                    float* sum = sums + r * panel_width + lanes * (first + v);
+                    store_lanes(sum, load_lanes(sum) + floats(acc[r][v]) * scale[r * groups + g]);
+                }
         }
-        q += group_size;
-        for (int r = 0; r < R; ++r) {
-            const float s = scale[r * groups + g];
-            sum[r][0] = sum[r][0] + floats(acc[r][0]) * s;
-            sum[r][1] = sum[r][1] + floats(acc[r][1]) * s;
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        store(sums + r * panel_width, sum[r][0]);
-        store(sums + r * panel_width + 16, sum[r][1]);
-    }
 }
-
-#if !DECODERY_WIDE
-constexpr int32_t wide_rows = 0, least_wide = 0;
-static void tile_wide(int32_t, const uint8_t*, const Quantized&, int32_t, float*) {}
-#endif
 
 // The same for 4-bit weights: blocks of 32 inputs, each with a step and a least value per output.
 template <int R>
 static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+    constexpr int32_t V = side_by_side<R>;
     const int32_t blocks = a.groups() * 2;
     const int64_t stride = a.width;
     const int8_t* q = a.q + row * stride;
     const float* scale = a.scale + int64_t(row) * a.groups();
     const float* halves = a.halves + int64_t(row) * blocks;
-    for (int i = 0; i < 2 * R; ++i) store(sums + i * 16, splat(0.0f));
+    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
     for (int32_t b = 0; b < blocks; ++b, w += block_bytes, q += block_size) {
-        Ints acc[R][2];
-        for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = ints(0);
-        __builtin_prefetch(w + ahead, 0, 2);
-        __builtin_prefetch(w + ahead + 64, 0, 2);
+        for (int32_t i = 0; i < block_bytes; i += 64) __builtin_prefetch(w + i + ahead, 0, 2);
+        for (int32_t first = 0; first < vectors; first += V) {
+            Sums4 acc[R][V] = {};
+            const uint8_t* p = w + 128;
 #pragma GCC unroll 4
-        for (int32_t k = 0; k < 8; ++k) {
-            const uint8_t* p = w + 128 + k * 64;
-            __builtin_prefetch(p + ahead, 0, 2);
-            const Bytes w0 = low_halves(p), w1 = high_halves(p);
+            for (int32_t k = 0; k < block_size; k += 4, p += 64) {
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) {
+                    // Low halves are the first 16 outputs, high ones the others.
+                    const int32_t n = first + v;
+                    const Bytes of = n < vectors / 2 ? low_halves(p + 4 * lanes * n) : high_halves(p + 4 * lanes * n - 64);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const Four x = four(q + r * stride + k * 4);
-                acc[r][0] = dot(acc[r][0], w0, x);
-                acc[r][1] = dot(acc[r][1], w1, x);
+                    for (int r = 0; r < R; ++r) acc[r][v] = dot4(acc[r][v], of, four(q + r * stride + k));
+                }
             }
-        }
-        const f16 step0 = half_floats(w), step1 = half_floats(w + 32);
-        const f16 least0 = half_floats(w + 64), least1 = half_floats(w + 96);
-        for (int r = 0; r < R; ++r) {
-            const float s = scale[r * a.groups() + b / 2], half = halves[r * blocks + b];
-            float* sum = sums + r * panel_width;
-            store(sum, (load(sum) + floats(acc[r][0]) * step0 * s) + least0 * half);
-            store(sum + 16, (load(sum + 16) + floats(acc[r][1]) * step1 * s) + least1 * half);
+            for (int v = 0; v < V; ++v) {
+                const int32_t output = lanes * (first + v);
+                const Floats step = half_floats(w + 2 * output), least = half_floats(w + 2 * (panel_width + output));
+                for (int r = 0; r < R; ++r) {
+                    const float s = scale[r * a.groups() + b / 2], half = halves[r * blocks + b];
+                    float* sum = sums + r * panel_width + output;
+                    store_lanes(sum, (load_lanes(sum) + floats4(acc[r][v]) * step * s) + least * half);
+                }
+            }
         }
     }
 }
@@ -128,6 +132,8 @@ static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized
         case 2: return tile_any<2>(bits, w, a, row, sums, ahead);
 #if DECODERY_TILE_ROWS > 2
         case 3: return tile_any<3>(bits, w, a, row, sums, ahead);
+#endif
+#if DECODERY_TILE_ROWS > 3
         case 4: return tile_any<4>(bits, w, a, row, sums, ahead);
         case 5: return tile_any<5>(bits, w, a, row, sums, ahead);
         case 6: return tile_any<6>(bits, w, a, row, sums, ahead);
@@ -140,12 +146,10 @@ static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized
 // out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
-    const bool widens = wide_rows > 0 && linear.bits == 8 && rows >= least_wide;
-    const int32_t most = widens ? wide_rows : DECODERY_TILE_ROWS;
     // Into the second-level cache: asked for the first level, they cost a third of the speed at 8 rows and more.
     constexpr int64_t ahead = 4096;
-    alignas(64) float sums[(wide_rows > DECODERY_TILE_ROWS ? wide_rows : DECODERY_TILE_ROWS) * panel_width];
-    const int32_t blocks = (rows + most - 1) / most;
+    alignas(64) float sums[DECODERY_TILE_ROWS * panel_width];
+    const int32_t blocks = (rows + DECODERY_TILE_ROWS - 1) / DECODERY_TILE_ROWS;
     const int64_t panel_bytes = linear.bits == 4 ? int64_t(a.groups()) * 2 * block_bytes : int64_t(a.width) * panel_width;
     const Range mine = share(panels(linear), thread, team.threads);
     for (int32_t p = mine.begin; p < mine.end; ++p) {
@@ -155,8 +159,7 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
         const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
         for (int32_t block = 0; block < blocks; ++block) {
             const Range span = share(rows, block, blocks);
-            if (widens) tile_wide(span.end - span.begin, w, a, span.begin, sums);
-            else tile_rows(span.end - span.begin, linear.bits, w, a, span.begin, sums, block == 0 ? ahead : 0);
+            tile_rows(span.end - span.begin, linear.bits, w, a, span.begin, sums, block == 0 ? ahead : 0);
             for (int32_t row = span.begin; row < span.end; ++row) {
                 const float* sum = sums + (row - span.begin) * panel_width;
                 f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;

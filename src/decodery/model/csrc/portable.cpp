@@ -9,6 +9,7 @@
 #endif
 
 #define DECODERY_TILE_ROWS 4
+#define DECODERY_BOTH_ROWS 4
 
 namespace portable {
 #include "vec.h"
@@ -20,6 +21,10 @@ struct Bytes {
 struct Four {
     int32_t value[4];
 };
+using Floats = f16;
+constexpr int32_t lanes = 16;
+INLINE Floats load_lanes(const float* p) { return load(p); }
+INLINE void store_lanes(float* p, Floats x) { store(p, x); }
 constexpr int32_t weight_offset = 0;
 INLINE Ints ints(int32_t x) { return isplat(x); }
 INLINE Bytes weights(const uint8_t* p) {
