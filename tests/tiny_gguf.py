@@ -37,10 +37,18 @@ def byte_vocabulary() -> list[str]:
 
 
 def write_gguf(
-    path: Path, model: transformers.PreTrainedModel, kind: Kind, *, metadata: dict[str, Any] | None = None
+    path: Path,
+    model: transformers.PreTrainedModel,
+    kind: Kind,
+    *,
+    others: dict[str, Kind] | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> None:
-    """Write `model` with its matrices quantized to `kind`, and give `model` the weights that this leaves."""
-    config = model.config
+    """Write `model` with its matrices quantized to `kind`, and give `model` the weights that this leaves.
+
+    others: by a part of their names, the matrices that are quantized otherwise.
+    """
+    config, usual = model.config, kind
     family = config.model_type
     architecture = _ARCHITECTURES[family]
     writer = gguf.GGUFWriter(path, architecture)
@@ -78,6 +86,7 @@ def write_gguf(
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads, half = len(stored) // head_dim, head_dim // 2
             stored = stored.reshape(heads, 2, half, *stored.shape[1:]).swapaxes(1, 2).reshape(stored.shape)
+        kind = next((other for part, other in (others or {}).items() if part in name), usual)
         packed = quantize(stored, kind) if stored.ndim == 2 else stored.astype(np.float32)
         writer.add_tensor(_gguf_name(name, family), packed, raw_dtype=kind if stored.ndim == 2 else None)
         if stored.ndim == 2:

@@ -82,7 +82,7 @@ def test_every_type_the_package_expands_is_read(kind: Kind, tmp_path: Path) -> N
     writer.write_tensors_to_file()
     writer.close()
     with np.errstate(all="ignore"):
-        found = GGUFFile(tmp_path / "one.gguf").tensor("token_embd.weight")
+        found = GGUFFile(tmp_path / "one.gguf").rows("token_embd.weight")
         expected = gguf.quants.dequantize(raw, kind)
     assert found.shape == (len(raw), 4 * block)
     np.testing.assert_array_equal(found, expected)

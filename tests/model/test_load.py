@@ -70,11 +70,11 @@ def test_a_failed_conversion_leaves_nothing_behind_and_harms_nothing(
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     part, calls = GGUFCheckpoint.part, []
 
-    def failing(self: GGUFCheckpoint, name: str) -> torch.Tensor:
+    def failing(self: GGUFCheckpoint, name: str, begin: int, end: int) -> torch.Tensor:
         calls.append(name)
         if len(calls) > 5:
             raise KeyboardInterrupt
-        return part(self, name)
+        return part(self, name, begin, end)
 
     write_gguf(tmp_path / "tiny.gguf", make_model("qwen2"), Kind.F32)
     monkeypatch.setattr(GGUFCheckpoint, "part", failing)

@@ -23,12 +23,12 @@ from .config import (
     check_config,
 )
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
+from .four_bit import read_four_bits
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
-    "quantization_config",
     "final_logit_softcapping",
     "attn_logit_softcapping",
     "use_bidirectional_attention",
@@ -89,6 +89,7 @@ _CONFIG: dict[str, Kind] = {
     "rope_parameters": Record(_ROPE | dict.fromkeys(_LAYER_TYPES, Record(_ROPE))),
     "bos_token_id": TOKEN_IDS,
     "eos_token_id": TOKEN_IDS,
+    "quantization_config": Anything(),
     **dict.fromkeys(_UNSUPPORTED, Anything()),
 }
 
@@ -104,6 +105,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
             raise fields.unsupported(name)
     if any(not name.endswith(("ForCausalLM", "LMHeadModel")) for name in fields.get("architectures", [])):
         raise UnsupportedModel(f"{origin}: architectures = {fields.get('architectures')} is not supported")
+    read_four_bits(raw, origin)
     gemma = family == "gemma3_text"
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
     # Llama's first configurations had as many key-value heads as query heads and did not say so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ from ..errors import CorruptFile, UnsupportedModel
 from .config import ModelConfig
 from .families import TOKEN_IDS, read_config, stores_norms_less_one, tensor_name, token_ids
 from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
+from .four_bit import read_four_bits
 from .fused import slots
+from .int4 import Int4Linear
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 
 if TYPE_CHECKING:
@@ -40,22 +43,48 @@ def model_files(folder: Path) -> list[Path]:
 class FolderCheckpoint:
     """A folder as a source of weights.
 
-    precision: the floating point type that most of the weights have.
+    precision: the floating point type that most of the weights have, or "int4" for those of GPTQ and AWQ.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config: ModelConfig = read_config(read_json(folder / "config.json"), str(folder / "config.json"))
+        config, origin = read_json(folder / "config.json"), str(folder / "config.json")
+        self.config: ModelConfig = read_config(config, origin)
+        self._four_bits = read_four_bits(config, origin)
         self._shards = _Shards(folder)
-        self.precision = self._shards.precision()
+        self.precision = self._shards.precision() if self._four_bits is None else "int4"
         self._refuse_unread()
 
-    def part(self, name: str) -> torch.Tensor:
-        """The part `name` (see `fused.slots`) as the file has it; a norm's weight ready to multiply."""
-        tensor = self._shards.tensor(tensor_name(name, self.config))
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the part `name`. Raises CorruptFile where there is none."""
+        if self.has_blocks(name):
+            assert self._four_bits is not None
+            return self._four_bits.shape(self._beside(name))
+        return tuple(self._shards.tensor(tensor_name(name, self.config)).shape)
+
+    def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows of the part `name` (see `fused.slots`) as the file has them; a norm's weight ready to multiply."""
+        if self.has_blocks(name):
+            return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
+        tensor = self._shards.tensor(tensor_name(name, self.config))[begin:end]
         if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
             return tensor.float() + 1.0
         return tensor
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether a part has 4-bit numbers that `Int4Linear` can take as they are."""
+        stem = tensor_name(name, self.config).removesuffix("weight")
+        return self._four_bits is not None and f"{stem}qweight" in self._shards.names
+
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
+        """Rows of a part that has them."""
+        assert self._four_bits is not None
+        return self._four_bits.blocks(self._beside(name), begin, end)
+
+    def _beside(self, name: str) -> Callable[[str], torch.Tensor]:
+        """Gives the tensors that stand for a part's 4-bit weights."""
+        stem = tensor_name(name, self.config).removesuffix("weight")
+        return lambda last: self._shards.any_tensor(stem + last)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
@@ -71,9 +100,19 @@ class FolderCheckpoint:
 
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
-        used = {tensor_name(part, self.config) for slot in slots(self.config) for part in slot.parts}
+        parts = [part for slot in slots(self.config) for part in slot.parts]
+        used = {tensor_name(part, self.config) for part in parts}
+        for part in parts:
+            if self._four_bits is not None and self.has_blocks(part):
+                stem = tensor_name(part, self.config).removesuffix("weight")
+                used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
+                if f"{stem}g_idx" in self._shards.names:
+                    self._four_bits.check_order(self._beside(part))
         for name in self._shards.names:
             if name.startswith("model.") and name not in used and not name.endswith(_IGNORED_ENDINGS):
+                # Those who quantize write biases of zeros for layers that have none.
+                if self._four_bits and name.endswith(".bias") and not self._shards.tensor(name).any():
+                    continue
                 raise UnsupportedModel(f"{self.folder}: the tensor {name} belongs to a part that is not supported")
 
 
@@ -99,6 +138,13 @@ class _Shards:
             raise CorruptFile(f"{folder} has no {_SINGLE}: the model folder is incomplete")
 
     def tensor(self, name: str) -> torch.Tensor:
+        """A tensor of floating point numbers."""
+        tensor = self.any_tensor(name)
+        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+            raise UnsupportedModel(f"{self.folder}: tensor {name} is of type {tensor.dtype}, which is not supported")
+        return tensor
+
+    def any_tensor(self, name: str) -> torch.Tensor:
         from safetensors import SafetensorError
 
         if name not in self.names:
@@ -107,8 +153,6 @@ class _Shards:
             tensor: torch.Tensor = self._file(self.names[name]).get_tensor(name)
         except SafetensorError as error:
             raise CorruptFile(f"{self.folder / self.names[name]}: cannot read tensor {name}: {error}") from error
-        if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise UnsupportedModel(f"{self.folder}: tensor {name} is of type {tensor.dtype}, which is not supported")
         return tensor
 
     def precision(self) -> str:

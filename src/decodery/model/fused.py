@@ -1,10 +1,8 @@
-"""A model's weights as one safetensors file in the fused form of `Weights`: written in a stream, read in place."""
+"""A model's weights as one safetensors file in the fused form of `Weights`, read in place (`convert` writes it)."""
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,8 @@ from .config import ModelConfig
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .packed import BLOCK
-from .store import Progress, replacing
+from .store import replacing
 from .weights import Dense, Kept, Layer, Linear, Weights
-
-Part = Callable[[str], torch.Tensor]
-"""Gives the tensor of a part by its name, such as "embedding.weight" or "layers.3.q.bias", in any float dtype."""
-
-_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
-_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -75,62 +67,6 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
 
 
-def write(path: Path, config: ModelConfig, precision: str, part: Part, *, progress: Progress) -> None:
-    """Write the weights to `path`, one fused tensor in memory at a time.
-
-    precision: "float32" or "bfloat16", or "int8" or "int4" for the linear layers: then the head is int8 in both, the
-    embedding, whose rows are only looked up, bfloat16, and all else float32.
-    """
-    quantized = precision not in _FLOATS
-    stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
-    plan = {name: entry for slot in stored for name, entry in _layout(slot, precision).items()}
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        offsets = _write_header(file, plan)
-        total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
-        done = 0
-        for slot in stored:
-            for name, tensor in _tensors(slot, precision, _fuse(slot, part)).items():
-                file.seek(offsets[name])
-                file.write(tensor.contiguous().view(torch.uint8).numpy().data)
-                done += _size(*plan[name])
-            progress("converting", done, total)
-
-
-def _kept_as(slot: Slot, precision: str) -> str:
-    """The precision of one slot in a model of this precision."""
-    if precision in _FLOATS:
-        return precision
-    if slot.linear:
-        # The head chooses the tokens, and int8 is as fast there: it is one large layer that is read once.
-        return "int8" if slot.name == "head.weight" else precision
-    return "bfloat16" if slot.name == "embedding.weight" else "float32"
-
-
-def _layout(slot: Slot, precision: str) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Names, types and shapes of the tensors a slot is stored as."""
-    kept, stem = _kept_as(slot, precision), slot.name.removesuffix("weight")
-    if kept == "int8":
-        return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
-    if kept == "int4":
-        outputs, inputs = slot.shape
-        blocks = (outputs, inputs // BLOCK)
-        return {
-            slot.name: (torch.uint8, (outputs, inputs // 2)),
-            f"{stem}step": (torch.float16, blocks),
-            f"{stem}least": (torch.float16, blocks),
-        }
-    return {slot.name: (_FLOATS[kept], slot.shape)}
-
-
-def _tensors(slot: Slot, precision: str, fused: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A slot's content in the form of `_layout`."""
-    kept, stem = _kept_as(slot, precision), slot.name.removesuffix("weight")
-    if kept in _FLOATS:
-        return {slot.name: fused.to(_FLOATS[kept])}
-    layer = Int4Linear.quantize(fused) if kept == "int4" else Int8Linear.quantize(fused)
-    return {stem + name: tensor for name, tensor in layer.tensors().items()}
-
-
 def save(path: Path, weights: Weights) -> None:
     """Write weights whose linear layers are int8 and whose embedding is the head's table, which is written once."""
     from safetensors.torch import save_file
@@ -152,7 +88,7 @@ def save(path: Path, weights: Weights) -> None:
 
 
 def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
-    """The weights that `write` or `save` wrote; on a CPU they are mapped, not copied."""
+    """The weights that `convert.write` or `save` wrote; on a CPU they are mapped, not copied."""
     try:
         tensors, _ = read_tensors(path, device=str(device))
     except CorruptFile as error:
@@ -233,41 +169,3 @@ def _keeps(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> bool:
         return False
     inside = int(ids[0]) >= 0 and int(ids[-1]) < config.vocab_size and bool((ids.diff() > 0).all())
     return inside and int(rows.min()) >= 0 and int(rows.max()) < config.kept_tokens
-
-
-def _fuse(slot: Slot, part: Part) -> torch.Tensor:
-    """The slot's parts stacked, checked against the shape that the configuration promises."""
-    parts = [part(name) for name in slot.parts]
-    try:
-        fused = parts[0] if len(parts) == 1 else torch.cat(parts)
-    except RuntimeError as error:
-        raise CorruptFile(f"the weights of {slot.name} do not fit together: {error}") from error
-    if tuple(fused.shape) != slot.shape:
-        raise CorruptFile(
-            f"the weights of {slot.name} have shape {list(fused.shape)}, the configuration says {list(slot.shape)}"
-        )
-    return fused
-
-
-def _write_header(file: Any, plan: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, int]:
-    """Write the safetensors header; returns where each tensor's bytes belong.
-
-    Wider types come first, as the format asks, so every tensor starts at a multiple of its element size.
-    """
-    header: dict[str, Any] = {}
-    end = 0
-    for name in sorted(plan, key=lambda name: -plan[name][0].itemsize):
-        dtype, shape = plan[name]
-        start, end = end, end + _size(dtype, shape)
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % 64)
-    file.write(struct.pack("<Q", len(text)) + text)
-    return {name: 8 + len(text) + entry["data_offsets"][0] for name, entry in header.items()}
-
-
-def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    return size

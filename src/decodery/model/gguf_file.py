@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
+from .gguf_blocks import READ, Blocks
 
 # Far above any real file (262,144 tokens, 50 keys, 2,000 tensors), low enough that a hostile header costs nothing.
 _MOST_KEYS = 1 << 16
@@ -58,36 +60,61 @@ class GGUFFile:
 
         return GGMLQuantizationType(self.tensors[name].kind).name
 
-    def tensor(self, name: str) -> np.ndarray:
-        """The tensor as float32, its quantized blocks expanded."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    def rows(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
+        """Rows of a tensor as float32, their quantized blocks expanded; numbers of one that has one dimension."""
+        from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        info = self.tensors.get(name)
-        if info is None:
-            raise CorruptFile(f"{self.path} has no tensor {name}: the file is incomplete")
+        info = self.info(name)
         kind = GGMLQuantizationType(info.kind)
-        block, size = GGML_QUANT_SIZES[kind]
-        length = info.shape[-1]
-        rows = int(np.prod(info.shape[:-1], dtype=np.int64))
-        row_bytes = length // block * size
-        raw = np.frombuffer(self._data, np.uint8, rows * row_bytes, info.offset).reshape(rows, row_bytes)
-        result = np.empty((rows, length), dtype=np.float32)
-        step = max(1, _CHUNK // length)
+        raw = self._raw(info, begin, end)
+        result = np.empty((len(raw), info.shape[-1]), dtype=np.float32)
 
-        def expand(start: int) -> None:
+        def expand(start: int, step: int) -> None:
             # A damaged block may hold an infinite scale; what comes of it shows in the logits, not as a warning.
             with np.errstate(all="ignore"):
                 result[start : start + step] = dequantize(raw[start : start + step], kind)
 
         try:
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(expand, range(0, rows, step)))
+            _side_by_side(expand, raw, info.shape[-1])
         except NotImplementedError as error:
             raise UnsupportedModel(
                 f"{self.path}: tensor {name} is of type {kind.name}, which is unknown here"
             ) from error
-        return result.reshape(info.shape)
+        return result[0][begin:end] if len(info.shape) == 1 else result.reshape(-1, *info.shape[1:])
+
+    def blocks(self, name: str, begin: int, end: int) -> Blocks:
+        """Rows of a matrix whose type is one of `gguf_blocks.READ`, its numbers as they are."""
+        info, read = self.info(name), READ[self.kind_name(name)]
+        raw = self._raw(info, begin, end)
+        n, inputs = len(raw), info.shape[-1]
+        numbers = np.empty((n, inputs // 2), dtype=np.uint8)
+        step, least = np.empty((2, n, inputs // 32), dtype=np.float16)
+
+        def unpack(start: int, some: int) -> None:
+            part = slice(start, start + some)
+            with np.errstate(all="ignore"):
+                numbers[part], step[part], least[part] = read(raw[part])
+
+        _side_by_side(unpack, raw, inputs)
+        return numbers, step, least
+
+    def info(self, name: str) -> TensorInfo:
+        info = self.tensors.get(name)
+        if info is None:
+            raise CorruptFile(f"{self.path} has no tensor {name}: the file is incomplete")
+        return info
+
+    def _raw(self, info: TensorInfo, begin: int, end: int | None) -> np.ndarray:
+        """[rows, bytes of a row]; all of a tensor that has one dimension."""
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(info.kind)]
+        row_bytes = info.shape[-1] // block * size
+        inner = int(np.prod(info.shape[1:-1], dtype=np.int64)) if len(info.shape) > 1 else 1
+        first, last = (begin, info.shape[0] if end is None else end) if len(info.shape) > 1 else (0, 1)
+        rows, start = (last - first) * inner, info.offset + first * inner * row_bytes
+        return np.frombuffer(self._data, np.uint8, rows * row_bytes, start).reshape(rows, row_bytes)
 
     def _read_header(self) -> None:
         reader = _Reader(self._data, self.path)
@@ -127,6 +154,13 @@ class GGUFFile:
         if offset + elements // block * size > len(self._data):
             raise CorruptFile(f"{self.path} ends before the data of tensor {name}: it was not downloaded completely")
         self.tensors[name] = TensorInfo(shape, kind, offset)
+
+
+def _side_by_side(work: Callable[[int, int], None], raw: np.ndarray, inputs: int) -> None:
+    """`work(start, rows)` over all rows, some at a time, on all cores."""
+    step = max(1, _CHUNK // inputs)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda start: work(start, step), range(0, len(raw), step)))
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ from .config import (
 )
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .fused import slots
+from .gguf_blocks import READ
 from .gguf_file import GGUFFile
 from .gguf_tokenizer import read_texts
+from .int4 import Int4Linear
 from .tokenizer import TextFacts
 
 if TYPE_CHECKING:
@@ -92,7 +95,8 @@ _FREQUENCIES = "rope_freqs.weight"
 class GGUFCheckpoint:
     """A GGUF file as a source of weights.
 
-    precision: "quantized", or the floating point type that most of the weights have.
+    precision: of most of the layers' weights: a floating point type, "int4" for blocks that stay as they are, or
+    "quantized".
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,12 +106,37 @@ class GGUFCheckpoint:
         self.precision = self._read_precision()
         self._refuse_unread()
 
-    def part(self, name: str) -> torch.Tensor:
-        """The part `name` (see `fused.slots`) in float32."""
-        tensor = torch.from_numpy(self.file.tensor(_tensor_name(name)))
-        if self.config.family == "llama" and name.startswith("layers.") and name.split(".")[2] in ("q", "k"):
-            return _pairs_to_halves(tensor, self.config.head_dim)
-        return tensor
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the part `name`. Raises CorruptFile where the file has none."""
+        return self.file.info(_tensor_name(name)).shape
+
+    def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows of the part `name` (see `fused.slots`) in float32."""
+        return self._rows(name, begin, end, lambda *span: (torch.from_numpy(self.file.rows(*span)),))[0]
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether a part has 4-bit numbers that `Int4Linear` can take as they are."""
+        return self.file.kind_name(_tensor_name(name)) in READ
+
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
+        """Rows of a part that has them."""
+        read = self.file.blocks
+        weight, step, least = self._rows(name, begin, end, lambda *span: map(torch.from_numpy, read(*span)))
+        return Int4Linear(weight, step, least)
+
+    def _rows(
+        self, name: str, begin: int, end: int | None, read: Callable[[str, int, int], Iterable[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """What `read` gives of rows of a part, in our order."""
+        tensor, rows, dim = _tensor_name(name), self.shape(name)[0], self.config.head_dim
+        end = rows if end is None else end
+        turned = self.config.family == "llama" and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
+        if not turned or rows % dim:
+            return list(read(tensor, begin, end))
+        # Rows move within their heads: whole heads are read.
+        first = begin // dim * dim
+        found = read(tensor, first, -(-end // dim) * dim)
+        return [_pairs_to_halves(each, dim)[begin - first : end - first] for each in found]
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
@@ -180,7 +209,7 @@ class GGUFCheckpoint:
         if _FREQUENCIES in self.file.tensors:
             if self.file.tensors[_FREQUENCIES].shape != (head_dim // 2,):
                 raise CorruptFile(f"{self.origin}: {_FREQUENCIES} should hold {head_dim // 2} numbers")
-            factors = self.file.tensor(_FREQUENCIES).tolist()
+            factors = self.file.rows(_FREQUENCIES).tolist()
             for number, factor in enumerate(factors):
                 FACTOR.check(factor, f"{self.origin}: {_FREQUENCIES}[{number}]")
             return Rope(theta=theta, kind="factors", factors=tuple(factors))
@@ -206,9 +235,12 @@ class GGUFCheckpoint:
     def _read_precision(self) -> str:
         sizes: Counter[str] = Counter()
         for name, info in self.file.tensors.items():
-            if len(info.shape) == 2:
+            # Small models are mostly vocabulary, which says nothing of the rest.
+            if len(info.shape) == 2 and name.startswith("blk."):
                 sizes[self.file.kind_name(name)] += info.shape[0] * info.shape[1]
-        kind = sizes.most_common(1)[0][0]
+        if 2 * sum(sizes[kind] for kind in READ) > sizes.total():
+            return "int4"
+        kind = sizes.most_common(1)[0][0] if sizes else "F32"
         return {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(kind, "quantized")
 
     def _refuse_unread(self) -> None:
@@ -244,6 +276,4 @@ def _tensor_name(part: str) -> str:
 
 def _pairs_to_halves(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows of each head from rotation pairs side by side, as Llama's GGUF files have them, to halves."""
-    if tensor.shape[0] % head_dim:
-        return tensor
     return tensor.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -17,7 +17,7 @@ import torch
 
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
 from ..settings import checked
-from . import drafts, embedded, fused, hub
+from . import convert, drafts, embedded, fused, hub
 from .chat import ChatTemplate
 from .config import ModelConfig, check_config
 from .description import Description
@@ -25,6 +25,7 @@ from .families import read_config
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
 from .protocol import LanguageModel
+from .resident import trim
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
@@ -34,9 +35,11 @@ if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
 DTYPES = ("float32", "bfloat16", "int8", "int4")
-FORMAT = 2
+FORMAT = 3
 """Version of what is kept under the cache directory; another number makes everything be converted anew."""
 
+_QUANTIZED = {"int4": "int4", "quantized": "int8"}
+"""What layers of a quantized GGUF are kept in, by the precision that most of them have there."""
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 
 
@@ -58,8 +61,9 @@ def load(
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
 
     dtype: "float32", "bfloat16", "int8" (weights and activations of linear layers), "int4" (4-bit weights in blocks of
-    32, as Q4_1 files have them, int8 activations and head) or "auto", the checkpoint's own
-    precision: int8 for a quantized GGUF, bfloat16 for a bfloat16 checkpoint where the processor computes in it, float32
+    32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF as they are, and its other layers, which
+    have more bits, int8) or "auto", the checkpoint's own precision: of a quantized GGUF int4 where most of its layers
+    have such blocks, else int8; bfloat16 for a bfloat16 checkpoint where the processor computes in it; float32
     elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
 
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
@@ -189,11 +193,14 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
         with locked(entry.parent / f"{entry.name}.lock"):
             if not weights.exists():
                 _convert(source, config, chosen, weights)
+    # Before the weights are in memory: reading a tokenizer takes several times what it holds.
+    texts = Tokenizer.from_file(
+        tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids, tried=tokenizer.is_relative_to(_converted())
+    )
+    trim()
     return LoadedModel(
         model=Transformer(config, _read(source, config, chosen, device)),
-        tokenizer=Tokenizer.from_file(
-            tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids, tried=tokenizer.is_relative_to(_converted())
-        ),
+        tokenizer=texts,
         chat=ChatTemplate(description.chat_template, description.special) if description.chat_template else None,
         name=source.name,
         dtype=chosen,
@@ -246,7 +253,7 @@ def _describe(source: _Source) -> None:
 def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> None:
     checkpoint = source.checkpoint
     with terminal_progress() as progress:
-        fused.write(target, config, dtype, checkpoint.part, progress=progress)
+        convert.write(target, config, dtype, checkpoint, progress=progress)
     checkpoint.close()
     if source.entry.parent != _converted():
         remove_others(source.entry)
@@ -258,9 +265,9 @@ def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
         return dtype
     if precision == "int8":
         return "int8"
-    if precision == "quantized" and device.type == "cpu":
-        return "int8"
-    return "bfloat16" if precision in ("bfloat16", "quantized") and _computes_bfloat16(device) else "float32"
+    if precision in _QUANTIZED and device.type == "cpu":
+        return _QUANTIZED[precision]
+    return "bfloat16" if precision in ("bfloat16", *_QUANTIZED) and _computes_bfloat16(device) else "float32"
 
 
 def _computes_bfloat16(device: torch.device) -> bool:

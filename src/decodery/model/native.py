@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from ctypes import Array, c_int32, c_void_p
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from .config import ModelConfig, Rope
 from .kernels import LayerStruct, ModelStruct, PassStruct, RunStruct, SegmentStruct, check, library
 from .packed import Arena, Packed, packed_size
 from .picks import Picks
+from .resident import forget, mapped_files
 from .route import Stop
 from .sites import Site, Visits
 
@@ -43,29 +44,37 @@ class Int8Stack:
         self.config = config
         self._angles = angles
         self._alive: list[object] = []
+        self._files = mapped_files()
         self._plans: dict[tuple[Stop, ...], tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]] = {}
         names = ("qkv", "output", "gate_up", "down")
         total = packed_size(weights.head)  # type: ignore[arg-type]
         for layer in weights.layers:
             total += sum(packed_size(getattr(layer, name), gated=name == "gate_up") for name in names)
         arena = Arena(total)
+        # The largest first: what it is packed from is still in memory then.
+        self.project = self._pack(weights.head, arena)
         layers = (LayerStruct * config.num_layers)()
         for index, layer in enumerate(weights.layers):
             for name in names:
-                packed = Packed(getattr(layer, name), arena, gated=name == "gate_up")
+                packed = self._pack(getattr(layer, name), arena, gated=name == "gate_up")
                 setattr(layers[index], name, packed.struct)
-                self._alive.append(packed)
             for norm in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
                 setattr(layers[index], norm, self._pointer(getattr(layer, norm)))
             layers[index].window = config.window(index) or 0
             layers[index].rope = int(bool(config.local_rope and config.sliding_layers[index]))
-        self.project = Packed(weights.head, arena)  # type: ignore[arg-type]
         self._alive.append(layers)
         self._model = ModelStruct(
             layers, self._pointer(weights.norm), self.project.struct, config.hidden_size, config.intermediate_size,
             config.num_heads, config.num_kv_heads, config.head_dim, int(config.activation != "silu"),
             config.norm_eps, config.attention_scale,
         )  # fmt: skip
+
+    def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:
+        packed = Packed(linear, arena, gated=gated)
+        self._alive.append(packed)
+        for tensor in linear.tensors().values():
+            forget(tensor, self._files)
+        return packed
 
     @property
     def address(self) -> int:

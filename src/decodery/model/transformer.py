@@ -22,6 +22,7 @@ from .kernels import library
 from .native import Int8Stack
 from .portable import PortableStack
 from .protocol import Capabilities
+from .resident import forget, mapped_files
 from .rope import rope_table
 from .route import WHOLE, Route, Stop, attending, stops
 from .sites import SITES, Site, Tap, Visits
@@ -64,7 +65,9 @@ class Transformer:
     @cached_property
     def fingerprint(self) -> str:
         norms = [norm for layer in self.weights.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        return digest(self.weights.embedding, *norms, self.weights.norm)
+        made = digest(self.weights.embedding, *norms, self.weights.norm)
+        forget(self.weights.embedding, mapped_files())
+        return made
 
     def new_cache(self) -> KVCache:
         config = self.config

@@ -1,0 +1,158 @@
+"""From a checkpoint's parts to the fused form of `Weights` in a file: some rows in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import CorruptFile
+from .config import ModelConfig
+from .fused import Slot, slots
+from .int4 import Int4Linear
+from .int8 import Int8Linear
+from .packed import BLOCK
+from .store import Progress, replacing
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
+_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_CHUNK = 1 << 22
+"""Numbers that are converted at a time."""
+
+_Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+class Parts(Protocol):
+    """Where parts come from, by names such as "embedding.weight" or "layers.3.q.bias"."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a part. Raises CorruptFile where there is none."""
+        ...
+
+    def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """Rows of a part in any float dtype."""
+        ...
+
+    def has_blocks(self, name: str) -> bool:
+        """Whether a part has 4-bit numbers that stay as they are."""
+        ...
+
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
+        """Rows of a part that has them."""
+        ...
+
+
+def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, progress: Progress) -> None:
+    """Write the weights to `path`.
+
+    precision: "float32" or "bfloat16", or "int8" or "int4" for the linear layers: then the embedding, whose rows are
+    only looked up, is bfloat16, and all else float32. In int4 the head is int8, and so is a layer that has more bits
+    in a checkpoint whose others have 4-bit blocks: whoever made that had a reason.
+    """
+    quantized = precision not in _FLOATS
+    stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
+    mixed = precision == "int4" and any(parts.has_blocks(name) for slot in stored for name in slot.parts)
+    kinds = {slot: _kept_as(slot, precision, parts if mixed else None) for slot in stored}
+    plan = {name: entry for slot in stored for name, entry in _layout(slot, kinds[slot]).items()}
+    for slot in stored:
+        _check_shapes(slot, [parts.shape(name) for name in slot.parts])
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        offsets = _write_header(file, plan)
+        total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
+        done = 0
+        for slot in stored:
+            first = 0
+            for name in slot.parts:
+                rows = parts.shape(name)[0]
+                step = max(1, _CHUNK * slot.shape[0] // _size(torch.uint8, slot.shape))
+                for begin in range(0, rows, step):
+                    end = min(begin + step, rows)
+                    for key, tensor in _tensors(slot, kinds[slot], parts, name, begin, end).items():
+                        dtype, shape = plan[key]
+                        file.seek(offsets[key] + (first + begin) * _size(dtype, shape[1:]))
+                        file.write(tensor.contiguous().view(torch.uint8).numpy().data)
+                        done += tensor.numel() * tensor.itemsize
+                    progress("converting", done, total)
+                first += rows
+
+
+def _kept_as(slot: Slot, precision: str, mixed: Parts | None) -> str:
+    """The precision of one slot in a model of this precision; mixed: parts of which some have 4-bit blocks."""
+    if precision in _FLOATS:
+        return precision
+    if not slot.linear:
+        return "bfloat16" if slot.name == "embedding.weight" else "float32"
+    # The head chooses the tokens, and int8 is as fast there: it is one large layer that is read once.
+    if slot.name == "head.weight" or (mixed is not None and not all(mixed.has_blocks(name) for name in slot.parts)):
+        return "int8"
+    return precision
+
+
+def _layout(slot: Slot, kept: str) -> _Layout:
+    """Names, types and shapes of the tensors a slot is stored as."""
+    stem = slot.name.removesuffix("weight")
+    if kept == "int8":
+        return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
+    if kept == "int4":
+        outputs, inputs = slot.shape
+        blocks = (outputs, inputs // BLOCK)
+        return {
+            slot.name: (torch.uint8, (outputs, inputs // 2)),
+            f"{stem}step": (torch.float16, blocks),
+            f"{stem}least": (torch.float16, blocks),
+        }
+    return {slot.name: (_FLOATS[kept], slot.shape)}
+
+
+def _tensors(slot: Slot, kept: str, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:
+    """Rows of one part of a slot in the form of `_layout`."""
+    stem = slot.name.removesuffix("weight")
+    if kept in _FLOATS:
+        return {slot.name: parts.part(name, begin, end).to(_FLOATS[kept])}
+    layer: Int4Linear | Int8Linear
+    if kept == "int8":
+        layer = Int8Linear.quantize(parts.part(name, begin, end))
+    elif parts.has_blocks(name):
+        layer = parts.blocks(name, begin, end)
+    else:
+        layer = Int4Linear.quantize(parts.part(name, begin, end))
+    return {stem + key: tensor for key, tensor in layer.tensors().items()}
+
+
+def _check_shapes(slot: Slot, shapes: list[tuple[int, ...]]) -> None:
+    """Refuse parts that stacked do not have the shape that the configuration promises."""
+    if len({shape[1:] for shape in shapes}) > 1:
+        found = ", ".join(str(list(shape)) for shape in shapes)
+        raise CorruptFile(f"the weights of {slot.name} do not fit together: they have the shapes {found}")
+    stacked = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    if stacked != slot.shape:
+        raise CorruptFile(
+            f"the weights of {slot.name} have shape {list(stacked)}, the configuration says {list(slot.shape)}"
+        )
+
+
+def _write_header(file: Any, plan: _Layout) -> dict[str, int]:
+    """Write the safetensors header; returns where each tensor's bytes belong.
+
+    Wider types come first, as the format asks, so every tensor starts at a multiple of its element size.
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for name in sorted(plan, key=lambda name: -plan[name][0].itemsize):
+        dtype, shape = plan[name]
+        start, end = end, end + _size(dtype, shape)
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    file.write(struct.pack("<Q", len(text)) + text)
+    return {name: 8 + len(text) + entry["data_offsets"][0] for name, entry in header.items()}
+
+
+def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    return size

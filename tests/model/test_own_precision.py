@@ -1,0 +1,198 @@
+"""Checkpoints that are quantized already keep their own 4-bit numbers: GGUF blocks, GPTQ and AWQ."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
+
+from decodery.errors import CorruptFile, UnsupportedModel
+from decodery.model.gguf_blocks import READ
+from decodery.model.gguf_model import GGUFCheckpoint
+from decodery.model.int4 import Int4Linear
+from decodery.model.int8 import Int8Linear
+from decodery.model.load import load
+from decodery.model.resident import forget, mapped_files
+from decodery.model.transformer import Transformer
+from tiny_gguf import write_gguf
+from tiny_models import assert_same_logits, make_model, save
+
+AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def model_of(path: Path, dtype: str = "auto") -> Transformer:
+    model = load(path, dtype=dtype, device="cpu").model
+    assert isinstance(model, Transformer)
+    return model
+
+
+# --- GGUF -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K], ids=lambda kind: kind.name)
+def test_blocks_are_what_the_file_says(kind: Kind) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(0)
+    raw = random.integers(0, 256, (5, 3 * size), dtype=np.uint8)
+    scales = 2 if kind == Kind.Q4_0 else 4
+    raw.reshape(5, 3, size)[..., :scales] = random.uniform(-2, 2, (5, 3, scales // 2)).astype(np.float16).view(np.uint8)
+    found = Int4Linear(*map(torch.from_numpy, READ[kind.name](raw))).dense().numpy()
+    expected = gguf.quants.dequantize(raw, kind)
+    if kind == Kind.Q4_K:
+        # Steps and least values are products, rounded to half precision.
+        bound = np.abs(expected).reshape(5, 3, -1).max(-1).repeat(block, -1) * 2.0**-9
+        assert (np.abs(found - expected) <= bound).all() and (found != expected).any()
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_any_rows_of_a_part_are_those_of_the_whole(tmp_path: Path) -> None:
+    """Rows of queries and keys move within their heads."""
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_1)
+    checkpoint = GGUFCheckpoint(tmp_path / "tiny.gguf")
+    for name in ("layers.1.q.weight", "layers.1.v.weight", "norm.weight", "embedding.weight"):
+        whole = checkpoint.part(name)
+        assert tuple(whole.shape) == checkpoint.shape(name)
+        for begin, end in ((0, 1), (3, 21), (17, 32)):
+            assert torch.equal(checkpoint.part(name, begin, end), whole[begin:end])
+            if checkpoint.has_blocks(name):
+                assert torch.equal(checkpoint.blocks(name, begin, end).dense(), whole[begin:end])
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1], ids=lambda kind: kind.name)
+def test_auto_keeps_the_files_own_numbers(kind: Kind, home: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), kind)
+    ours, exact = model_of(tmp_path / "tiny.gguf"), model_of(tmp_path / "tiny.gguf", "float32")
+    for layer, other in zip(ours.weights.layers, exact.weights.layers, strict=True):
+        for name in ("qkv", "output", "gate_up", "down"):
+            kept = getattr(layer, name)
+            assert isinstance(kept, Int4Linear)
+            assert torch.equal(kept.dense(), getattr(other, name).weight)
+    assert isinstance(ours.weights.head, Int8Linear)
+
+
+def test_layers_with_more_bits_keep_them(home: Path, tmp_path: Path) -> None:
+    """As in Q4_K_M files, whose values and some projections have six or eight bits."""
+    others = {"v_proj": Kind.Q8_0, "1.mlp.down_proj": Kind.Q5_1}
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_1, others=others)
+    ours, exact = model_of(tmp_path / "tiny.gguf"), model_of(tmp_path / "tiny.gguf", "float32")
+    layer = ours.weights.layers[1]
+    assert isinstance(layer.qkv, Int8Linear) and isinstance(layer.down, Int8Linear)
+    assert isinstance(layer.gate_up, Int4Linear) and isinstance(ours.weights.layers[0].down, Int4Linear)
+    wanted = exact.weights.layers[1].down.weight
+    assert (layer.down.dense() - wanted).abs().max() <= wanted.abs().max() / 127
+
+
+def test_files_with_more_bits_are_int8_and_four_where_asked_for(home: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q8_0)
+    assert isinstance(model_of(tmp_path / "tiny.gguf").weights.layers[0].qkv, Int8Linear)
+    assert isinstance(model_of(tmp_path / "tiny.gguf", "int4").weights.layers[0].qkv, Int4Linear)
+
+
+# --- GPTQ and AWQ ---------------------------------------------------------------------------------------------------
+
+
+def words(numbers: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
+    """[n, m] -> [n, m / 8] int32, number `order[i]` of eight in the i-th four bits."""
+    eights = numbers.long().view(len(numbers), -1, 8)[..., list(order)]
+    packed = (eights << (4 * torch.arange(8))).sum(-1)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).int()
+
+
+def quantized(folder: Path, method: str, group: int, **config: object) -> Path:
+    """A tiny model in the layout of a method; its other weights are those that this leaves."""
+    model = make_model("llama")
+    save(model, folder)
+    random = torch.Generator().manual_seed(0)
+    state, exact = load_file(folder / "model.safetensors"), {}
+    for name in [name for name in state if name.endswith("_proj.weight")]:
+        outputs, inputs = state.pop(name).shape
+        stem, groups = name.removesuffix("weight"), -(-inputs // group)
+        numbers = torch.randint(0, 16, (inputs, outputs), generator=random)
+        zeros = torch.randint(0, 16, (groups, outputs), generator=random)
+        scales = (torch.rand(groups, outputs, generator=random) * 0.03 + 0.01).half()
+        each = torch.arange(inputs) // group
+        exact[name] = (scales.float()[each] * (numbers - zeros[each])).T.contiguous()
+        state[f"{stem}scales"] = scales
+        if method == "awq":
+            state[f"{stem}qweight"], state[f"{stem}qzeros"] = words(numbers, AWQ), words(zeros, AWQ)
+            continue
+        less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+        state[f"{stem}qweight"] = words(numbers.T).T.contiguous()
+        state[f"{stem}qzeros"] = words(zeros - less & 15)
+        state[f"{stem}g_idx"] = each.int()
+        state[f"{stem}bias"] = torch.zeros(outputs).half()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    raw = json.loads((folder / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": group, **config}
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_file(exact, folder.parent / "exact.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [
+        ("gptq", {"desc_act": False, "sym": True}),
+        ("gptq", {"checkpoint_format": "gptq_v2"}),
+        ("awq", {"zero_point": True, "version": "gemm"}),
+    ],
+    ids=["gptq", "gptq v2", "awq"],
+)
+def test_published_layouts_are_read(method: str, config: dict, home: Path, tmp_path: Path) -> None:
+    folder = quantized(tmp_path / "model", method, 32, **config)
+    exact, model = load_file(tmp_path / "exact.safetensors"), make_model("llama")
+    model.load_state_dict(exact, strict=False)
+    # Zeros times steps are rounded to half precision.
+    assert_same_logits(model_of(folder, "float32"), model, tolerance=2e-2)
+    ours = model_of(folder)
+    down = ours.weights.layers[2].down
+    assert isinstance(down, Int4Linear)
+    wanted = exact["model.layers.2.mlp.down_proj.weight"]
+    assert (down.dense() - wanted).abs().max() <= 2.0**-11 * 0.04 * 16
+
+
+def test_layouts_that_are_not_read_are_refused(home: Path, tmp_path: Path) -> None:
+    folder = quantized(tmp_path / "model", "gptq", 32)
+    state = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.g_idx"
+    save_file(state | {name: state[name].flip(0)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UnsupportedModel, match="desc_act"):
+        load(folder, device="cpu")
+    name = "model.layers.0.mlp.up_proj.scales"
+    save_file(state | {name: state[name][:1]}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CorruptFile, match="damaged"):
+        load(folder, device="cpu")
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_what_was_packed_is_given_back_and_read_again(tmp_path: Path) -> None:
+    content = torch.arange(1 << 23, dtype=torch.int32)
+    save_file({"x": content}, tmp_path / "x.safetensors")
+    (tensor,) = load_file(tmp_path / "x.safetensors").values()
+    assert torch.equal(tensor, content)
+    before = resident()
+    forget(tensor, mapped_files())
+    assert before - resident() > 30e6
+    assert torch.equal(tensor, content)
+    forget(content, mapped_files())
+    assert int(content[-1]) == (1 << 23) - 1, "memory that no file stands behind must stay"
