@@ -47,7 +47,7 @@ def smollm2():
 
 @pytest.fixture(scope="session")
 def smollm2_int8():
-    """The embedded model at its default precision."""
+    """The embedded model with int8 weights."""
     import decodery
 
-    return decodery.load("smollm2")
+    return decodery.load("smollm2", dtype="int8")

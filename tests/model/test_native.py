@@ -42,7 +42,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def make(config: ModelConfig, seed: int = 0) -> tuple[Transformer, PortableStack, native.Int8Stack | None]:
+def make(config: ModelConfig, seed: int = 0) -> tuple[Transformer, PortableStack, native.NativeStack | None]:
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -72,7 +72,7 @@ def make(config: ModelConfig, seed: int = 0) -> tuple[Transformer, PortableStack
     embedding = random(c.vocab_size, c.hidden_size)
     weights = Weights(embedding, layers, norm(c.hidden_size), Int8Linear.quantize(embedding))
     model = Transformer(config, weights)
-    stack = None if library() is None else native.Int8Stack(config, weights, model.angles)
+    stack = None if library() is None else native.NativeStack(config, weights, model.angles)
     return model, PortableStack(config, weights, model.angles), stack
 
 

@@ -83,6 +83,7 @@ def library() -> ctypes.CDLL | None:
         lib.decodery_read.argtypes = [c_void_p, c_int64]
         lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
         lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+        lib.decodery_pack16.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
         lib.decodery_room.restype = c_int64
         lib.decodery_room.argtypes = [c_void_p, c_void_p]
         lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
@@ -110,6 +111,11 @@ def kernel_sets() -> list[str]:
     while lib is not None and (name := lib.decodery_kernels(len(names))) is not None:
         names.append(name.decode())
     return names
+
+
+def vectorised() -> bool:
+    """Whether there are kernels for this machine's own vector instructions."""
+    return len(kernel_sets()) > 1
 
 
 def choose(kernels: str) -> None:

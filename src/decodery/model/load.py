@@ -24,6 +24,7 @@ from .description import Description
 from .families import read_config
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
+from .kernels import vectorised
 from .protocol import LanguageModel
 from .resident import trim
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
@@ -60,10 +61,10 @@ def load(
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
 
-    dtype: "float32", "bfloat16", "int8" (weights and activations of linear layers), "int4" (4-bit weights in blocks of
-    32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF as they are, and its other layers, which
-    have more bits, int8) or "auto", the checkpoint's own precision: of a quantized GGUF int4 where most of its layers
-    have such blocks, else int8; bfloat16 for a bfloat16 checkpoint where the processor computes in it; float32
+    dtype: "float32", "bfloat16" (on a CPU the weights alone), "int8" (weights and activations of linear layers), "int4"
+    (4-bit weights in blocks of 32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF as they are, and
+    its other layers, which have more bits, int8) or "auto", the checkpoint's own precision: of a quantized GGUF int4
+    where most of its layers have such blocks, else int8; bfloat16 for a bfloat16 checkpoint where that is fast; float32
     elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
 
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
@@ -271,7 +272,7 @@ def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
 
 
 def _computes_bfloat16(device: torch.device) -> bool:
-    """Whether bfloat16 products are done in hardware there, not emulated."""
+    """Whether weights in bfloat16 are as fast there as they are small."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
@@ -281,7 +282,7 @@ def _computes_bfloat16(device: torch.device) -> bool:
             return " bf16" in Path("/proc/cpuinfo").read_text()
         except OSError:
             return False
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return vectorised()
 
 
 def _device(device: str) -> torch.device:

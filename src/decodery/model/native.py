@@ -1,4 +1,4 @@
-"""All layers of an int8 model in native calls."""
+"""All layers of a model in native calls: int8, int4 or bfloat16 weights, all else in float32."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _STOPS = ~(_SKIP_ATTENTION | _SKIP_MLP)
 _MOST_PLANS = 256
 
 
-class Int8Stack:
-    """All layers and the head of an int8 model, run by one native call per pass, or one up to each visited site.
+class NativeStack:
+    """All layers and the head of a model, run by one native call per pass, or one up to each visited site.
 
     A row's result depends on that row alone, bit for bit: not on the number of rows, on chunking, on the other
     sequences of the batch or on the shape of a tree. `angles(rope, positions)` gives cosines and sines
@@ -138,7 +138,7 @@ class _Walk:
     """One pass: a native call as far as the next site where Python has something to do, and so on to the end."""
 
     def __init__(
-        self, stack: Int8Stack, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits
+        self, stack: NativeStack, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits
     ) -> None:
         config = self.config = stack.config
         self._model = stack.address

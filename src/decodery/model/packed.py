@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from .kernels import LinearStruct, check, library
 if TYPE_CHECKING:
     from .int4 import Int4Linear
     from .int8 import Int8Linear
+    from .weights import Dense
+
+    Packable: TypeAlias = Int8Linear | Int4Linear | Dense
 
 GROUP = 64  # inputs that share one activation scale
 BLOCK = 32  # inputs that share one step of 4-bit weights
@@ -39,9 +42,12 @@ class Arena:
 
 
 class Packed:
-    """One linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open."""
+    """One linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open.
 
-    def __init__(self, linear: Int8Linear | Int4Linear, arena: Arena | None = None, *, gated: bool = False) -> None:
+    One in floating point must be in bfloat16.
+    """
+
+    def __init__(self, linear: Packable, arena: Arena | None = None, *, gated: bool = False) -> None:
         lib = library()
         assert lib is not None
         self.outputs, self.inputs = linear.shape
@@ -53,6 +59,9 @@ class Packed:
         if linear.bits == 8:
             lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
             self._scale = self._spread(linear.scale, order)
+        elif linear.bits == 16:
+            assert weight.dtype == torch.bfloat16
+            lib.decodery_pack16(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
         else:
             step, least = linear.step.contiguous(), linear.least.contiguous()
             lib.decodery_pack4(
@@ -97,9 +106,11 @@ class Packed:
         return np.where(order >= 0, known[np.maximum(order, 0)], np.float32(0)).astype(np.float32)
 
 
-def packed_size(linear: Int8Linear | Int4Linear, *, gated: bool = False) -> int:
+def packed_size(linear: Packable, *, gated: bool = False) -> int:
     """Bytes `Packed` takes from an arena."""
     outputs, inputs = linear.shape
     panels = -(-(outputs // 2) // (PANEL // 2)) if gated else -(-outputs // PANEL)
+    if linear.bits == 16:
+        return panels * PANEL * inputs * 2
     groups = -(-inputs // GROUP)
     return panels * groups * (PANEL * GROUP if linear.bits == 8 else 2 * BLOCK_BYTES)

@@ -28,7 +28,7 @@ Angles = Callable[[Rope, np.ndarray], tuple[torch.Tensor, torch.Tensor]]
 
 
 class PortableStack:
-    """Layers and head of an int8 model; the interface and the results of `native.Int8Stack`."""
+    """Layers and head of an int8 model; the interface and the results of `native.NativeStack`."""
 
     def __init__(self, config: ModelConfig, weights: Weights, angles: Angles) -> None:
         self.config = config
@@ -36,7 +36,7 @@ class PortableStack:
         self._angles = angles
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
-        """See `native.Int8Stack.layers`."""
+        """See `native.NativeStack.layers`."""
         config = self.config
         hidden = hidden.float()
         tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
@@ -57,15 +57,15 @@ class PortableStack:
         return hidden
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `native.Int8Stack.head`."""
+        """See `native.NativeStack.head`."""
         return self.project(self.final_norm(hidden))
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `native.Int8Stack.final_norm`."""
+        """See `native.NativeStack.final_norm`."""
         return self._norm(hidden.float(), self.weights.norm)
 
     def project(self, normed: torch.Tensor) -> torch.Tensor:
-        """See `native.Int8Stack.project`."""
+        """See `native.NativeStack.project`."""
         return self.weights.head(normed.float())
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

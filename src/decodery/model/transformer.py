@@ -19,7 +19,7 @@ from .config import ModelConfig, Rope
 from .graphs import StaticPasses, StaticStep
 from .int8 import Int8Linear
 from .kernels import library
-from .native import Int8Stack
+from .native import NativeStack
 from .portable import PortableStack
 from .protocol import Capabilities
 from .resident import forget, mapped_files
@@ -42,10 +42,13 @@ class Transformer:
         self.dtype = weights.norm.dtype
         self.device = weights.norm.device
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._stack: Int8Stack | PortableStack | None = None
-        if isinstance(weights.head, Int8Linear) and self.device.type == "cpu":
-            stack = PortableStack if library() is None else Int8Stack
-            self._stack = stack(config, weights, self.angles)
+        self._stack: NativeStack | PortableStack | None = None
+        if self.device.type == "cpu":
+            if library() is not None and (isinstance(weights.head, Int8Linear) or self.dtype == torch.bfloat16):
+                self._stack = NativeStack(config, weights, self.angles)
+                self.dtype = torch.float32
+            elif isinstance(weights.head, Int8Linear):
+                self._stack = PortableStack(config, weights, self.angles)
         self.static: StaticPasses | None = None
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch.nn.functional import linear
@@ -14,10 +15,20 @@ from .int8 import Int8Linear
 
 @dataclass
 class Dense:
-    """A linear layer in floating point. weight: [out, in]; bias: [out] or None."""
+    """A linear layer in floating point. weight: [out, in]; bias: [out] or None. bits: as native kernels pack it."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    bits: ClassVar[Literal[16]] = 16
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a file keeps of this layer, by name."""
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] -> [N, out], in the weight's dtype."""

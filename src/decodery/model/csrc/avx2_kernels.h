@@ -22,6 +22,12 @@ INLINE Floats half_floats(const uint8_t* p) { return _mm256_cvtph_ps(_mm_load_si
 INLINE Bytes bytes_at(const uint8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm256_and_si256(bytes_at(p), _mm256_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) { return _mm256_and_si256(_mm256_srli_epi16(bytes_at(p), 4), _mm256_set1_epi8(15)); }
+// Eight pairs of bfloat16: the first of each and the second.
+INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
+    const __m256i pairs = bytes_at(p);
+    low = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+    high = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int32_t(0xffff0000))));
+}
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
 #if DECODERY_VNNI

@@ -42,6 +42,12 @@ INLINE Ints dot(Ints sum, Bytes w, Four x) {
     return sum;
 }
 INLINE f16 floats(Ints x) { return __builtin_convertvector(reinterpret_cast<i16>(x), f16); }
+// Sixteen pairs of bfloat16: the first of each and the second.
+INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
+    const __m512i pairs = _mm512_load_si512(p);
+    low = reinterpret_cast<f16>(_mm512_slli_epi32(pairs, 16));
+    high = reinterpret_cast<f16>(_mm512_and_si512(pairs, _mm512_set1_epi32(int32_t(0xffff0000))));
+}
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
 // The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order

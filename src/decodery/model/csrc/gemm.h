@@ -143,14 +143,59 @@ static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized
     }
 }
 
+constexpr int32_t float_rows = 4;    // that share a load of bfloat16 weights
+
+// The same for rows of floats and weights in bfloat16, summed in the order of the inputs.
+template <int R>
+static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, int64_t ahead) {
+    // A vector of pairs gives two of outputs, 16 apart.
+    constexpr int32_t V = R > float_rows / 2 ? 1 : 16 / lanes;
+    for (int32_t first = 0; first < 16 / lanes; first += V) {
+        Floats acc[R][V][2] = {};
+        const uint8_t* p = w + 4 * lanes * first;
+#pragma GCC unroll 2
+        for (int32_t k = 0; k < in; ++k, p += 2 * panel_width) {
+            if (first == 0) __builtin_prefetch(p + ahead, 0, 2);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) {
+                Floats low, high;
+                widen(p + 4 * lanes * v, low, high);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    const float each = x[int64_t(r) * in + k];
+                    acc[r][v][0] = acc[r][v][0] + low * each;
+                    acc[r][v][1] = acc[r][v][1] + high * each;
+                }
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v)
+                for (int half = 0; half < 2; ++half)
+                    store_lanes(sums + r * panel_width + lanes * (first + v) + 16 * half, acc[r][v][half]);
+    }
+}
+
+static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, int64_t ahead) {
+    switch (r) {
+        case 1: return tile16<1>(w, x, in, sums, ahead);
+        case 2: return tile16<2>(w, x, in, sums, ahead);
+        case 3: return tile16<3>(w, x, in, sums, ahead);
+        case 4: return tile16<4>(w, x, in, sums, ahead);
+    }
+}
+
 // out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
     // Into the second-level cache: asked for the first level, they cost a third of the speed at 8 rows and more.
     constexpr int64_t ahead = 4096;
-    alignas(64) float sums[DECODERY_TILE_ROWS * panel_width];
-    const int32_t blocks = (rows + DECODERY_TILE_ROWS - 1) / DECODERY_TILE_ROWS;
-    const int64_t panel_bytes = linear.bits == 4 ? int64_t(a.groups()) * 2 * block_bytes : int64_t(a.width) * panel_width;
+    const bool floating = linear.bits == 16;
+    const int32_t most = floating ? float_rows : DECODERY_TILE_ROWS;
+    alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
+    const int32_t blocks = (rows + most - 1) / most;
+    const int64_t panel_bytes = floating           ? int64_t(linear.in) * 2 * panel_width
+                                : linear.bits == 4 ? int64_t(a.groups()) * 2 * block_bytes
+                                                   : int64_t(a.width) * panel_width;
     const Range mine = share(panels(linear), thread, team.threads);
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * panel_bytes;
@@ -159,7 +204,10 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
         const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
         for (int32_t block = 0; block < blocks; ++block) {
             const Range span = share(rows, block, blocks);
-            tile_rows(span.end - span.begin, linear.bits, w, a, span.begin, sums, block == 0 ? ahead : 0);
+            const int32_t count = span.end - span.begin;
+            const int64_t asked = block == 0 ? ahead : 0;
+            if (floating) tile_floats(count, w, a.floats + int64_t(span.begin) * linear.in, linear.in, sums, asked);
+            else tile_rows(count, linear.bits, w, a, span.begin, sums, asked);
             for (int32_t row = span.begin; row < span.end; ++row) {
                 const float* sum = sums + (row - span.begin) * panel_width;
                 f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;

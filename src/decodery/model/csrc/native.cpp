@@ -113,6 +113,9 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Rows*& rows, int3
     layout.take(state.narrow, n, model.hidden);
     layout.take(state.wide, n, heads);
     layout.take(state.inner, n, model.intermediate);
+    layout.take(state.narrow.floats, n * model.hidden);
+    state.wide.floats = state.context;
+    state.inner.floats = state.act;
     state.score_stride = (sizes.longest + 31) / 16 * 16;
     const int64_t attention = most_queries * (2 * wide + state.score_stride) + value_block * wide;
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
@@ -189,6 +192,16 @@ EXPORT void decodery_pack4(const uint8_t* values, const uint16_t* step, const ui
     }
 }
 
+// The same for bfloat16 weights [.][in].
+EXPORT void decodery_pack16(const uint16_t* weight, int32_t in, const int32_t* rows, int32_t out, uint16_t* packed) {
+    for (int32_t o = 0; o < out; ++o) {
+        const int32_t lane = o % panel_width;
+        uint16_t* to = packed + int64_t(o / panel_width) * panel_width * in + lane % 16 * 2 + lane / 16;
+        const uint16_t* from = weight + int64_t(rows[o]) * in;
+        for (int32_t k = 0; k < in; ++k) to[int64_t(k) * panel_width] = rows[o] >= 0 ? from[k] : 0;
+    }
+}
+
 // Bytes of working memory that a pass needs.
 EXPORT int64_t decodery_room(const Model* model, const Pass* pass) {
     State state = {};
@@ -245,6 +258,7 @@ static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows
     for (int32_t attempt = 0; attempt < 2; ++attempt) {
         layout = Layout{arena.memory};
         layout.take(state.narrow, rows, model.hidden);
+        layout.take(state.narrow.floats, int64_t(rows) * model.hidden);
         layout.take(state.scratch, threads * state.scratch_stride);
         if (!arena.reserve(layout.used)) return 1;
     }

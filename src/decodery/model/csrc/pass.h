@@ -54,15 +54,20 @@ struct Runner {
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
     float* scratch() const { return state.scratch + thread * state.scratch_stride; }
 
-    void norm_quantize(const float* weight) {
+    // What goes into `linear`, normed.
+    void norm_quantize(const float* weight, const Linear& linear) {
         const Range mine = my_rows();
+        const bool whole = linear.bits != 16;
         for (int32_t row = mine.begin; row < mine.end; ++row) {
-            normalize(pass.hidden + int64_t(row) * model.hidden, weight, model.hidden, model.eps, scratch());
-            quantize(scratch(), model.hidden, row, state.narrow);
+            float* normed = whole ? scratch() : state.narrow.floats + int64_t(row) * model.hidden;
+            normalize(pass.hidden + int64_t(row) * model.hidden, weight, model.hidden, model.eps, normed);
+            if (whole) quantize(normed, model.hidden, row, state.narrow);
         }
         meet(stage_norm);
     }
-    void quantize_rows(const float* x, int32_t n, const Quantized& a) {
+    // What goes into `linear` as it is; floats are where they should be.
+    void quantize_rows(const float* x, int32_t n, const Quantized& a, const Linear& linear) {
+        if (linear.bits == 16) return;
         const Range mine = my_rows();
         for (int32_t row = mine.begin; row < mine.end; ++row) quantize(x + int64_t(row) * n, n, row, a);
         meet(stage_norm);
@@ -261,7 +266,7 @@ struct Runner {
         const Layer& layer = model.layers[index];
         if ((marks & skip_attention) == 0 && from <= at_attention) {
             if (from < at_select) {
-                norm_quantize(layer.attention_norm);
+                norm_quantize(layer.attention_norm, layer.qkv);
                 project(layer.qkv, state.narrow, state.qkv);
                 rope(layer, index);
                 if (marks & at_select) return at_select;
@@ -271,15 +276,15 @@ struct Runner {
                 if (marks & at_heads) return at_heads;
             }
             if (from < at_attention) {
-                quantize_rows(state.context, model.heads * model.head_dim, state.wide);
+                quantize_rows(state.context, model.heads * model.head_dim, state.wide, layer.output);
                 if (add_or_stop(layer.output, state.wide, layer.post_attention_norm, marks & at_attention)) return at_attention;
             } else add_branch();
         }
         if ((marks & skip_mlp) == 0 && from <= at_mlp) {
             if (from < at_mlp) {
-                norm_quantize(layer.mlp_norm);
+                norm_quantize(layer.mlp_norm, layer.gate_up);
                 project_gated(layer.gate_up);
-                quantize_rows(state.act, model.intermediate, state.inner);
+                quantize_rows(state.act, model.intermediate, state.inner, layer.down);
                 if (add_or_stop(layer.down, state.inner, layer.post_mlp_norm, marks & at_mlp)) return at_mlp;
             } else add_branch();
         }
@@ -325,7 +330,7 @@ static void run_norm(void* context, int32_t thread, Team& team) {
 static void run_head(void* context, int32_t thread, Team& team) {
     const State& state = *static_cast<const State*>(context);
     Runner runner(state, thread, team);
-    runner.norm_quantize(state.model->norm);
+    runner.norm_quantize(state.model->norm, state.model->head);
     runner.project(state.model->head, state.narrow, state.logits);
 }
 
@@ -333,8 +338,10 @@ static void run_head(void* context, int32_t thread, Team& team) {
 static void run_linear(void* context, int32_t thread, Team& team) {
     const State& state = *static_cast<const State*>(context);
     Runner runner(state, thread, team);
-    runner.quantize_rows(state.pass->hidden, state.model->hidden, state.narrow);
-    runner.project(state.model->head, state.narrow, state.logits);
+    Quantized in = state.narrow;
+    in.floats = state.pass->hidden;
+    runner.quantize_rows(in.floats, state.model->hidden, in, state.model->head);
+    runner.project(state.model->head, in, state.logits);
 }
 
 // Reads this thread's share of a buffer in order: pass.hidden has model.hidden vectors of 64 bytes.

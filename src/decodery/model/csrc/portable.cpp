@@ -57,6 +57,12 @@ INLINE Ints dot(Ints sum, const Bytes& w, const Four& x) {
     return sum;
 }
 INLINE f16 floats(Ints x) { return __builtin_convertvector(x, f16); }
+INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
+    u32x16 pairs;
+    __builtin_memcpy(&pairs, p, 64);
+    low = reinterpret_cast<f16>(pairs << 16);
+    high = reinterpret_cast<f16>(pairs & 0xffff0000);
+}
 INLINE int64_t now() {
 #if defined(__x86_64__)
     return int64_t(__builtin_ia32_rdtsc());

@@ -15,12 +15,13 @@ inline int32_t panels(const Linear& linear) { return (linear.out + panel_width -
 
 // Rows of bytes, width a multiple of 64. scale, offset: [rows][width / 64]; offset is what weights stored as
 // value + 128 would add too much. halves: [rows][width / 32], the scaled sums of 32 inputs, for weights with a least
-// value.
+// value. floats: the rows before that, for weights in floating point.
 struct Quantized {
     int8_t* q;
     float* scale;
     int32_t* offset;
     float* halves;
+    float* floats;
     int32_t width;
 
     int32_t groups() const { return width / group_size; }
