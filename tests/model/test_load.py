@@ -113,11 +113,16 @@ def test_int8_is_close_and_bfloat16_closer(home: Path, tmp_path: Path) -> None:
 
 
 def test_auto_is_the_precision_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decodery.model.load._computes_bfloat16", lambda device: True)
-    chosen = [choose_dtype("auto", kind, CPU) for kind in ("quantized", "bfloat16", "float16", "float32")]
-    assert chosen == ["int8", "bfloat16", "float32", "float32"]
-    monkeypatch.setattr("decodery.model.load._computes_bfloat16", lambda device: False)
-    assert choose_dtype("auto", "bfloat16", CPU) == "float32"
+    kinds = ("int4", "quantized", "bfloat16", "float16", "float32")
+    for hardware, kernels, bfloat16 in (
+        (True, False, "bfloat16"),
+        (False, True, "bfloat16"),
+        (False, False, "float32"),
+    ):
+        monkeypatch.setattr("decodery.model.load.computes_bfloat16", lambda device, has=hardware: has)
+        monkeypatch.setattr("decodery.model.load.vectorised", lambda has=kernels: has)
+        chosen = [choose_dtype("auto", kind, CPU) for kind in kinds]
+        assert chosen == ["int4", "int8", bfloat16, "float32", "float32"]
     assert choose_dtype("bfloat16", "float32", CPU) == "bfloat16"
 
 

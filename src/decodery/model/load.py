@@ -268,11 +268,13 @@ def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
         return "int8"
     if precision in _QUANTIZED and device.type == "cpu":
         return _QUANTIZED[precision]
-    return "bfloat16" if precision in ("bfloat16", *_QUANTIZED) and _computes_bfloat16(device) else "float32"
+    if precision == "bfloat16" and device.type == "cpu" and vectorised():
+        return "bfloat16"
+    return "bfloat16" if precision in ("bfloat16", *_QUANTIZED) and computes_bfloat16(device) else "float32"
 
 
-def _computes_bfloat16(device: torch.device) -> bool:
-    """Whether weights in bfloat16 are as fast there as they are small."""
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether PyTorch's bfloat16 products are done in hardware there, not emulated."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu":
@@ -282,7 +284,7 @@ def _computes_bfloat16(device: torch.device) -> bool:
             return " bf16" in Path("/proc/cpuinfo").read_text()
         except OSError:
             return False
-    return vectorised()
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def _device(device: str) -> torch.device:

@@ -16,6 +16,7 @@ PEERS = {
     "transformers-lookup": "transformers_generate",
     "llama.cpp": "llama_cpp",
     "llama.cpp-q8": "llama_cpp",
+    "llama.cpp-lookup": "llama_cpp",
     "economize": "economize_decode",
     "economize-lookup": "economize_decode",
 }

@@ -80,6 +80,8 @@ def checkpoint(name: str) -> Path:
 
 def dense_dtype(lm: LM) -> str:
     """The floating-point precision for a program that cannot run this model's own: the same, or the machine's best."""
-    from ...model.load import choose_dtype
+    from ...model.load import computes_bfloat16
 
-    return choose_dtype("auto", "bfloat16", lm.model.device) if lm.dtype.startswith("int") else lm.dtype
+    if lm.dtype == "float32":
+        return "float32"
+    return "bfloat16" if computes_bfloat16(lm.model.device) else "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     from ..settings import Settings
 
 
+_LOOKUP_TOKENS = 10
+"""Tokens copied per lookup, as its own class has them."""
+
+
 class LlamaCpp(Peer):
+    """passes: of the generation at hand, when each began and how many rows it was fed."""
+
     llama: Any
+    passes: list[tuple[float, int]]
 
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
         self.llama.reset()
         self.llama.set_seed(seed)
+        self.passes = []
         tokens, times, begin = [], [], perf_counter()
         for token in self.llama.generate(
             prompt, temp=self.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
@@ -29,13 +38,18 @@ class LlamaCpp(Peer):
             tokens.append(int(token))
             if token in self.eos_ids or len(tokens) == max_new_tokens:
                 break
-        decoded = len(tokens) - 1
-        return Told(tokens, [1] * decoded, times[-1] - times[0], times[0] - begin, rows=decoded)
+        # The first token is what the pass over the prompt said; drafts may have let that pass say more.
+        begins = [at for at, _ in self.passes[1:]] + [times[-1]]
+        counts = [sum(at <= until for at in times) for until in begins]
+        emitted = [after - before for before, after in pairwise(counts) if after > before]
+        rows = sum(fed for _, fed in self.passes[1:])
+        return Told(tokens, emitted, times[-1] - times[0], times[0] - begin, rows=rows)
 
 
 def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
     try:
         from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     except (ImportError, RuntimeError, OSError) as error:
         raise UnavailableError("llama-cpp-python is not installed") from error
     import torch
@@ -47,12 +61,21 @@ def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
         path = requantize(path, "Q8_0")
     threads = torch.get_num_threads()
     room = min(lm.model.config.max_positions, 8192)
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKUP_TOKENS) if name == "llama.cpp-lookup" else None
     try:
-        llama = Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False)
+        llama = Llama(
+            str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False, draft_model=lookup
+        )
     except (ValueError, RuntimeError) as error:
         raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
     peer = LlamaCpp(name, main_type(path), settings.temperature, tuple(lm.tokenizer.eos_ids))
-    peer.llama = llama
+    peer.llama, run = llama, llama.eval
+
+    def counted(tokens: list[int]) -> None:
+        peer.passes.append((perf_counter(), len(tokens)))
+        run(tokens)
+
+    llama.eval = counted
     return peer
 
 
