@@ -1,6 +1,7 @@
 """What precision costs in quality: perplexity on held-out text, and greedy tokens that differ from float32's.
 
     python benchmarks/quality.py --data ../shared/data --out benchmarks/results/quality.json
+    python benchmarks/quality.py --data ../shared/data --model FILE.gguf --precisions float32,int8,int4,llama.cpp
 
 Text: the passages of Spec-Bench's summarization and retrieval questions. Greedy tokens: the first turns of Spec-Bench
 questions, the float32 text being fed to every precision, so that one early difference does not count many times.
@@ -12,6 +13,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,7 @@ import torch
 from rich.progress import track
 
 import decodery
+from decodery.bench.peers.base import checkpoint
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 
@@ -29,21 +32,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/quality.json"))
-    parser.add_argument("--precisions", default="float32,bfloat16,int8,int4")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--precisions", default="float32,bfloat16,int8,int4", help="also llama.cpp, of a .gguf file")
     parser.add_argument("--windows", type=int, default=64, help=f"windows of {WINDOW} tokens for the perplexity")
     parser.add_argument("--every", type=int, default=2, help="take every n-th question for the greedy comparison")
     parser.add_argument("--new-tokens", type=int, default=64)
     options = parser.parse_args()
     questions = [json.loads(line) for line in (options.data / "spec_bench_dev.jsonl").open(encoding="utf-8")]
-    reference = decodery.load("smollm2", dtype="float32")
+    reference = decodery.load(options.model, dtype="float32")
     windows = held_out(reference, questions, options.windows)
     texts = greedy_texts(reference, questions[:: options.every], options.new_tokens)
     rows = []
     for precision in options.precisions.split(","):
-        lm = reference if precision == "float32" else decodery.load("smollm2", dtype=precision)
+        score = scorer(reference, options.model, precision)
         begin = time.perf_counter()
-        loss, scored = perplexity(lm, windows)
-        different, compared, affected = differences(lm, texts)
+        loss, scored = perplexity(precision, score, windows)
+        different, compared, affected = differences(precision, score, texts)
         rows.append(
             {
                 "precision": precision,
@@ -63,24 +67,50 @@ def main() -> None:
 
 
 def held_out(lm: LM, questions: list[dict], count: int) -> list[list[int]]:
-    """Windows of consecutive tokens from the passages people ask about."""
+    """Windows of consecutive tokens from the passages people ask about, behind what begins a text."""
     passages = [each["turns"][0] for each in questions if each["category"] in ("summarization", "rag")]
-    tokens = lm.tokenizer.encode("\n\n".join(passages), special=False)
-    return [tokens[at : at + WINDOW] for at in range(0, len(tokens) - WINDOW, WINDOW)][:count]
+    tokens, begins = lm.tokenizer.encode("\n\n".join(passages), special=False), lm.tokenizer.encode("")
+    size = WINDOW - len(begins)
+    return [begins + tokens[at : at + size] for at in range(0, len(tokens) - size, size)][:count]
 
 
-def logits(lm: LM, tokens: list[int], first: int = 0) -> torch.Tensor:
-    """[n - first, vocab] logits after every token from number `first` on."""
+Score = Callable[[list[int], int], torch.Tensor]
+"""[n - first, vocab] logits after every token from number `first` on."""
+
+
+def scorer(reference: LM, model: str, precision: str) -> Score:
+    """What reads tokens at a precision, or by another program."""
+    if precision == "llama.cpp":
+        return llama_cpp(checkpoint(model))
+    lm = reference if precision == "float32" else decodery.load(model, dtype=precision)
+    return lambda tokens, first: logits(lm, tokens, first)
+
+
+def logits(lm: LM, tokens: list[int], first: int) -> torch.Tensor:
     rows = list(range(first, len(tokens)))
     with torch.no_grad():
         return lm.model.forward(Batch([Segment.chunk(tokens, lm.model.new_cache(), logit_rows=rows)])).logits
 
 
-def perplexity(lm: LM, windows: list[list[int]]) -> tuple[float, int]:
+def llama_cpp(path: Path) -> Score:
+    """Needs llama-cpp-python."""
+    from llama_cpp import Llama
+
+    llama = Llama(str(path), n_ctx=2 * WINDOW, logits_all=True, verbose=False)
+
+    def score(tokens: list[int], first: int) -> torch.Tensor:
+        llama.reset()
+        llama.eval(tokens)
+        return torch.from_numpy(llama.scores[first : len(tokens)].copy())
+
+    return score
+
+
+def perplexity(name: str, score: Score, windows: list[list[int]]) -> tuple[float, int]:
     """Mean negative log-likelihood in nats of all but the first token of every window, and how many were scored."""
     total, scored = 0.0, 0
-    for window in track(windows, description=f"perplexity {lm.dtype}"):
-        rows = logits(lm, window[:-1])
+    for window in track(windows, description=f"perplexity {name}"):
+        rows = score(window[:-1], 0)
         total += float(torch.nn.functional.cross_entropy(rows, torch.tensor(window[1:]), reduction="sum"))
         scored += len(window) - 1
     return total / scored, scored
@@ -91,16 +121,15 @@ def greedy_texts(lm: LM, questions: list[dict], length: int) -> list[tuple[list[
     texts = []
     for question in track(questions, description="float32 answers"):
         prompt = lm.encode(question["turns"][0])
-        answer = lm.generate([{"role": "user", "content": question["turns"][0]}], max_new_tokens=length).tokens
-        texts.append((prompt + answer, len(prompt)))
+        texts.append((prompt + lm.generate(question["turns"][0], max_new_tokens=length).tokens, len(prompt)))
     return texts
 
 
-def differences(lm: LM, texts: list[tuple[list[int], int]]) -> tuple[int, int, int]:
+def differences(name: str, score: Score, texts: list[tuple[list[int], int]]) -> tuple[int, int, int]:
     """Answer tokens that this precision would have chosen otherwise, of how many, and in how many texts."""
     different = compared = affected = 0
-    for tokens, start in track(texts, description=f"greedy {lm.dtype}"):
-        rows = logits(lm, tokens[:-1], start - 1)
+    for tokens, start in track(texts, description=f"greedy {name}"):
+        rows = score(tokens[:-1], start - 1)
         wrong = int((rows.numpy().argmax(axis=-1) != np.array(tokens[start:])).sum())
         different, compared, affected = different + wrong, compared + len(rows), affected + bool(wrong)
     return different, compared, affected

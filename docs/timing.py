@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from figures import RESULTS, load
 from figures import table as table_from
@@ -57,9 +58,9 @@ def kernels() -> str:
     )
 
 
-def quality() -> str:
+def quality(name: str = "quality") -> str:
     """What precision costs in quality."""
-    rows = load("quality")["rows"]
+    rows = load(name)["rows"]
     first = rows[0]["perplexity"]
     return table_from(
         ["precision", "perplexity", "to float32", "greedy tokens that differ"],
@@ -113,5 +114,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "passes": passes,
     "kernels": kernels,
     "quality": quality,
+    "quality-gemma": partial(quality, "quality-gemma-3-270m"),
     "parts": parts,
 }

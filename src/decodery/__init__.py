@@ -36,7 +36,8 @@ _HOMES = {
 def load(name: str = "smollm2", **options: Any) -> LM:
     """A ready model: an embedded name, a folder, a `.gguf` file or a Hub id.
 
-    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "int8", "int4"), `device`,
+    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8",
+    "int4"), `device`,
     `revision`.
     """
     from .lm import LM

@@ -1,4 +1,4 @@
-"""Layers in bfloat16 on the native kernels: the weights as they are, all else in float32, the same bits everywhere."""
+"""Layers of 16 bits on the native kernels: the weights as they are, all else in float32, the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from decodery.model.packed import Packed
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense, Layer, Linear, Weights, floating
 from decodery.testing import Garbage, check_identical, tiny_transformer
+
+DTYPES = [torch.bfloat16, torch.float16]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -27,9 +29,12 @@ def in_order(x: torch.Tensor, linear: Dense) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kernels", kernel_sets())
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(33, 50), (128, 576), (70, 3)])
-def test_every_kernel_adds_in_the_same_order_for_any_number_of_rows(shape: tuple[int, int], kernels: str) -> None:
-    linear = Dense(random(*shape).bfloat16(), random(shape[0], seed=1))
+def test_every_kernel_adds_in_the_same_order_for_any_number_of_rows(
+    shape: tuple[int, int], dtype: torch.dtype, kernels: str
+) -> None:
+    linear = Dense(random(*shape).to(dtype), random(shape[0], seed=1))
     x, packed = random(21, shape[1], seed=2), Packed(linear)
     expected = in_order(x, linear)
     choose(kernels)
@@ -59,16 +64,17 @@ def logits(model: Transformer, ids: list[int]) -> torch.Tensor:
         return model.forward(Batch([Segment.chunk(ids, model.new_cache(), logit_rows=range(len(ids)))])).logits
 
 
-def test_a_model_in_bfloat16_is_that_of_its_weights_in_float32() -> None:
-    narrow = tiny_transformer(dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_model_is_that_of_its_weights_in_float32(dtype: torch.dtype) -> None:
+    narrow = tiny_transformer(dtype=dtype)
     ids = torch.randint(64, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     ours, theirs = logits(narrow, ids), logits(widened(narrow), ids)
     assert ours.dtype == torch.float32 and narrow.capabilities.exact_rows
-    # Activations in bfloat16 would be a thousand times as far off.
+    # Activations of 16 bits would be a thousand times as far off.
     assert 0 < (ours - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
-def test_drafts_change_no_text_in_bfloat16() -> None:
+def test_drafts_change_no_text() -> None:
     """Rows do not depend on the pass they stand in, so texts are exact."""
     model = tiny_transformer(dtype=torch.bfloat16)
     for drafter in (TokenRecycling(), Garbage(nodes=9)):

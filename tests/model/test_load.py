@@ -114,16 +114,28 @@ def test_int8_is_close_and_bfloat16_closer(home: Path, tmp_path: Path) -> None:
 
 def test_auto_is_the_precision_of_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = ("int4", "quantized", "bfloat16", "float16", "float32")
-    for hardware, kernels, bfloat16 in (
-        (True, False, "bfloat16"),
-        (False, True, "bfloat16"),
-        (False, False, "float32"),
-    ):
+    for hardware, bfloat16 in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr("decodery.model.load.computes_bfloat16", lambda device, has=hardware: has)
-        monkeypatch.setattr("decodery.model.load.vectorised", lambda has=kernels: has)
         chosen = [choose_dtype("auto", kind, CPU) for kind in kinds]
         assert chosen == ["int4", "int8", bfloat16, "float32", "float32"]
     assert choose_dtype("bfloat16", "float32", CPU) == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_checkpoints_of_16_bits_keep_them_where_kernels_do(
+    dtype: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(make_model("qwen2").to(getattr(torch, dtype)), tmp_path / "model")
+    monkeypatch.setattr("decodery.model.load.vectorised", lambda: True)
+    loaded = load(folder, device="cpu")
+    assert loaded.dtype == dtype
+    monkeypatch.setattr("decodery.model.load.vectorised", lambda: False)
+    monkeypatch.setattr("decodery.model.load.computes_bfloat16", lambda device: False)
+    exact = load(folder, device="cpu")
+    assert exact.dtype == "float32"
+    segment, other = (Segment.chunk(list(range(20, 60)), each.model.new_cache()) for each in (loaded, exact))
+    ours, theirs = loaded.model.forward(Batch([segment])).logits, exact.model.forward(Batch([other])).logits
+    assert (ours - theirs).abs().max() < 1e-4
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

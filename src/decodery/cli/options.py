@@ -102,7 +102,7 @@ model_options = together(
     _option(
         "Model",
         "--dtype",
-        type=click.Choice(["auto", "float32", "bfloat16", "int8", "int4"]),
+        type=click.Choice(["auto", "float32", "bfloat16", "float16", "int8", "int4"]),
         default="auto",
         show_default=True,
         help="Precision of the weights; auto is the checkpoint's own.",

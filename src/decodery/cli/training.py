@@ -116,10 +116,11 @@ def command_line() -> str:
 
 
 def learning_dtype() -> str:
-    """The precision to learn in: gradients need floating point, and bfloat16 is faster where it is computed in."""
+    """The precision to learn in: gradients need floating point, and kernels of a CPU's own have none."""
     import torch
 
     from ..model.load import choose_dtype
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return choose_dtype("auto", "bfloat16", device)
+    if not torch.cuda.is_available():
+        return "float32"
+    return choose_dtype("auto", "bfloat16", torch.device("cuda"))

@@ -18,7 +18,7 @@ from .packed import BLOCK
 from .store import Progress, replacing
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
-_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CHUNK = 1 << 22
 """Numbers that are converted at a time."""
 
@@ -48,9 +48,9 @@ class Parts(Protocol):
 def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, progress: Progress) -> None:
     """Write the weights to `path`.
 
-    precision: "float32" or "bfloat16", or "int8" or "int4" for the linear layers: then the embedding, whose rows are
-    only looked up, is bfloat16, and all else float32. In int4 the head is int8, and so is a layer that has more bits
-    in a checkpoint whose others have 4-bit blocks: whoever made that had a reason.
+    precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding, whose
+    rows are only looked up, is bfloat16, and all else float32. In int4 the head is int8, and so is a layer that has
+    more bits in a checkpoint whose others have 4-bit blocks: whoever made that had a reason.
     """
     quantized = precision not in _FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]

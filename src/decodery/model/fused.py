@@ -143,8 +143,9 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor]) -> bool:
         other = {"embedding.weight": "head.weight", "head.weight": "embedding.weight"}.get(slot.name)
         return other in tensors
     stem = slot.name.removesuffix("weight")
-    if not slot.linear or found.dtype in (torch.float32, torch.bfloat16):
-        return tuple(found.shape) == slot.shape and found.dtype in (torch.float32, torch.bfloat16)
+    floats = (torch.float32, torch.bfloat16, torch.float16)
+    if not slot.linear or found.dtype in floats:
+        return tuple(found.shape) == slot.shape and found.dtype in floats
     outputs, inputs = slot.shape
     if found.dtype == torch.int8:
         wanted = {"weight": slot.shape, "scale": (outputs,)}

@@ -16,7 +16,7 @@ from ..errors import CorruptFile, OutOfMemory
 class LinearStruct(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p), ("scale", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32),
-        ("bits", c_int32),
+        ("bits", c_int32), ("half", c_int32),
     ]  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def library() -> ctypes.CDLL | None:
         lib.decodery_read.argtypes = [c_void_p, c_int64]
         lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
         lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
-        lib.decodery_pack16.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+        lib.decodery_pack16.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p]
         lib.decodery_room.restype = c_int64
         lib.decodery_room.argtypes = [c_void_p, c_void_p]
         lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]

@@ -35,7 +35,7 @@ from .weights import Weights
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
+DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
 FORMAT = 3
 """Version of what is kept under the cache directory; another number makes everything be converted anew."""
 
@@ -61,11 +61,11 @@ def load(
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
 
-    dtype: "float32", "bfloat16" (on a CPU the weights alone), "int8" (weights and activations of linear layers), "int4"
-    (4-bit weights in blocks of 32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF as they are, and
-    its other layers, which have more bits, int8) or "auto", the checkpoint's own precision: of a quantized GGUF int4
-    where most of its layers have such blocks, else int8; bfloat16 for a bfloat16 checkpoint where that is fast; float32
-    elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
+    dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of linear
+    layers), "int4" (4-bit weights in blocks of 32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF
+    as they are, and its other layers, which have more bits, int8) or "auto", the checkpoint's own precision: of a
+    quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint in 16 bits where
+    that is fast; float32 elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
 
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
     """
@@ -185,7 +185,7 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
                 _describe(source)
     description = Description.read(entry / _DESCRIPTION)
     config = description.config
-    chosen = choose_dtype(dtype, description.precision, device)
+    chosen = _choose_own(dtype, description.precision, device)
     tokenizer = entry / _TOKENIZER
     if not tokenizer.exists() and description.tokenizer_of is not None:
         tokenizer = _tokenizer_of(description.tokenizer_of, config)
@@ -268,9 +268,14 @@ def choose_dtype(dtype: str, precision: str, device: torch.device) -> str:
         return "int8"
     if precision in _QUANTIZED and device.type == "cpu":
         return _QUANTIZED[precision]
-    if precision == "bfloat16" and device.type == "cpu" and vectorised():
-        return "bfloat16"
     return "bfloat16" if precision in ("bfloat16", *_QUANTIZED) and computes_bfloat16(device) else "float32"
+
+
+def _choose_own(dtype: str, precision: str, device: torch.device) -> str:
+    """The same for models that this package runs itself."""
+    if dtype == "auto" and precision in ("bfloat16", "float16") and device.type == "cpu" and vectorised():
+        return precision
+    return choose_dtype(dtype, precision, device)
 
 
 def computes_bfloat16(device: torch.device) -> bool:

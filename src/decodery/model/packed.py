@@ -44,7 +44,7 @@ class Arena:
 class Packed:
     """One linear layer in the kernels' layout. `gated`: panels of 16 gates and the 16 values they open.
 
-    One in floating point must be in bfloat16.
+    One in floating point must have 16 bits.
     """
 
     def __init__(self, linear: Packable, arena: Arena | None = None, *, gated: bool = False) -> None:
@@ -55,13 +55,14 @@ class Packed:
         size = packed_size(linear, gated=gated)
         self._weight = (Arena(size) if arena is None else arena).take(size)
         weight, packed = linear.weight.contiguous(), self._weight.ctypes.data
-        self._scale = None
+        self._scale, half = None, 0
         if linear.bits == 8:
             lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
             self._scale = self._spread(linear.scale, order)
         elif linear.bits == 16:
-            assert weight.dtype == torch.bfloat16
-            lib.decodery_pack16(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
+            assert weight.dtype.itemsize == 2
+            half = int(weight.dtype == torch.float16)
+            lib.decodery_pack16(weight.data_ptr(), half, self.inputs, order.ctypes.data, len(order), packed)
         else:
             step, least = linear.step.contiguous(), linear.least.contiguous()
             lib.decodery_pack4(
@@ -70,7 +71,7 @@ class Packed:
             )  # fmt: skip
         self._bias = None if linear.bias is None else self._spread(linear.bias, order)
         scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
-        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, linear.bits)
+        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, linear.bits, half)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""

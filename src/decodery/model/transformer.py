@@ -44,7 +44,7 @@ class Transformer:
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu":
-            if library() is not None and (isinstance(weights.head, Int8Linear) or self.dtype == torch.bfloat16):
+            if library() is not None and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
             elif isinstance(weights.head, Int8Linear):

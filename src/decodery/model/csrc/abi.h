@@ -7,13 +7,14 @@
 // bits 8: [panel][in / 4][2][16][4] unsigned bytes (value + 128); scale: [panels * 32].
 // bits 4: [panel][in / 32] blocks of step[32] and least[32] in half precision, then [8][64] bytes: the low halves are
 // outputs 0-15, the high ones 16-31, four inputs each; a weight is step * value + least, scale is null.
-// bits 16: [panel][in][16] pairs of bfloat16, output i and output i + 16; scale is null, `in` is not padded.
+// bits 16: [panel][in][16] pairs of bfloat16, output i and output i + 16, or, where half is set, [panel][in][32] of half
+// precision; scale is null, `in` is not padded.
 struct Linear {
     const uint8_t* weight;
     const float* scale;
     const float* bias;
     int32_t in, out;
-    int32_t bits;
+    int32_t bits, half;
 };
 
 struct Layer {

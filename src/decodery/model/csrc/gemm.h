@@ -143,23 +143,24 @@ static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized
     }
 }
 
-constexpr int32_t float_rows = 4;    // that share a load of bfloat16 weights
+constexpr int32_t float_rows = 4;    // that share a load of weights of 16 bits
 
-// The same for rows of floats and weights in bfloat16, summed in the order of the inputs.
-template <int R>
+// The same for rows of floats and weights in bfloat16 or half precision, summed in the order of the inputs.
+template <int R, bool half>
 static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, int64_t ahead) {
-    // A vector of pairs gives two of outputs, 16 apart.
+    // What is read at once gives two vectors of outputs, 16 apart.
     constexpr int32_t V = R > float_rows / 2 ? 1 : 16 / lanes;
     for (int32_t first = 0; first < 16 / lanes; first += V) {
         Floats acc[R][V][2] = {};
-        const uint8_t* p = w + 4 * lanes * first;
+        const uint8_t* p = w;
 #pragma GCC unroll 2
         for (int32_t k = 0; k < in; ++k, p += 2 * panel_width) {
             if (first == 0) __builtin_prefetch(p + ahead, 0, 2);
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
                 Floats low, high;
-                widen(p + 4 * lanes * v, low, high);
+                if (half) low = half_floats(p + 2 * lanes * (first + v)), high = half_floats(p + 2 * lanes * (first + v) + 32);
+                else widen(p + 4 * lanes * (first + v), low, high);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
                     const float each = x[int64_t(r) * in + k];
@@ -170,17 +171,18 @@ static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, in
         }
         for (int r = 0; r < R; ++r)
             for (int v = 0; v < V; ++v)
-                for (int half = 0; half < 2; ++half)
-                    store_lanes(sums + r * panel_width + lanes * (first + v) + 16 * half, acc[r][v][half]);
+                for (int side = 0; side < 2; ++side)
+                    store_lanes(sums + r * panel_width + lanes * (first + v) + 16 * side, acc[r][v][side]);
     }
 }
 
+template <bool half>
 static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, int64_t ahead) {
     switch (r) {
-        case 1: return tile16<1>(w, x, in, sums, ahead);
-        case 2: return tile16<2>(w, x, in, sums, ahead);
-        case 3: return tile16<3>(w, x, in, sums, ahead);
-        case 4: return tile16<4>(w, x, in, sums, ahead);
+        case 1: return tile16<1, half>(w, x, in, sums, ahead);
+        case 2: return tile16<2, half>(w, x, in, sums, ahead);
+        case 3: return tile16<3, half>(w, x, in, sums, ahead);
+        case 4: return tile16<4, half>(w, x, in, sums, ahead);
     }
 }
 
@@ -206,7 +208,9 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
             const Range span = share(rows, block, blocks);
             const int32_t count = span.end - span.begin;
             const int64_t asked = block == 0 ? ahead : 0;
-            if (floating) tile_floats(count, w, a.floats + int64_t(span.begin) * linear.in, linear.in, sums, asked);
+            const float* x = a.floats + int64_t(span.begin) * linear.in;
+            if (floating && linear.half) tile_floats<true>(count, w, x, linear.in, sums, asked);
+            else if (floating) tile_floats<false>(count, w, x, linear.in, sums, asked);
             else tile_rows(count, linear.bits, w, a, span.begin, sums, asked);
             for (int32_t row = span.begin; row < span.end; ++row) {
                 const float* sum = sums + (row - span.begin) * panel_width;

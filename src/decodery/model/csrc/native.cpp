@@ -192,11 +192,12 @@ EXPORT void decodery_pack4(const uint8_t* values, const uint16_t* step, const ui
     }
 }
 
-// The same for bfloat16 weights [.][in].
-EXPORT void decodery_pack16(const uint16_t* weight, int32_t in, const int32_t* rows, int32_t out, uint16_t* packed) {
+// The same for weights [.][in] of 16 bits.
+EXPORT void decodery_pack16(const uint16_t* weight, int32_t half, int32_t in, const int32_t* rows, int32_t out,
+                            uint16_t* packed) {
     for (int32_t o = 0; o < out; ++o) {
-        const int32_t lane = o % panel_width;
-        uint16_t* to = packed + int64_t(o / panel_width) * panel_width * in + lane % 16 * 2 + lane / 16;
+        const int32_t lane = o % panel_width, place = half ? lane : lane % 16 * 2 + lane / 16;
+        uint16_t* to = packed + int64_t(o / panel_width) * panel_width * in + place;
         const uint16_t* from = weight + int64_t(rows[o]) * in;
         for (int32_t k = 0; k < in; ++k) to[int64_t(k) * panel_width] = rows[o] >= 0 ? from[k] : 0;
     }
