@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
@@ -26,6 +26,7 @@ from .description import Description, noted
 from .families import read_config
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
+from .named import Precision
 from .protocol import LanguageModel
 from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
@@ -36,7 +37,7 @@ from .weights import Weights
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
-DTYPES = ("float32", "bfloat16", "int8", "int4")
+DTYPES = tuple(each for each in get_args(Precision) if each != "auto")
 
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 
@@ -199,6 +200,8 @@ def _model(source: _Source, config: ModelConfig, dtype: str, device: torch.devic
         if weights.is_relative_to(converted()):
             uses.callback(use(weights))
         if not weights.exists():
+            # What has nothing to be converted from says so before a lock is made beside it.
+            _ = source.checkpoint
             with locked(lock_of(source.entry)):
                 if not weights.exists():
                     _convert(source, config, dtype, weights)
