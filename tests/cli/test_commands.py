@@ -158,6 +158,9 @@ def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.Monk
     assert "no method is called 'promt-lookup'; try prompt-lookup" in failure("methods", "promt-lookup")
     assert "try prompt-lookup" in failure("generate", PROMPT, "--drafter", "promptlookup")
     assert "its settings are" in failure("generate", PROMPT, "--drafter", "prompt-lookup:lenght=3")
+    assert "draft-model: dtype=int5 is not auto, float32, bfloat16, float16, int8 or int4" in failure(
+        "generate", PROMPT, "--drafter", "draft-model:model=none.gguf,dtype=int5"
+    )
     assert "sampler" in failure("generate", PROMPT, "--sampler", "top-k:k=5", "--temperature", "1")
     assert "top_p" in failure("generate", PROMPT, "--temperature", "1", "--top-p", "1.5").replace("-", "_")
     assert "coupled" in failure("chat", "--rule", "couple")

@@ -245,7 +245,7 @@ def test_tensors_that_would_not_be_used_are_refused(home: Path, tmp_path: Path) 
 
 
 def test_unknown_dtype_and_device() -> None:
-    with pytest.raises(SettingsError, match="float32, bfloat16, int8"):
+    with pytest.raises(SettingsError, match="float32, bfloat16, float16, int8"):
         load("smollm2", dtype="float8")
     with pytest.raises(SettingsError, match="no device"):
         load("smollm2", device="warp")

@@ -84,6 +84,14 @@ def test_an_interrupted_folder_is_continued_to_the_same_bytes(
         write(target, tmp_path / "parts", seed=6)
 
 
+def test_what_is_written_of_texts_in_progress_counts(target: LoadedModel, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    write(target, tmp_path / "text", progress=lambda *each: told.append(each))
+    done = [each[1] for each in told]
+    # After the first pass of a batch no text is whole yet.
+    assert done[0] == 0 and done == sorted(done) and done[-1] == told[-1][2] == len(PROMPTS)
+
+
 def test_files_are_cut_into_texts(target: LoadedModel, tmp_path: Path) -> None:
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     files[0].write_text("0123456789" * 3)

@@ -21,6 +21,7 @@ from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
 from ..model.footprint import precision
 from ..model.protocol import LanguageModel
+from ..model.uses import use
 from .machine import describe
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -106,6 +107,7 @@ def cost_curve(model: LanguageModel) -> CostCurve:
         kept = _read(json.loads(path.read_text(encoding="utf-8")))
         if not _too_dear(kept, _timings(model, _PROBED, (), _PROBE_SECONDS, needed=1)[CONTEXT]):
             _known[model] = kept
+            use(path.parent)()
             return kept
     with store.terminal_progress(counts=True) as progress:
         timings = _timings(model, _ORDER, FAR_ROWS, _SECONDS, needed=_NEEDED, progress=progress)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _LONG = 512
-_PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+_PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
 
 
 class _Names(click.ParamType):

@@ -17,7 +17,21 @@ import click
 from .. import __version__
 from ..errors import DecoderyError
 
-COMMANDS = ("demo", "pull", "generate", "chat", "serve", "batch", "hide", "reveal", "bench", "train", "methods", "info")
+COMMANDS = (
+    "demo",
+    "pull",
+    "generate",
+    "chat",
+    "serve",
+    "batch",
+    "hide",
+    "reveal",
+    "bench",
+    "train",
+    "methods",
+    "cache",
+    "info",
+)
 """In the order `--help` lists them; each is the `click` command of that name in the module of that name."""
 
 FAILED, INTERRUPTED, BROKEN_PIPE = 1, 130, 141

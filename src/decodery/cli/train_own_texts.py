@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")
 @click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
 @click.option("--layers", default=1, show_default=True, help="Layers of the draft.")
-@click.option("--inner", default=768, show_default=True, help="Inner units of a layer.")
+@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
 @click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
 @seed_option("texts and training")
 def draft(
@@ -44,23 +44,26 @@ def draft(
     pretrain: tuple[Path, ...],
     epochs: float,
     layers: int,
-    inner: int,
+    inner: int | None,
     tokens: int,
     seed: int,
 ) -> None:
     """Train a small model that guesses what MODEL writes, for --drafter draft-model:model=DIR.
 
-    MODEL first writes the texts to learn from, which takes most of the time. Stop with Ctrl-C whenever you like: the
-    same command goes on where it stopped.
+    MODEL, which must be one that this package runs itself, first writes the texts to learn from, which takes most of
+    the time; a twentieth of them tells how much. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
     """
     from ..model.load import load
     from ..train.cut import Shape
     from ..train.data import cut_files
-    from ..train.draft import check_folder, train_draft
+    from ..train.draft import check_folder, check_target, train_draft
 
     check_folder(out)
-    lines, shape, loaded = own.lines(), Shape(layers, inner, tokens), load(model)
-    shape.check(loaded.model.config)
+    lines, loaded = own.lines(), load(model)
+    config = check_target(loaded).config
+    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
+    shape.check(config)
     with resumable(out) as progress:
         plain = None
         if pretrain:
@@ -71,7 +74,10 @@ def draft(
                 vocab_size=loaded.model.vocab_size,
                 progress=progress,
             )
+        click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
         corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        written = sum(len(text.tokens) - text.written for text in corpus)
+        click.echo(f"the draft learns {epochs:g} times from the {written:,} tokens of {len(corpus):,} texts", err=True)
         scores = train_draft(
             loaded, corpus, out, shape=shape, epochs=epochs, pretraining=plain, seed=seed, progress=progress
         )

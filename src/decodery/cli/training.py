@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ..model.load import LoadedModel
     from ..model.store import Progress
     from ..train.corpus import Corpus
+
+_MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
+"""How long something must have gone on before anything is said of its end, and into how many such parts it falls."""
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -99,15 +103,35 @@ def own_texts(count: int = 2000, length: int = 160) -> Decorator:
 
 @contextmanager
 def resumable(out: Path) -> Iterator[Progress]:
-    """Shows progress; after Ctrl-C it says that the same command goes on from what is in `out`."""
+    """Shows progress and says how long it takes; after Ctrl-C it says that the same command goes on from `out`."""
     from ..model.store import terminal_progress
 
     try:
         with terminal_progress(counts=True) as progress:
-            yield progress
+            yield foretelling(progress)
     except KeyboardInterrupt:
         click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
         raise
+
+
+def foretelling(progress: Progress) -> Progress:
+    """`progress` that says once of everything that takes minutes how many, by how long what is done took."""
+    begun: dict[str, tuple[int, float]] = {}
+    told = set()
+
+    def report(what: str, done: int, total: int) -> None:
+        progress(what, done, total)
+        first, start = begun.setdefault(what, (done, monotonic()))
+        spent = monotonic() - start
+        # The first steps of some are slower than the rest, and tell too little.
+        if what in told or spent < _MEASURED_SECONDS or _MEASURED_PARTS * (done - first) < total:
+            return
+        told.add(what)
+        minutes = round(spent / (done - first) * (total - done) / 60)
+        if minutes:
+            click.echo(f"{what}: {done:,} of {total:,} done, about {minutes:,} min more", err=True)
+
+    return report
 
 
 def command_line() -> str:

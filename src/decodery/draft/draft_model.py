@@ -12,7 +12,7 @@ from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError, VocabularyMismatch
-from ..model.named import named
+from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Expander
@@ -30,13 +30,14 @@ class DraftModel(Expander):
     """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
 
     model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
-    target, as there is one for smollm2. length: tokens of a chain. growth: how trees are grown in place of it, such as
-    "eagle-2(nodes=32)". Draft tokens use the target's warps and the target's noise, so that under the coupled rule two
-    models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
-    request; memory: one more cache.
+    target, as there is one for smollm2. dtype: what a named one is loaded in, such as "int4". length: tokens of a
+    chain. growth: how trees are grown in place of it, such as "eagle-2(nodes=32)". Draft tokens use the target's warps
+    and the target's noise, so that under the coupled rule two models that agree draw the same token; where the rule
+    wants them, the draft's distributions go along. Scope: the request; memory: one more cache.
     """
 
     model: LanguageModel | str | None = None
+    dtype: Precision = "auto"
 
     @property
     def gives(self) -> Gives:
@@ -59,7 +60,7 @@ class DraftModel(Expander):
         return (self._model(target),)
 
     def _model(self, target: Reader) -> Reader:
-        return named(_shipped(target) if self.model is None else self.model)
+        return named(_shipped(target) if self.model is None else self.model, self.dtype)
 
     def state(self, seq: Sequence) -> torch.Tensor | None:
         reading: Follower = seq.draft_state

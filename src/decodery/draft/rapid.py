@@ -17,7 +17,7 @@ from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
-from ..model.named import named
+from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Drafter
@@ -46,12 +46,12 @@ class _State:
 class Rapid(Drafter):
     """Drafts with a model that has read only the passages of the prompt that match its end, in their order.
 
-    model: the drafter, a `LanguageModel` or a name; None is the target itself with a second cache. gamma: tokens
-    drafted per step. confidence: a draft ends behind the first token to which the drafter itself gave less. The first
-    `head` and the last `query` tokens of the prompt are always read. What lies between is cut into passages of at most
-    `chunk` tokens, at ends of sentences where there are any; those with most in common with the query's words (Okapi
-    BM25) are read, up to `length` tokens or a 24th of the prompt, whichever is more. Without a tokenizer token ids are
-    the words.
+    model: the drafter, a `LanguageModel` or a name; None is the target itself with a second cache. dtype: what a named
+    one is loaded in, such as "int4". gamma: tokens drafted per step. confidence: a draft ends behind the first token to
+    which the drafter itself gave less. The first `head` and the last `query` tokens of the prompt are always read. What
+    lies between is cut into passages of at most `chunk` tokens, at ends of sentences where there are any; those with
+    most in common with the query's words (Okapi BM25) are read, up to `length` tokens or a 24th of the prompt,
+    whichever is more. Without a tokenizer token ids are the words.
 
     Under the coupled and rejection rules drafts change nothing, which is the paper's eta = 0; its transfer of the
     drafter's preference into the target is the rule "rapid". Scope: the request; memory: one more cache.
@@ -65,6 +65,7 @@ class Rapid(Drafter):
     query: int = 64
     chunk: int = 512
     length: int = 4096
+    dtype: Precision = "auto"
 
     gives = Gives(drafts=("sampled",))
 
@@ -86,7 +87,7 @@ class Rapid(Drafter):
         return _State(prompt, Follower.begin(model, seq.vocab_size, slots=seq.slots))
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
-        return (target if self.model is None else named(self.model),)
+        return (named(target if self.model is None else self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
         return 3

@@ -28,6 +28,7 @@ from .config import (
 )
 from .fields import Fields, Flag, Kind, Listed, Named, Number, Record, Text, Whole, read_json
 
+_SOURCE = Text()
 _ROPE: dict[str, Kind] = {
     "theta": THETA,
     "kind": Text(64),
@@ -74,6 +75,7 @@ _DESCRIPTION: dict[str, Kind] = {
     "special": Named(Text(), 1 << 12),
     "chat_template": Text(1 << 20),
     "tokenizer_of": Text(),
+    "source": _SOURCE,
 }
 
 
@@ -81,7 +83,8 @@ _DESCRIPTION: dict[str, Kind] = {
 class Description:
     """A model's configuration, the precision of its checkpoint, and what `TextFacts` says of its texts.
 
-    tokenizer_of: the model whose tokenizer it uses, None where it has its own.
+    tokenizer_of: the model whose tokenizer it uses, None where it has its own. source: what it was converted from, a
+    file, a folder or what can be fetched again; None where nobody noted it.
     """
 
     config: ModelConfig
@@ -89,6 +92,7 @@ class Description:
     special: dict[str, str]
     chat_template: str | None
     tokenizer_of: str | None = None
+    source: str | None = None
 
     def text(self) -> str:
         """As JSON, which `read` reads."""
@@ -109,7 +113,14 @@ class Description:
             fields.get("special", {}),
             fields.get("chat_template"),
             fields.get("tokenizer_of"),
+            fields.get("source"),
         )
+
+
+def noted(path: Path) -> str | None:
+    """A path as a description holds it, None where it cannot: names of files need not be text."""
+    whole = str(path.resolve())
+    return whole if _SOURCE.fits(whole) else None
 
 
 def _config(raw: dict[str, Any], origin: str) -> ModelConfig:

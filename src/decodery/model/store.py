@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ _FULL = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EFBIG")}
 """Errors that say that there is no room for what is written."""
 _SAID = re.compile(r"\[Errno (?P<c>\d+)\]|\(os error (?P<rust>\d+)\)")
 """How Python and Rust write the number of a system's error in a text."""
+
+FORMAT = 3
+"""Version of what models are converted to; another number makes everything be converted anew."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done and how much there is to do: bytes, texts, steps."""
@@ -34,6 +38,16 @@ def home() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "decodery"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodery"
+
+
+def converted() -> Path:
+    """The folder of the converted models: a folder for each state of each source, with a lock beside it."""
+    return home() / "converted" / f"v{FORMAT}"
+
+
+def lock_of(entry: Path) -> Path:
+    """The lock of the folder of a converted model: whoever changes the folder holds it."""
+    return entry.parent / f"{entry.name}.lock"
 
 
 def make_directory(path: Path) -> Path:
@@ -211,6 +225,17 @@ def remove_others(kept: Path) -> None:
         if sibling != kept and sibling.is_dir():
             with suppress(OSError):
                 shutil.rmtree(sibling)
+
+
+def bytes_under(path: Path) -> int:
+    """The size of a file, or of all files in a folder; what goes meanwhile does not count."""
+    paths = [os.path.join(root, name) for root, _, names in os.walk(path) for name in names] or [str(path)]
+    total = 0
+    for each in paths:
+        with suppress(OSError):
+            status = os.stat(each)
+            total += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+    return total
 
 
 def silent(what: str, done: int, total: int) -> None:

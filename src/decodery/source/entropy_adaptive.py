@@ -13,7 +13,7 @@ import torch
 from ..core.ask import Asking, Scored
 from ..core.needs import Gives
 from ..errors import SettingsError
-from ..model.named import named
+from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..model.sites import Tap
 from ..registry import register
@@ -35,10 +35,10 @@ _SMALL, _LARGE = 0, 1
 class EntropyAdaptive(Source):
     """Switches between a small model and the loaded one by the mean entropy of the last few tokens.
 
-    small: a `LanguageModel`, or a name `decodery.load` knows. threshold: bits; above it the loaded model takes over
-    from the next token on, else the small one; infinity is the small model alone. window: tokens averaged over,
-    whichever model wrote them. stay: tokens after a switch, and at the beginning, before the next one (the paper's
-    value is not known). Entropies are those of the logits before any warp.
+    small: a `LanguageModel`, or a name `decodery.load` knows. dtype: what a named one is loaded in, such as "int4".
+    threshold: bits; above it the loaded model takes over from the next token on, else the small one; infinity is the
+    small model alone. window: tokens averaged over, whichever model wrote them. stay: tokens after a switch, and at the
+    beginning, before the next one (the paper's value is not known). Entropies are those of the logits before any warp.
 
     Each model reads only when it is its turn, and then all it missed in one chunk; the small one begins. In a drafted
     tree every node has a state of its own, so a pass runs both models only where a path crosses a switch.
@@ -48,6 +48,7 @@ class EntropyAdaptive(Source):
     threshold: float = 1.0
     window: int = 5
     stay: int = 10
+    dtype: Precision = "auto"
 
     gives = Gives()
 
@@ -57,7 +58,7 @@ class EntropyAdaptive(Source):
             raise SettingsError("entropy-adaptive needs window >= 1 and a threshold in bits")
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
-        members = (Member("small", named(self.small)), Member("large", model))
+        members = (Member("small", named(self.small, self.dtype)), Member("large", model))
         return _Switching(members, len(prompt), threshold=self.threshold, window=self.window, stay=self.stay)
 
 

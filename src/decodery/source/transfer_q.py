@@ -12,7 +12,7 @@ from ..core.ask import Asking, Scored, score_all
 from ..core.noise import gumbel_argmax
 from ..errors import SettingsError
 from ..model.batch import Segment
-from ..model.named import named
+from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..model.sites import Tap
 from ..registry import register, resolve
@@ -38,12 +38,12 @@ class TransferQ(Source):
 
     reward: a scorer of answers, which judges the output so far, the candidate token and the rollout behind it.
     baseline: the aligned model, or a name `decodery.load` knows; None is the loaded one, which is then aligned by
-    `prompt`. prompt: what the baseline reads in the prompt's place, a text or token ids; None is the prompt itself. k:
-    candidates. weight: of the reward, 1 / alpha of the paper. length: tokens of a rollout (5 in the published indirect
-    variant); it ends at one of `end`. against: the reward that the baseline was aligned with, where that is another one
-    (the indirect variant): every rollout's reward r is weighed by exp((r - its reward there) / beta), normalised if
-    there are several. rollouts: per candidate; one is greedy, several are drawn at temperature 1 with noise of their
-    own.
+    `prompt`. dtype: what a named one is loaded in, such as "int4". prompt: what the baseline reads in the prompt's
+    place, a text or token ids; None is the prompt itself. k: candidates. weight: of the reward, 1 / alpha of the paper.
+    length: tokens of a rollout (5 in the published indirect variant); it ends at one of `end`. against: the reward that
+    the baseline was aligned with, where that is another one (the indirect variant): every rollout's reward r is weighed
+    by exp((r - its reward there) / beta), normalised if there are several. rollouts: per candidate; one is greedy,
+    several are drawn at temperature 1 with noise of their own.
 
     Cost: k x rollouts x length rows of the baseline and as many rewards as rollouts, per row that may choose a token.
     """
@@ -58,6 +58,7 @@ class TransferQ(Source):
     end: tuple[int, ...] = ()
     against: Scorer | str | None = None
     beta: float = 2.0
+    dtype: Precision = "auto"
 
     def __post_init__(self) -> None:
         require_number("the weight of transfer-q", self.weight)
@@ -73,7 +74,7 @@ class TransferQ(Source):
 
     def over(self, model: LanguageModel, prompt: Sequence[int]) -> Reader:
         own = None if self.prompt is None else token_ids(self.prompt, "transfer-q", "prompt", model.vocab_size)
-        baseline = model if self.baseline is None else named(self.baseline)
+        baseline = named(model if self.baseline is None else self.baseline, self.dtype)
         members = (Member("model", model), Member("baseline", baseline, own))
         return _Transferred(members, len(prompt), settings=replace(self, prompt=None))
 

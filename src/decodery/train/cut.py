@@ -39,7 +39,7 @@ class Shape:
         """Raise SettingsError where a draft of this shape cannot be cut from such a target."""
         if self.layers > target.num_layers or self.inner > target.intermediate_size:
             raise SettingsError(
-                f"the draft cannot be larger than its target, which has {target.num_layers} layers with "
+                f"the draft cannot be larger than its target: choose at most {target.num_layers} layers and "
                 f"{target.intermediate_size} inner units"
             )
 

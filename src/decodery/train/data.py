@@ -53,7 +53,8 @@ def write_texts(
 
     Text i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. top: how many of the likeliest
     tokens to keep beside each one but the first, see `Text`. batch: texts decoded at a time. progress: told how many
-    texts of how many are written. A folder that was begun with the same settings is continued; with others refused.
+    texts of how many are written, halves of two counting as one. A folder that was begun with the same settings is
+    continued; with others refused.
     """
     if not prompts:
         raise PromptError("there are no prompts to write from: give at least one")
@@ -177,7 +178,9 @@ def _decode(
         engine.step()
         for number in [number for number, seq in active.items() if seq.finished]:
             done[number] = _text(active.pop(number), top)
-            progress("writing texts", first + len(done), total)
+        # Texts that are begun together end together: until then what is written of each counts as a part of it.
+        parts = sum(len(seq.generated) / seq.max_new_tokens for seq in active.values())
+        progress("writing texts", first + len(done) + int(parts), total)
     return [done[number] for number in range(len(requests))]
 
 

@@ -33,6 +33,16 @@ check_folder = partial(refuse_others, made=DESCRIPTION, what="is no draft")
 """Raises SettingsError where training would overwrite something else."""
 
 
+def check_target(target: LoadedModel) -> Transformer:
+    """The model of `target`. Raises SettingsError where no draft can be cut from it."""
+    if not isinstance(target.model, Transformer):
+        raise SettingsError(
+            f"{target.name} runs through transformers, and a draft is cut only from models that this package runs "
+            "itself: draft with auto, or with a smaller model of the same tokenizer, as in draft-model:model=NAME"
+        )
+    return target.model
+
+
 def train_draft(
     target: LoadedModel,
     corpus: Corpus,
@@ -54,11 +64,7 @@ def train_draft(
     """
     shape = shape or Shape()
     check_folder(out)
-    model = target.model
-    if not isinstance(model, Transformer):
-        raise SettingsError(
-            f"{target.name} does not run in this package's own transformer: a draft cannot be cut from it"
-        )
+    model = check_target(target)
     if corpus.facts.get("vocab_size") != model.vocab_size:
         raise SettingsError(f"{corpus.folder} holds text of another vocabulary than that of {target.name}")
     learned, held = corpus.split()

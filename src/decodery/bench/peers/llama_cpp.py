@@ -96,9 +96,11 @@ def requantize(path: Path, kind: str) -> Path:
     from gguf.quants import dequantize, quantize
 
     from ...model.store import fingerprint, home, replacing
+    from ...model.uses import use
 
     target = home() / "peers" / f"{path.stem}-{fingerprint([path])}-{kind}.gguf"
     if target.exists():
+        use(target)()
         return target
     reader, wanted = GGUFReader(path), GGMLQuantizationType[kind]
     with replacing(target) as temporary:

@@ -1,0 +1,72 @@
+"""`decodery train draft` as a user meets it: what it makes, what it says beforehand, whom it refuses and when."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import transformers
+
+from decodery.cli.main import main
+from decodery.cli.training import foretelling
+from decodery.model.load import load
+from tiny_models import VOCAB, make_model, save
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+
+
+def train_draft(*arguments: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of the command, run in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    with mock.patch.multiple(sys, stdout=output, stderr=errors), pytest.raises(SystemExit) as left:
+        main(["train", "draft", *arguments])
+    assert isinstance(left.value.code, int)
+    return left.value.code, output.getvalue(), errors.getvalue()
+
+
+def test_a_draft_is_made_for_a_target_with_few_inner_units_and_its_lesson_is_told(tmp_path: Path) -> None:
+    model = str(save(make_model("llama"), tmp_path / "model"))
+    sizes = ("--texts", "40", "--max-new-tokens", "6", "--epochs", "1", "--tokens", "64")
+    status, output, errors = train_draft("-m", model, "--out", str(tmp_path / "draft"), *sizes)
+    assert status == 0 and "the draft is ready" in output
+    first, second = errors.splitlines()
+    assert first.endswith("writes 40 texts of at most 6 tokens")
+    told = re.fullmatch(r"the draft learns 1 times from the (\d+) tokens of 40 texts", second)
+    assert told is not None and 40 <= int(told[1]) <= 240
+    config = load(tmp_path / "draft", device="cpu").model.config
+    assert (config.intermediate_size, config.kept_tokens) == (96, 64)
+    status, _, errors = train_draft("-m", model, "--out", str(tmp_path / "wide"), "--inner", "97", *sizes)
+    assert status == 1 and errors.endswith("choose at most 3 layers and 96 inner units\n")
+
+
+def test_a_target_that_no_draft_can_be_cut_from_is_refused_before_it_writes(tmp_path: Path) -> None:
+    shape = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "bos_token_id": 256, "eos_token_id": 257}
+    save(transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)), tmp_path / "model")
+    status, output, errors = train_draft("-m", str(tmp_path / "model"), "--out", str(tmp_path / "draft"))
+    assert (status, output) == (1, "") and not (tmp_path / "draft").exists()
+    assert "runs through transformers, and a draft is cut only from models that this package runs itself" in errors
+
+
+def test_what_takes_minutes_is_foretold_once_from_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, passed_on = [0.0], []
+    monkeypatch.setattr("decodery.cli.training.monotonic", lambda: now[0])
+    report = foretelling(lambda *told: passed_on.append(told))
+    for step in range(1, 101):
+        now[0] += 6.0
+        report("aligning", step, 100)
+    # A twentieth took 30 seconds, and 94 steps are left.
+    assert capsys.readouterr().err == "aligning: 6 of 100 done, about 9 min more\n"
+    assert len(passed_on) == 100
+    for step in range(1, 101):
+        now[0] += 0.2
+        report("checking", step, 100)
+    assert capsys.readouterr().err == ""
