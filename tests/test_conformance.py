@@ -414,5 +414,5 @@ def test_a_rule_that_does_not_fit_the_drafts_is_refused() -> None:
 
 
 def test_a_draft_model_with_another_vocabulary_is_refused() -> None:
-    with pytest.raises(VocabularyMismatch, match="65 tokens and the target 64"):
+    with pytest.raises(VocabularyMismatch, match="65 tokens and the other 64"):
         decode(TARGET, PROMPTS[:1], drafter=DRAFTERS["draft-model"](tiny_transformer(vocab_size=65)))

@@ -28,6 +28,7 @@ from .protocol import LanguageModel
 from .store import fingerprint, home, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
+from .vocabularies import speaks
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class LoadedModel:
     chat: ChatTemplate | None
     name: str
     dtype: str
+
+    def __post_init__(self) -> None:
+        speaks(self.model, self.tokenizer)
 
 
 @checked()
