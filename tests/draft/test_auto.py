@@ -79,6 +79,21 @@ def test_the_tree_has_the_size_that_pays_most() -> None:
     assert impatient > 10
 
 
+def test_what_a_step_has_taken_already_calls_for_more_nodes() -> None:
+    """Time that questions took is spent whatever is fed, as in a step that takes longer."""
+    costs, chances = 1 + 0.2 * np.arange(9.0), [0.9, 0.5, 0.3, 0.25, 0.15, 0.1, 0.05, 0.05]
+    worth, sizes = Worth(costs, 1), []
+    for chance in chances:
+        worth.take(chance)
+    for spent in (0.0, 0.3, 0.7):
+        worth.spend(spent)
+        costs = costs + spent
+        sizes.append(worth.best)
+        assert worth.best == best_size(costs, chances, 1)
+        assert worth.seconds == pytest.approx(costs[worth.best] / (1 + sum(chances[: worth.best])))
+    assert sizes == sorted(set(sizes))
+
+
 def test_step_costs_find_what_a_node_adds() -> None:
     """From steps whose passes were measured wrongly, with disturbances; a plain mean of the latter would be far off."""
     generator, costs = np.random.default_rng(1), np.linspace(5e-3, 6e-3, 17)
@@ -253,13 +268,13 @@ def test_a_head_is_asked_where_it_pays() -> None:
     asked = {}
     for share in (0.0, 1.0):
         engine = Engine(model, memory=Memory(), pass_seconds=lambda context: np.ones(1024))
-        seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
         counts = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(advice_module, "_SHARE", share)
-            while not seq.finished:
-                engine.step()
-                counts.append(seq.draft_state.advice.costs.idle == 0)
+            seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
+        while not seq.finished:
+            engine.step()
+            counts.append(seq.draft_state.advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
     assert asked[0.0] > 0.8 and asked[1.0] < 0.2
 

@@ -48,6 +48,11 @@ class Follower:
         reading.forget()
         return reading
 
+    def unread(self, tokens: list[int]) -> int:
+        """How many tokens it would read to say what follows `tokens`, which what it has read is the beginning of."""
+        held = len(self.tokens)
+        return len(tokens) - held - len(self.drafts.path(tokens[held:-1]))
+
     def text(self, tokens: list[int]) -> Asking[torch.Tensor]:
         """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten."""
         self._agree(tokens)
