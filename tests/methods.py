@@ -194,6 +194,8 @@ def _untrained(
 
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(head=_untrained(EAGLE3Head, other) if isinstance(other, Transformer) else None),
+    # One whose size is not known, so that asking it is believed to be cheap.
+    "auto:model": lambda other: Auto(warm=None, model=Counted(other)),
     "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
@@ -239,7 +241,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     ),
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
-"""By name: a drafter, given a model that is like the target but not equal to it."""
+"""By name, and what it asks where there is a choice: a drafter, given a model like the target but not equal to it."""
 
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(branching=(3, 2)),
@@ -255,7 +257,7 @@ GROWTHS: dict[str, Growth] = {
 }
 """Growth policies, which the matrix runs over a draft model."""
 
-ADAPTIVE = {"auto"}
+ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 

@@ -285,7 +285,7 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
 
 LOCAL = {
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("draft-model", "rapid")),
+    *(("draft", name, "model") for name in ("auto", "draft-model", "rapid")),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),

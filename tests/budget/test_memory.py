@@ -23,7 +23,7 @@ TARGET = tiny_transformer(0, vocab_size=VOCAB)
 OTHER = tiny_transformer(0, vocab_size=VOCAB, num_layers=1)
 PAIRS = [
     (drafter, rule)
-    for drafter in ("draft-model", "graft", "rasd", "rapid", "token-recycling", "prompt-lookup")
+    for drafter in ("auto:model", "draft-model", "graft", "rasd", "rapid", "token-recycling", "prompt-lookup")
     for rule in RULES
     if fits(DRAFTERS[drafter](OTHER), RULES[rule])
 ]

@@ -79,6 +79,21 @@ def test_the_tree_has_the_size_that_pays_most() -> None:
     assert impatient > 10
 
 
+def test_what_a_step_has_taken_already_calls_for_more_nodes() -> None:
+    """Time that questions took is spent whatever is fed, as in a step that takes longer."""
+    costs, chances = 1 + 0.2 * np.arange(9.0), [0.9, 0.5, 0.3, 0.25, 0.15, 0.1, 0.05, 0.05]
+    worth, sizes = Worth(costs, 1), []
+    for chance in chances:
+        worth.take(chance)
+    for spent in (0.0, 0.3, 0.7):
+        worth.spend(spent)
+        costs = costs + spent
+        sizes.append(worth.best)
+        assert worth.best == best_size(costs, chances, 1)
+        assert worth.seconds == pytest.approx(costs[worth.best] / (1 + sum(chances[: worth.best])))
+    assert sizes == sorted(set(sizes))
+
+
 def test_step_costs_find_what_a_node_adds() -> None:
     """From steps whose passes were measured wrongly, with disturbances; a plain mean of the latter would be far off."""
     generator, costs = np.random.default_rng(1), np.linspace(5e-3, 6e-3, 17)
@@ -194,6 +209,18 @@ def test_each_opinion_counts_as_much_as_it_was_right() -> None:
     assert blending.gain(0.1, 0.1, row=0.2) == 0
 
 
+def test_the_first_guess_is_trusted_apart_and_everywhere() -> None:
+    """Right whatever it says, as those of a model that drafts for a greedy text; the others never are."""
+    blending = Blending()
+    for _ in range(40):
+        _, told = blending.blend((0, 0), [], {1: 0.35, 2: 0.32})
+        blending.learn(told, 1)
+    for place in ((0, 0), (3, 1)):
+        (first, token), (second, _) = blending.blend(place, [(0.3, 7, None)], {1: 0.35, 2: 0.32})[0][:2]
+        assert token == 1 and first > 0.85 and second < 0.1
+    assert blending.gain(0.05, 1.0, row=0.1) > 0.5 > Blending().gain(0.05, 1.0, row=0.1)
+
+
 def test_the_past_gives_what_followed_the_longest_end() -> None:
     """Against all texts, looked through by hand; what is left of too many is the newest."""
     generator = np.random.default_rng(0)
@@ -241,13 +268,13 @@ def test_a_head_is_asked_where_it_pays() -> None:
     asked = {}
     for share in (0.0, 1.0):
         engine = Engine(model, memory=Memory(), pass_seconds=lambda context: np.ones(1024))
-        seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
         counts = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(advice_module, "_SHARE", share)
-            while not seq.finished:
-                engine.step()
-                counts.append(seq.draft_state.advice.costs.idle == 0)
+            seq = engine.submit(Request([1, 2, 3], 40, drafter=Auto(warm=None, head=head)))
+        while not seq.finished:
+            engine.step()
+            counts.append(seq.draft_state.advice.costs.idle == 0)
         asked[share] = sum(counts) / len(counts)
     assert asked[0.0] > 0.8 and asked[1.0] < 0.2
 

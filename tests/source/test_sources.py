@@ -198,7 +198,7 @@ def test_a_constraint_has_the_last_word(name: str) -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(VocabularyMismatch, match="65 tokens and the other 64"):
+    with pytest.raises(VocabularyMismatch, match="64 tokens and the other 65"):
         text(EntropyAdaptive(tiny_transformer(vocab_size=65)))
     with pytest.raises(SettingsError, match="token ids"):
         text(Guidance(negative="not like this"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _LONG = 512
-_PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
+_PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 
 
 class _Names(click.ParamType):
@@ -84,7 +84,7 @@ _PATH = click.Path(path_type=Path)
 
 @click.command(cls=Command, short_help="Measure methods against plain decoding.")
 @_what("-m", "--model", metavar="NAME", help="An embedded model, a folder, a .gguf file or a Hub id (smollm2).")
-@_what("--dtype", type=click.Choice(["auto", *_PRECISIONS]), help="Precision of the weights (auto).")
+@_what("--dtype", type=click.Choice(["auto", *_PRECISIONS, "float16"]), help="Precision of the weights (auto).")
 @_what(
     "--methods",
     type=_Methods(),

@@ -11,19 +11,21 @@ import numpy as np
 
 from ..budget.base import Budget
 from ..budget.steps import StepCosts
+from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..model import drafts
-from ..model.protocol import Reader, is_open
+from ..model.named import named
+from ..model.protocol import LanguageModel, Reader, is_open
 from ..registry import register
+from .advice import Advice
 from .base import Drafter, Observation
-from .heads.advice import AskCosts, HeadAdvice
+from .heads.advice import HeadAdvice
 from .heads.head import TrainedHead
-from .heads.reading import HeadReading
-from .shapes.likeliest import LikeliestTree, Worth
-from .stores.blending import Blending
+from .model_advice import ModelAdvice
+from .shapes.likeliest import TOGETHER, LikeliestTree, Worth
 from .stores.contexts import Contexts
 from .stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
 from .stores.ngrams import Occurrences
@@ -42,23 +44,24 @@ _LONG = 3
 @register("auto", lossless=True)
 @dataclass(frozen=True)
 class Auto(Drafter):
-    """Weighs copies of earlier text, the model's own runners-up and a trained head, and feeds as many as pay here.
+    """Weighs copies of earlier text, the model's own runners-up and a second model, and feeds as many as pay here.
 
     Candidates after a node: the token that followed the last repetition of its `orders` last tokens (prompt lookup), in
     the text or, where they agree for longer, in an earlier one; the `width` tokens the model ranked highest where the
-    node's last three, two and one tokens last stood (as Token Recycling, 2024, with longer contexts first); and what a
-    draft head expects. How often such candidates are right is counted as texts go on, by length of the repetition, by
-    context and rank, and by the head's own probabilities; a node's chance is the product along its path. The tree takes
-    nodes by falling chance, and of all its sizes, 0 included, the one that gives most tokens per second by the measured
-    cost of passes and by what the latest steps took. The head is asked only about nodes where what it adds, as it has
-    done so far, is worth more than the time it takes.
+    node's last three, two and one tokens last stood (as Token Recycling, 2024, with longer contexts first); and what an
+    adviser expects, a smaller model or a draft head. How often such candidates are right is counted as texts go on, by
+    length of the repetition, by context and rank, and by the adviser's own probabilities; a node's chance is the
+    product along its path. The tree takes nodes by falling chance, and of all its sizes, 0 included, the one that gives
+    most tokens per second by the measured cost of passes and by what the latest steps took. The adviser is asked only
+    about nodes where what it adds, as it has done so far, is worth more than the time it takes.
 
     Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one that comes
-    along for the model, if one does; None: with none. head: a file or folder made by `decodery train head`, a
-    `TrainedHead`, "shipped" for the one that comes along, if one does; None, the default as long as having one costs
-    what it brings: none. Scope: the request for copies, the process for contexts, earlier texts, all rates and what
+    along for the model, if one does; None: with none. model: the second one, a `LanguageModel` or a name, as in
+    `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery train head`, a
+    `TrainedHead`, "shipped" for the one that comes along, if one does. Neither is asked by default, as long as having
+    one costs what it brings. Scope: the request for copies, the process for contexts, earlier texts, all rates and what
     steps take. Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of text, and the
-    head's keys and values.
+    adviser's keys and values.
     """
 
     width: int = 6
@@ -66,6 +69,11 @@ class Auto(Drafter):
     most: int = 32
     warm: str | None = SHIPPED
     head: TrainedHead | str | None = None
+    model: LanguageModel | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.head is not None and self.model is not None:
+            raise SettingsError("auto asks a head or a second model: give one of the two")
 
     @cached_property
     def trained(self) -> TrainedHead | None:
@@ -106,18 +114,26 @@ class Auto(Drafter):
         key = ("auto", seq.vocab_size, width, self.orders, self.warm)
         contexts, rates, costs, past, trusted = seq.memory.recall("process", seq, key, make)
         expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
-        return _State(expected, costs, None if self.trained is None else self._advice(seq, self.trained))
+        return _State(expected, costs, self._advice(seq))
 
-    def _advice(self, seq: Sequence, trained: TrainedHead) -> HeadAdvice:
+    def _advice(self, seq: Sequence) -> Advice | None:
         from .heads.drafter import bound
 
-        def make() -> tuple[Blending, AskCosts]:
-            return Blending(), AskCosts()
+        if self.trained is not None:
+            return HeadAdvice.of(seq, self.trained, bound(_kind(self.trained), self.trained, seq.model))
+        return None if self.model is None else ModelAdvice.of(seq, named(self.model), self.most)
 
-        # Two heads are two opinions, and so are those of greedy texts and of drawn ones.
-        key = ("auto", "head", id(trained), seq.sampler.greedy)
-        blending, costs = seq.memory.recall("process", seq, key, make)
-        return HeadAdvice(HeadReading.begin(bound(_kind(trained), trained, seq.model)), blending, costs)
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
+        return () if self.model is None else (named(self.model),)
+
+    def held_rows(self, nodes: int) -> int:
+        # Logits of the nodes and of the text's end, and of those who are asked about at a time what comes of them.
+        return 0 if self.model is None else nodes + 1 + 3 * TOGETHER
+
+    def forget(self, seq: Sequence) -> None:
+        state: _State = seq.draft_state
+        if state.advice is not None:
+            state.advice.forget()
 
     def _warm(self, seq: Sequence) -> WarmContexts | None:
         """What the contexts begin with, if with anything."""
@@ -134,19 +150,19 @@ class Auto(Drafter):
             )
         return warm
 
-    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+    def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         state: _State = seq.draft_state
         limit = min(self.most, budget.nodes)
         costs = state.step_costs(seq, budget, limit)
         worth = Worth(costs, budget.sequences)
         if state.advice is not None:
-            state.advice.begin(float(costs[0]), budget.measured)
+            state.advice.begin(float(costs[0]), budget.measured, budget.sequences)
         # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
         state.silent = worth.full or worth.bar() >= 1
         if state.silent:
             return TokenTree.root(seq.pending)
         state.memory.find(seq.tokens, min(limit, budget.depth))
-        return LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
+        return (yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown())
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         state: _State = seq.draft_state
@@ -188,7 +204,7 @@ class _State:
 
     memory: Expectations
     costs: StepCosts
-    advice: HeadAdvice | None
+    advice: Advice | None
     silent: bool = False
 
     def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:

@@ -201,15 +201,8 @@ class Expander(Drafter):
         They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
         out temperature and truncation: its masks and penalties alone.
         """
-        # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
-        sampler = seq.sampler
-        contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
         logits = yield from settled(self.logits(seq, tree, nodes))
-        with one_thread():
-            law = sampler.law(logits.clamp(min=_UNSAID), contexts, shaped=shaped).float()
-            # Where a mask leaves nothing that the drafter can say, anything is as good.
-            silent = law.amax(dim=-1, keepdim=True) == -torch.inf
-            return torch.where(silent, 0.0, law).log_softmax(dim=-1)
+        return expected(seq, tree, nodes, logits, shaped=shaped)
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         depth = min(budget.depth, self.reach(seq))
@@ -247,6 +240,20 @@ class Expander(Drafter):
                 break
             context = sampler.extend(context, drafted[-1], logits[0])
         return tree
+
+
+def expected(
+    seq: Sequence, tree: TokenTree, nodes: Ordered[int], logits: torch.Tensor, *, shaped: bool = True
+) -> torch.Tensor:
+    """What a drafter's own logits [len(nodes), vocab] come to under the request's sampler, see `Expander.expand`."""
+    # Warps that hear log-probabilities stay where they are: what is drawn from need not be the target's law.
+    sampler = seq.sampler
+    contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
+    with one_thread():
+        law = sampler.law(logits.clamp(min=_UNSAID), contexts, shaped=shaped).float()
+        # Where a mask leaves nothing that the drafter can say, anything is as good.
+        silent = law.amax(dim=-1, keepdim=True) == -torch.inf
+        return torch.where(silent, 0.0, law).log_softmax(dim=-1)
 
 
 def expanding(drafter: Drafter | str, name: str) -> Expander:

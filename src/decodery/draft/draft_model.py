@@ -11,7 +11,7 @@ from ..core.ask import Asking
 from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from ..errors import SettingsError, VocabularyMismatch
+from ..errors import SettingsError
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
@@ -45,16 +45,10 @@ class DraftModel(Expander):
 
     def start(self, seq: Sequence) -> Follower:
         model = self._model(seq.model)
-        known = {model.config.vocabulary, seq.model.config.vocabulary} - {""}
-        if len(known) > 1:
-            raise VocabularyMismatch(
-                "the tokens of the draft model are not those of the target, although there may be as many: draft with "
-                "a model that shares the target's tokenizer"
-            )
         if seq.budget is not None:
             seq.budget.fits(model)
         tapped = seq.budget is not None and seq.budget.needs.draft_states
-        return Follower.begin(model, seq.vocab_size, tapped=tapped, slots=seq.slots)
+        return Follower.begin(model, seq.model, tapped=tapped, slots=seq.slots)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (self._model(target),)

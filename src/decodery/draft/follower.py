@@ -10,10 +10,10 @@ import torch
 
 from ..core.ask import Asking, score
 from ..core.tree import TokenTree
-from ..errors import VocabularyMismatch
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import Reader
+from ..model.vocabularies import fitted
 from .rows import TreeRows
 
 _CHUNK = 512
@@ -39,19 +39,19 @@ class Follower:
     drafts: TreeRows = field(default_factory=TreeRows)
 
     @classmethod
-    def begin(cls, model: Reader, vocab_size: int, *, tapped: bool = False, slots: int | None = None) -> Follower:
+    def begin(cls, model: Reader, target: Reader, *, tapped: bool = False, slots: int | None = None) -> Follower:
         """Nothing read yet.
 
-        Raises VocabularyMismatch unless the model has `vocab_size` tokens.
+        Raises VocabularyMismatch unless the tokens of both models are the same, padding aside.
         """
-        if model.vocab_size != vocab_size:
-            raise VocabularyMismatch(
-                f"the draft model has {model.vocab_size} tokens and the target {vocab_size}: "
-                "draft with a model that shares the target's tokenizer"
-            )
-        reading = cls(model, model.new_cache(), tapped=tapped, slots=slots)
+        reading = cls(fitted(model, target), model.new_cache(), tapped=tapped, slots=slots)
         reading.forget()
         return reading
+
+    def unread(self, tokens: list[int]) -> int:
+        """How many tokens it would read to say what follows `tokens`, which what it has read is the beginning of."""
+        held = len(self.tokens)
+        return len(tokens) - held - len(self.drafts.path(tokens[held:-1]))
 
     def text(self, tokens: list[int]) -> Asking[torch.Tensor]:
         """The logits [1, vocab] after `tokens`, which are text; drafts that departed from them are forgotten."""

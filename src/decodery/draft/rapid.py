@@ -84,7 +84,7 @@ class Rapid(Drafter):
         if model == seq.model and len(prompt) == len(seq.tokens):
             # Nothing was left out: the drafter would be the target, at the price of the target.
             return _State(prompt, None)
-        return _State(prompt, Follower.begin(model, seq.vocab_size, slots=seq.slots))
+        return _State(prompt, Follower.begin(model, seq.model, slots=seq.slots))
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (named(target if self.model is None else self.model, self.dtype),)

@@ -34,6 +34,7 @@ from .store import converted, fingerprint, lock_of, locked, remove_others, repla
 from .tokenizer import Tokenizer
 from .transformer import Transformer
 from .uses import use
+from .vocabularies import speaks
 from .weights import Weights
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class LoadedModel:
     chat: ChatTemplate | None
     name: str
     dtype: str
+
+    def __post_init__(self) -> None:
+        speaks(self.model, self.tokenizer)
 
 
 @checked()

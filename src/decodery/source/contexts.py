@@ -13,12 +13,13 @@ import torch
 
 from ..core.ask import Asking, Composed, Scored, score
 from ..core.ledger import count
-from ..errors import PromptError, UnsupportedModel, VocabularyMismatch
+from ..errors import PromptError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.protocol import LanguageModel
 from ..model.sites import Tap
+from ..model.vocabularies import fitted
 
 _CHUNK = 512
 
@@ -218,13 +219,9 @@ class Blend(Composed):
     prompt_length: int = field(compare=False)
 
     def __post_init__(self) -> None:
-        first, *others = (member.model for member in self.members)
-        for model in others:
-            if model.vocab_size != first.vocab_size:
-                raise VocabularyMismatch(
-                    f"one model has {first.vocab_size} tokens and the other {model.vocab_size}: "
-                    "combine models that share one tokenizer"
-                )
+        first, *others = self.members
+        alike = (replace(member, model=fitted(member.model, first.model)) for member in others)
+        object.__setattr__(self, "members", (first, *alike))
         if self.config.max_positions <= self.prompt_length:
             raise PromptError("the text in the prompt's place leaves no room in the model's context: shorten it")
 

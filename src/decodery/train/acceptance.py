@@ -15,11 +15,12 @@ from torch.nn.functional import logsigmoid
 
 from ..budget.specdec_pp import HEAD, AcceptanceHead
 from ..core.noise import nth_seed
-from ..errors import CorruptFile, SettingsError, VocabularyMismatch
+from ..errors import CorruptFile, SettingsError
 from ..model.artifact import read_tensors
 from ..model.batch import Batch, Scores, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, replacing, silent, write_text
+from ..model.vocabularies import fitted
 from .card import CARD, refuse_others
 from .corpus import Corpus, Text, check_texts
 from .loop import History, Plan, batches, train
@@ -73,11 +74,7 @@ def train_acceptance(
     """
     recipe = recipe or AcceptanceRecipe()
     check_folder(out)
-    if draft.vocab_size != target.vocab_size:
-        raise VocabularyMismatch(
-            f"the draft model has {draft.vocab_size} tokens and the target {target.vocab_size}: name one that "
-            "shares the target's tokenizer"
-        )
+    draft = fitted(draft, target)
     check_texts(len(corpus))
     made = f"{corpus.facts} {_fingerprint(draft)} {recipe.kept} {recipe.seed}"
     examples = list(_examples(target, draft, corpus, out / "states", recipe, made, progress))

@@ -6,14 +6,15 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from ...core.ask import Asking
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
-from ..heads.advice import HeadAdvice
+from ..advice import Advice
 from ..stores.blending import Offer
 from ..stores.expectations import CONTEXTS, LEAST, Candidate, Expectations
 
-_TOGETHER = 8
-"""Nodes a head is asked about at a time."""
+TOGETHER = 8
+"""Nodes an adviser is asked about at a time."""
 _NEARLY = 0.5
 """A question about a node is asked together with those that promise this share of what it does."""
 _ASK = -1
@@ -30,14 +31,18 @@ class Worth:
     def __init__(self, costs: np.ndarray, sequences: int) -> None:
         self._costs = costs
         self._counts = np.arange(1, len(costs))
-        self._expected = float(sequences)
-        self._most = self._expected / float(self._costs[0])
-        self._nodes = 0
+        # Tokens by number of nodes, of those taken so far.
+        self._tokens = [float(sequences)]
+        self._most = self._tokens[0] / float(self._costs[0])
         self.best = 0
         """The number of nodes that is worth most among those taken."""
         cheapest = float(np.diff(self._costs).min(initial=self._costs[0]))
         self.least = max(LEAST, cheapest * self._most)
         """The chance below which no node is worth its row, even where rows are cheapest."""
+
+    @property
+    def _nodes(self) -> int:
+        return len(self._tokens) - 1
 
     @property
     def full(self) -> bool:
@@ -56,27 +61,33 @@ class Worth:
 
     def bar(self) -> float:
         """The chance that all further nodes need at least for any larger tree to be worth more."""
-        short = self._most * self._costs[self._nodes + 1 :] - self._expected
+        short = self._most * self._costs[self._nodes + 1 :] - self._tokens[-1]
         return float((short / self._counts[: len(short)]).min())
 
     def take(self, chance: float) -> None:
         """One more node."""
-        self._nodes += 1
-        self._expected += chance
-        if (worth := self._expected / float(self._costs[self._nodes])) > self._most:
+        self._tokens.append(self._tokens[-1] + chance)
+        if (worth := self._tokens[-1] / float(self._costs[self._nodes])) > self._most:
             self._most, self.best = worth, self._nodes
+
+    def spend(self, seconds: float) -> None:
+        """The step has taken so long by now, whatever is fed in it: it has to bring more for that."""
+        self._costs = self._costs + seconds
+        worth = np.array(self._tokens) / self._costs[: len(self._tokens)]
+        self.best = int(worth.argmax())
+        self._most = float(worth[self.best])
 
 
 class LikeliestTree:
     """Takes the likeliest node of all that could come next, again and again, until no further one is worth its row.
 
-    advice: a head to be asked about nodes where that pays; None: what was counted decides alone.
+    advice: who is to be asked about nodes where that pays; None: what was counted decides alone.
     """
 
     def __init__(
-        self, seq: Sequence, memory: Expectations, worth: Worth, depth: int, advice: HeadAdvice | None = None
+        self, seq: Sequence, memory: Expectations, worth: Worth, depth: int, advice: Advice | None = None
     ) -> None:
-        self._memory, self._worth, self._depth, self._advice = memory, worth, depth, advice
+        self._seq, self._memory, self._worth, self._depth, self._advice = seq, memory, worth, depth, advice
         self._ends = seq.eos_ids
         self._tokens, self._parents, self._depths, self._chances = [seq.pending], [-1], [0], [1.0]
         # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
@@ -84,11 +95,11 @@ class LikeliestTree:
         self._counted: list[list[Candidate]] = []
         self._offers: list[list[Candidate] | list[Offer]] = []
         self._heap: list[tuple[float, int, int]] = []
-        # Nodes a head may be asked about: what they promise, and what of it is the head's part.
+        # Nodes the adviser may be asked about: what they promise, and what of it is the adviser's part.
         self._waiting: dict[int, tuple[float, float]] = {}
 
-    def grown(self) -> TokenTree:
-        """The tree."""
+    def grown(self) -> Asking[TokenTree]:
+        """The tree, for which the adviser may ask for passes."""
         worth, heap = self._worth, self._heap
         self._expand(0)
         while heap and not worth.full:
@@ -98,7 +109,7 @@ class LikeliestTree:
             if -negative < worth.bar():
                 break
             if place == _ASK:
-                self._ask(parent, -negative)
+                yield from self._ask(parent, -negative)
             else:
                 worth.take(-negative)
                 self._take(parent, place, -negative)
@@ -144,14 +155,16 @@ class LikeliestTree:
         if place < len(offers):
             heappush(self._heap, (-self._chances[parent] * offers[place][0], parent, place))
 
-    def _ask(self, node: int, promise: float) -> None:
-        """Ask the head about a node and those that promise nearly as much, where that pays."""
+    def _ask(self, node: int, promise: float) -> Asking[None]:
+        """Ask about a node and those that promise nearly as much, where that pays."""
         assert self._advice is not None
-        near = [each for each, (other, _) in self._waiting.items() if other >= _NEARLY * promise][:_TOGETHER]
+        near = [each for each, (other, _) in self._waiting.items() if other >= _NEARLY * promise][:TOGETHER]
         nodes = near if node in near else [node, *near[1:]]
-        if self._advice.pays(node, sum(self._waiting[each][1] for each in nodes) * self._worth.seconds):
+        saved = sum(self._waiting[each][1] for each in nodes) * self._worth.seconds
+        if self._advice.pays(self._seq, node, saved):
             tree = TokenTree(np.array(self._tokens), np.array(self._parents))
-            found = self._advice.ask(tree, nodes, self._memory, self._followed, self._counted)
+            found = yield from self._advice.ask(self._seq, tree, nodes, self._memory, self._followed, self._counted)
+            self._worth.spend(self._advice.takes(node))
             for each, offers in zip(nodes, found, strict=True):
                 self._offers[each] = offers
         else:

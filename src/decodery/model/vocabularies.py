@@ -1,0 +1,120 @@
+"""Two models that are to read one text: whether their tokens are the same, and how one reads the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from ..errors import VocabularyMismatch
+from .batch import Batch, Scores, Segment
+from .cache import KVCache
+from .config import ModelConfig
+from .protocol import Capabilities, LanguageModel, Reader
+from .route import WHOLE, Route
+from .sites import Tap
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+R = TypeVar("R", bound=Reader)
+_SHARE = "use models that share one tokenizer"
+_spoken: WeakKeyDictionary[LanguageModel, Tokenizer] = WeakKeyDictionary()
+"""What tells the tokens of the models in this process, as long as they are there."""
+
+
+def speaks(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Remember what the tokens of a model stand for."""
+    _spoken[model] = tokenizer
+
+
+def fitted(model: R, target: Reader) -> R | Fitted:
+    """`model` for the texts of `target`: itself, or with as many tokens, where the rest of one of the two is padding.
+
+    Raises VocabularyMismatch, with the first token that is not the same in both where that is known.
+    """
+    sizes = model.vocab_size, target.vocab_size
+    names = model.config.vocabulary, target.config.vocabulary
+    if names[0] != names[1] or not names[0]:
+        ours, theirs = _tokenizer(model), _tokenizer(target)
+        if ours is not None and theirs is not None:
+            _compare(ours, theirs, min(sizes))
+        elif all(names):
+            raise VocabularyMismatch(f"the tokens of the two models differ, although there may be as many: {_SHARE}")
+        elif sizes[0] != sizes[1]:
+            raise VocabularyMismatch(
+                f"one model has {sizes[0]} tokens and the other {sizes[1]}, and what they are is unknown: {_SHARE}"
+            )
+    return model if sizes[0] == sizes[1] else Fitted(cast(LanguageModel, model), sizes[1])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that has as many tokens as another one with the same tokenizer.
+
+    What it lacks itself it reads as another token and never expects; what the other one lacks it never says.
+    """
+
+    model: LanguageModel
+    vocab_size: int
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        return replace(self.model.config, vocab_size=self.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(exact_rows=self.model.capabilities.exact_rows)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.model.fingerprint
+
+    def new_cache(self) -> KVCache:
+        return self.model.new_cache()
+
+    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+        """See `LanguageModel`."""
+        scores = self.model.forward(Batch([self._readable(each) for each in batch.segments]), taps=taps, route=route)
+        missing = self.vocab_size - self.model.vocab_size
+        logits = scores.logits[:, : self.vocab_size].contiguous()
+        return replace(scores, logits=pad(logits, (0, missing), value=-torch.inf) if missing > 0 else logits)
+
+    def _readable(self, segment: Segment) -> Segment:
+        """The same rows, in tokens that the model has."""
+        if segment.tokens is None or (segment.tokens < self.model.vocab_size).all():
+            return segment
+        # Any token would do: no text that the tokenizer makes holds what stands here.
+        stand_in = (*self.model.config.eos_ids, 0)[0]
+        return replace(segment, tokens=np.where(segment.tokens < self.model.vocab_size, segment.tokens, stand_in))
+
+
+def _tokenizer(model: Reader) -> Tokenizer | None:
+    """What tells the tokens of a model, or of one with the same."""
+    known, name = _spoken.items(), model.config.vocabulary
+    found = (tokenizer for each, tokenizer in known if each is model or (name and each.config.vocabulary == name))
+    return next(found, None)
+
+
+@lru_cache(maxsize=8)
+def _compare(ours: Tokenizer, theirs: Tokenizer, count: int) -> None:
+    """Raise VocabularyMismatch where one of the first `count` tokens stands for one text here and for another there."""
+    for id in range(count):
+        pieces = ours.piece(id), theirs.piece(id)
+        if all(pieces) and pieces[0] != pieces[1]:
+            here, there = (piece.decode("utf-8", "replace") for piece in pieces)
+            raise VocabularyMismatch(f"token {id} is {here!r} to one model and {there!r} to the other: {_SHARE}")

@@ -1,0 +1,144 @@
+"""`auto` with a second model: asked where that pays, followed where it is right, and never heard in the text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import decodery.draft.model_advice as advice_module
+from decodery.core.memory import Memory
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.auto import Auto
+from decodery.draft.base import Drafter
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.model_advice import ModelAdvice
+from decodery.errors import SettingsError, VocabularyMismatch
+from decodery.model.protocol import LanguageModel
+from decodery.registry import resolve
+from decodery.sample import Sampler
+from decodery.testing import TableModel, check_identical, decode, tiny_transformer
+from decodery.testing.models import Counted, to_int8
+
+TARGET, OTHER = tiny_transformer(0), tiny_transformer(0, num_layers=1)
+LONG = [5] * 6 + [7, 8, 9] * 20
+
+
+def engine(model: LanguageModel) -> Engine:
+    """Rows that cost next to nothing, whatever machine this is."""
+    return Engine(model, memory=Memory(), pass_seconds=lambda context: 1.0 + 0.01 * np.arange(1024))
+
+
+def written(model: LanguageModel, drafter: Drafter, *numbers: int, temperature: float = 0.0) -> Sequence:
+    """The last of some texts, which are written one after the other."""
+    loop, sampler = engine(model), Sampler.from_settings(temperature=temperature)
+    for number in numbers:
+        seq = loop.submit(Request([1, 2, 3, number], 200, drafter=drafter, sampler=sampler))
+        loop.run([seq])
+    return seq
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_model_that_knows_what_no_copy_does_is_followed(temperature: float) -> None:
+    """Texts of a table of three tokens' contexts hold hardly anything twice; the other model has the same table."""
+    target, other = (TableModel(64, order=3, seed=1, spread=20) for _ in range(2))
+    # Of a size that is not known, so that asking it is believed to take a tenth of a pass.
+    found = {
+        "alone": written(target, Auto(warm=None, most=4), 2, temperature=temperature),
+        "both": written(target, Auto(warm=None, most=4, model=other), 0, 1, 2, temperature=temperature),
+        "chain": written(target, DraftModel(other, length=4), 2, temperature=temperature),
+    }
+    assert len({tuple(seq.tokens) for seq in found.values()}) == 1
+    speed = {name: seq.trace.tokens_per_pass for name, seq in found.items()}
+    assert speed["alone"] < 1.2 and speed["both"] > 0.95 * speed["chain"] > 4.5
+    # No more questions either, nor rows that are fed in vain.
+    drafts = {name: seq.trace.ledger.passes.get("draft", 0) for name, seq in found.items()}
+    assert drafts["alone"] == 0 and drafts["both"] < 1.05 * drafts["chain"]
+    assert found["both"].trace.rows < 1.2 * found["chain"].trace.rows
+
+
+def test_a_model_that_knows_nothing_is_not_asked_where_copies_know_all() -> None:
+    """Texts of a table of one token's contexts run in circles; the other model expects other tokens, and is sure."""
+    target, other = (TableModel(16, order=1, seed=seed, spread=20) for seed in (1, 2))
+    alone, chain = (written(target, drafter, 0, 1) for drafter in (Auto(warm=None, most=8), DraftModel(other)))
+    both = written(target, Auto(warm=None, most=8, model=other), 0, 1)
+    assert both.tokens == alone.tokens == chain.tokens
+    assert alone.trace.tokens_per_pass > 5 and chain.trace.tokens_per_pass < 2
+    assert both.trace.tokens_per_pass > 0.95 * alone.trace.tokens_per_pass
+    assert both.trace.ledger.passes.get("draft", 0) < 0.1 * both.trace.passes
+
+
+def test_a_model_is_asked_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that costs nothing in every step, one that costs a pass now and then."""
+    target, other = (TableModel(64, order=3, seed=1, spread=20) for _ in range(2))
+    asked = {}
+    for share in (0.0, 1.5):
+        monkeypatch.setattr(advice_module, "_SHARE", share)
+        seq = written(target, Auto(warm=None, model=other), 0)
+        asked[share] = seq.trace.ledger.passes.get("draft", 0) / seq.trace.passes
+    assert asked[0.0] > 1 and 0 < asked[1.5] < 0.1
+
+
+def test_what_a_model_is_believed_to_cost_is_its_share_of_the_weights() -> None:
+    loop = engine(TARGET)
+    for layers, least, most in ((1, 0.4, 0.7), (4, 1.4, 2.0)):
+        other = tiny_transformer(0, num_layers=layers)
+        seq = loop.submit(Request([1, 2], 4, drafter=Auto(warm=None, model=other)))
+        assert least < seq.draft_state.advice.costs.share < most
+
+
+def test_of_a_long_text_the_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the second model's context is shorter than the text: it begins anew, and no row is beyond it."""
+    monkeypatch.setattr(advice_module, "_WAITING", 20)
+    other = tiny_transformer(0, num_layers=2, max_positions=40)
+    drafter = Auto(warm=None, model=Counted(other), most=8)
+    (seq,) = check_identical(TARGET, [LONG], drafter=drafter, seeds=(0,), max_new_tokens=60)
+    advice = seq.draft_state.advice
+    assert isinstance(advice, ModelAdvice) and advice.start > len(LONG)
+    assert advice.follower.tokens == seq.tokens[advice.start :][: len(advice.follower.tokens)]
+    assert len(advice.follower.tokens) <= 40 and seq.trace.ledger.rows["draft"] < 300
+
+
+def test_forks_and_preempted_texts_go_on_as_the_text_would() -> None:
+    target, other = to_int8(TARGET), Counted(to_int8(OTHER))
+    settings = {"drafter": Auto(warm=None, model=other), "sampler": Sampler.from_settings(temperature=0.8)}
+    loop, plain = engine(target), engine(target)
+    seq = loop.submit(Request([5, 6, 7, 5, 6, 7], 30, seed=1, **settings))
+    twins = []
+    for _ in range(5):
+        loop.step()
+        twins.append(loop.fork(seq))
+    twins[3].seed = 2
+    loop.preempt(twins[1])
+    loop.preempt(twins[3])
+    loop.run([seq, *twins])
+    expected = plain.submit(Request([5, 6, 7, 5, 6, 7], 30, seed=1, sampler=settings["sampler"]))
+    plain.run([expected])
+    assert all(each.tokens == expected.tokens for each in (seq, *twins[:3], twins[4]))
+    assert twins[3].tokens != expected.tokens
+    advisers = [each.draft_state.advice for each in (seq, *twins)]
+    assert len({id(each.blending) for each in advisers}) == 1
+    assert len({id(each.follower) for each in advisers}) == len(advisers)
+    # What one holds is the beginning of its own text, whoever wrote beside it.
+    for each, advice in zip((seq, *twins), advisers, strict=True):
+        assert advice.follower.tokens == each.tokens[: len(advice.follower.tokens)]
+
+
+def test_texts_share_the_passes_of_their_questions() -> None:
+    other = Counted(OTHER)
+    loop = engine(TARGET)
+    drafter = Auto(warm=None, model=other)
+    texts = [loop.submit(Request([number, 2, 3], 16, drafter=drafter)) for number in range(6)]
+    loop.run(texts)
+    assert 0 < len(other.rows) < sum(seq.trace.ledger.passes.get("draft", 0) for seq in texts) / 2
+    assert [seq.tokens for seq in texts] == [
+        seq.tokens for seq in decode(TARGET, [[number, 2, 3] for number in range(6)], max_new_tokens=16)
+    ]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(SettingsError, match="give one of the two"):
+        resolve("draft", "auto:head=shipped,model=smollm2-draft")
+    with pytest.raises(VocabularyMismatch, match="65 tokens and the other 64"):
+        engine(TARGET).submit(Request([1], drafter=Auto(model=tiny_transformer(vocab_size=65))))
