@@ -17,7 +17,7 @@ from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..model import drafts
-from ..model.named import named
+from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader, is_open
 from ..registry import register
 from .advice import Advice
@@ -56,8 +56,8 @@ class Auto(Drafter):
     about nodes where what it adds, as it has done so far, is worth more than the time it takes.
 
     Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one that comes
-    along for the model, if one does; None: with none. model: the second one, a `LanguageModel` or a name, as in
-    `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery train head`, a
+    along for the model, if one does; None: with none. model: the second one, a `LanguageModel` or a name, which is
+    loaded in `dtype`, as in `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery train head`, a
     `TrainedHead`, "shipped" for the one that comes along, if one does. Neither is asked by default, as long as having
     one costs what it brings. Scope: the request for copies, the process for contexts, earlier texts, all rates and what
     steps take. Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of text, and the
@@ -70,6 +70,7 @@ class Auto(Drafter):
     warm: str | None = SHIPPED
     head: TrainedHead | str | None = None
     model: LanguageModel | str | None = None
+    dtype: Precision = "auto"
 
     def __post_init__(self) -> None:
         if self.head is not None and self.model is not None:
@@ -121,10 +122,10 @@ class Auto(Drafter):
 
         if self.trained is not None:
             return HeadAdvice.of(seq, self.trained, bound(_kind(self.trained), self.trained, seq.model))
-        return None if self.model is None else ModelAdvice.of(seq, named(self.model), self.most)
+        return None if self.model is None else ModelAdvice.of(seq, named(self.model, self.dtype), self.most)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
-        return () if self.model is None else (named(self.model),)
+        return () if self.model is None else (named(self.model, self.dtype),)
 
     def held_rows(self, nodes: int) -> int:
         # Logits of the nodes and of the text's end, and of those who are asked about at a time what comes of them.
