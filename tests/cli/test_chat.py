@@ -1,4 +1,4 @@
-"""Conversations and interrupts as a user meets them: real processes, piped and in a terminal."""
+"""Conversations and interrupts as a user meets them: real processes, piped lines and a terminal."""
 
 from __future__ import annotations
 

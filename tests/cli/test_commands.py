@@ -1,4 +1,4 @@
-"""The command as a user meets it: real processes on the real model."""
+"""The command as a user meets it: inside the test's process, and in real ones where that is what is tested."""
 
 from __future__ import annotations
 
