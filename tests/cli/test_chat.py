@@ -1,4 +1,4 @@
-"""Conversations and interrupts as a user meets them: real processes, piped and in a terminal."""
+"""Conversations and interrupts as a user meets them: real processes, piped lines and a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,31 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from commands import COMMAND, ENVIRONMENT, PROMPT, inside
 from decodery.cli.chat import Conversation
 from decodery.cli.decoding import decode
 from decodery.errors import PromptError
 from decodery.lm import LM, Output
-from decodery.model.embedded import pull
-
-COMMAND = [sys.executable, "-m", "decodery"]
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-"""One thread each: the tests share the machine, and threads that wait for one another do not."""
-
-
-PROMPT = "Name three colours of the rainbow."
-
-
-def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
-
-
-@pytest.fixture(scope="session")
-def model() -> Path:
-    """The embedded model's file, fetched once."""
-    return pull("smollm2")
 
 
 @pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
@@ -99,19 +78,16 @@ def test_a_failed_turn_leaves_the_conversation_as_it_was(smollm2_int8: LM) -> No
     assert conversation.say("Bye", lambda piece: None).text
 
 
-def test_chat_with_piped_lines(model: Path) -> None:
-    done = run(
-        "chat",
-        "--max-new-tokens",
-        "16",
-        text="Name a colour.\n\n/what\nAnother one.\n/reset\nName a colour.\n/exit\nHi\n",
-    )
-    assert done.returncode == 0
-    figures = [line for line in done.stderr.splitlines() if line.startswith("[")]
+@pytest.mark.usefixtures("loaded")
+def test_chat_with_piped_lines() -> None:
+    lines = "Name a colour.\n\n/what\nAnother one.\n/reset\nName a colour.\n/exit\nHi\n"
+    code, output, errors = inside("chat", "--max-new-tokens", "16", text=lines)
+    assert code == 0
+    figures = [line for line in errors.splitlines() if line.startswith("[")]
     sizes = [int(re.search(r"context (\d+) of 8192", line)[1]) for line in figures]  # type: ignore[index]
     assert len(sizes) == 3 and sizes[0] == sizes[2] < sizes[1]
-    assert "there is no /what" in done.stderr
-    assert ">" not in done.stdout and "context" not in done.stdout and len(done.stdout.splitlines()) >= 3
+    assert "there is no /what" in errors
+    assert ">" not in output and "context" not in output and len(output.splitlines()) >= 3
 
 
 _STYLE = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")

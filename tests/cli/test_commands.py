@@ -1,10 +1,8 @@
-"""The command as a user meets it: real processes on the real model."""
+"""The command as a user meets it: inside the test's process, and in real ones where that is what is tested."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,41 +12,9 @@ from unittest import mock
 import pytest
 
 import decodery
-from decodery.cli.main import COMMANDS, main
+from commands import COMMAND, ENVIRONMENT, PROMPT, inside, run
+from decodery.cli.main import COMMANDS
 from decodery.lm import LM
-from decodery.model.embedded import pull
-
-COMMAND = [sys.executable, "-m", "decodery"]
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-"""One thread each: the tests share the machine, and threads that wait for one another do not."""
-
-
-PROMPT = "Name three colours of the rainbow."
-
-
-def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *arguments]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
-
-
-def printed(*arguments: str, text: str = "") -> str:
-    """What a command prints that must do its work without a word on standard error."""
-    done = run(*arguments, text=text)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
-
-
-def inside(*arguments: str, text: str = "", terminal: bool = False) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command run in this process, which saves the start of another."""
-    output, errors = io.StringIO(), io.StringIO()
-    typed = io.TextIOWrapper(io.BytesIO(text.encode()))
-    typed.isatty = lambda: terminal  # type: ignore[method-assign]
-    with mock.patch.multiple(sys, stdin=typed, stdout=output, stderr=errors), pytest.raises(SystemExit) as left:
-        main(arguments)
-    assert isinstance(left.value.code, int)
-    return left.value.code, output.getvalue(), errors.getvalue()
 
 
 def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = False) -> str:
@@ -58,12 +24,6 @@ def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = F
     if status == 1:
         assert errors.startswith("decodery: ") and errors.count("\n") == 1, errors
     return errors
-
-
-@pytest.fixture(scope="session")
-def model() -> Path:
-    """The embedded model's file, fetched once."""
-    return pull("smollm2")
 
 
 def test_help_and_methods_do_not_import_torch() -> None:
@@ -95,29 +55,43 @@ def test_nothing_is_searched_for_cycles_on_the_way_out() -> None:
 
 
 def test_version() -> None:
-    assert printed("--version") == f"decodery {decodery.__version__}\n"
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"decodery {decodery.__version__}\n", "")
 
 
-def test_generate_json_is_one_object_that_python_gives_too(model: Path, smollm2_int8: LM) -> None:
+def test_generate_json_is_one_object_that_python_gives_too_and_a_warm_start_imports_no_transformers(
+    model: Path, smollm2_int8: LM
+) -> None:
     settings = ("--max-new-tokens", "24", "--temperature", "0.8", "--seed", "5")
-    got = json.loads(printed("generate", PROMPT, *settings, "--json"))
+    command = [sys.executable, "-X", "importtime", *COMMAND[1:], "generate", PROMPT, *settings, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    got = json.loads(done.stdout)
     expected = smollm2_int8.generate(PROMPT, max_new_tokens=24, temperature=0.8, seed=5)
     assert (got["text"], got["tokens"], got["seed"]) == (expected.text, expected.tokens, 5)
     assert got["finish_reason"] in ("stop", "length")
     assert got["trace"].keys() >= {"passes", "rows", "tokens_per_pass", "tokens_per_second", "seconds"}
+    assert all(line.startswith("import time:") for line in done.stderr.splitlines())
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "torch" in imported
+    assert not imported & {"transformers", "huggingface_hub", "rich", "scipy", "pandas"}
 
 
-def test_the_prompt_comes_from_standard_input_too_and_the_drafter_leaves_no_trace(model: Path) -> None:
+@pytest.mark.usefixtures("loaded")
+def test_the_prompt_comes_from_standard_input_too_and_the_drafter_leaves_no_trace() -> None:
     settings = ("--max-new-tokens", "20", "--temperature", "0.9", "--top-p", "0.95")
-    argument = printed("generate", *settings, "--drafter", "prompt-lookup:length=4", text=PROMPT)
-    assert argument.endswith("\n") and len(argument) > 20
+    code, argument, errors = inside("generate", *settings, "--drafter", "prompt-lookup:length=4", text=PROMPT)
+    assert (code, errors) == (0, "") and argument.endswith("\n") and len(argument) > 20
     assert inside("generate", "-", *settings, "--drafter", "none", text=PROMPT + "\n") == (0, argument, "")
     assert inside("generate", *settings, text=PROMPT) == (0, argument, "")
 
 
-def test_several_texts(model: Path) -> None:
+@pytest.mark.usefixtures("loaded")
+def test_several_texts() -> None:
     settings = ("--max-new-tokens", "12", "--temperature", "1", "--seed", "3", "--n", "2")
-    objects = json.loads(printed("generate", PROMPT, *settings, "--json", "--logprobs", "2"))
+    code, output, errors = inside("generate", PROMPT, *settings, "--json", "--logprobs", "2")
+    assert (code, errors) == (0, "")
+    objects = json.loads(output)
     assert [one["seed"] for one in objects] == [3, 4]
     assert objects[0]["tokens"] != objects[1]["tokens"]
     assert all(len(one["logprobs"]) == len(one["tokens"]) for one in objects)
@@ -125,24 +99,18 @@ def test_several_texts(model: Path) -> None:
     assert text == f"--- seed 3\n{objects[0]['text']}\n\n--- seed 4\n{objects[1]['text']}\n"
 
 
-def test_raw_text_stop_strings_and_a_sampler_by_name(model: Path) -> None:
+@pytest.mark.usefixtures("loaded")
+def test_raw_text_stop_strings_and_a_sampler_by_name() -> None:
     arguments = ("--raw", "--stop", "\n", "--sampler", "temperature:t=0", "--max-new-tokens", "30")
-    text = printed("generate", "The days of the week are Monday, Tuesday,", *arguments)
+    code, text, errors = inside("generate", "The days of the week are Monday, Tuesday,", *arguments)
+    assert (code, errors) == (0, "")
     assert text.startswith(" Wednesday, Thursday") and text.count("\n") == 1
 
 
-def test_a_warm_start_imports_no_transformers(model: Path) -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "decodery", "generate", "Hi", "--max-new-tokens", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
-    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert done.returncode == 0 and "torch" in imported
-    assert not imported & {"transformers", "huggingface_hub", "rich", "scipy", "pandas"}
-
-
-def test_an_error_is_one_sentence_and_exit_status_1(tmp_path: Path) -> None:
-    done = run("generate", PROMPT, "--model", str(tmp_path / "none.gguf"))
+def test_an_error_is_one_sentence_and_exit_status_1() -> None:
+    done = run("methods", "promt-lookup")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("decodery: there is no file")
+    assert done.stderr.startswith("decodery: no method is called 'promt-lookup'; try prompt-lookup")
 
 
 def test_bad_usage() -> None:
@@ -155,7 +123,6 @@ def test_bad_usage() -> None:
 def test_bad_settings_fail_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decodery, "load", None)
     assert "--top-p would have no effect" in failure("generate", PROMPT, "--top-p", "0.5")
-    assert "no method is called 'promt-lookup'; try prompt-lookup" in failure("methods", "promt-lookup")
     assert "try prompt-lookup" in failure("generate", PROMPT, "--drafter", "promptlookup")
     assert "its settings are" in failure("generate", PROMPT, "--drafter", "prompt-lookup:lenght=3")
     assert "draft-model: dtype=int5 is not auto, float32, bfloat16, float16, int8 or int4" in failure(
@@ -180,7 +147,7 @@ def test_bad_prompts(model: Path) -> None:
 
 def test_bad_models(model: Path, tmp_path: Path) -> None:
     assert "no-such-model" in failure("generate", PROMPT, "--model", "no-such-model")
-    assert "no-such-file.gguf" in failure("generate", PROMPT, "--model", str(tmp_path / "no-such-file.gguf"))
+    assert "there is no file" in failure("generate", PROMPT, "--model", str(tmp_path / "no-such-file.gguf"))
     content = model.read_bytes()
     parts = {"short": content[:1_000_000], "header": content[:100], "noise": b"GGUF" + b"\xff" * 400, "empty": b""}
     for name, part in parts.items():
@@ -190,17 +157,18 @@ def test_bad_models(model: Path, tmp_path: Path) -> None:
     assert "neither an embedded model" in failure("pull", "smollm")
 
 
-def test_pull_from_a_file_and_what_a_bad_file_leaves(model: Path, tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "DECODERY_HOME": str(tmp_path / "cache")}
+def test_pull_from_a_file_and_what_a_bad_file_leaves(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(model.read_bytes()[:-1])
-    command = [*COMMAND, "pull", "smollm2", "--from"]
-    bad = subprocess.run([*command, str(broken)], capture_output=True, text=True, env=environment)
-    assert bad.returncode == 1 and "checksum" in bad.stderr
-    assert not list((tmp_path / "cache").rglob("*.gguf"))
-    good = subprocess.run([*command, str(model)], capture_output=True, text=True, env=environment)
-    assert good.returncode == 0 and good.stdout.startswith("smollm2 is ready: " + str(tmp_path / "cache"))
-    assert printed("pull", "smollm2") == f"smollm2 is ready: {model}\n"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("DECODERY_HOME", str(tmp_path / "cache"))
+        assert "checksum" in failure("pull", "smollm2", "--from", str(broken))
+        assert not list((tmp_path / "cache").rglob("*.gguf"))
+        code, output, _ = inside("pull", "smollm2", "--from", str(model))
+        assert code == 0 and output.startswith("smollm2 is ready: " + str(tmp_path / "cache"))
+    assert inside("pull", "smollm2") == (0, f"smollm2 is ready: {model}\n", "")
 
 
 def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
@@ -213,13 +181,6 @@ def test_a_reader_that_goes_away_is_no_error(model: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == ""
         assert process.wait(60) == 141
-
-
-@pytest.fixture
-def loaded(monkeypatch: pytest.MonkeyPatch, smollm2_int8: LM) -> LM:
-    """The model that commands run in this process load."""
-    monkeypatch.setattr(decodery, "load", lambda *name, **settings: smollm2_int8)
-    return smollm2_int8
 
 
 def test_a_hidden_message_is_read_back_through_pipes(loaded: LM) -> None:
@@ -292,7 +253,7 @@ def test_a_value_head_from_judged_texts_steers(loaded: LM, tmp_path: Path) -> No
 
 
 def test_methods() -> None:
-    listed = json.loads(printed("methods", "--json"))
+    listed = json.loads(inside("methods", "--json")[1])
     keys = {"name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "summary"}
     assert all(method.keys() == keys for method in listed)
     assert {"prompt-lookup", "coupled", "top-p"} <= {method["name"] for method in listed}
@@ -305,7 +266,7 @@ def test_methods() -> None:
 
 
 def test_info(model: Path) -> None:
-    facts = json.loads(printed("info", "--json"))
+    facts = json.loads(inside("info", "--json")[1])
     assert facts["decodery"] == decodery.__version__
     assert facts["threads"] >= 1 and facts["kernels"] and facts["processor"]
     assert any(name.startswith("smollm2") for name in facts["models"])

@@ -258,7 +258,7 @@ LOSSLESS = [("sampled", RecursiveRejection()), ("without-replacement", Recursive
 @pytest.mark.parametrize(("origin", "rule"), LOSSLESS)
 def test_rules_keep_the_law_of_a_text(origin: Origin, rule: Rule) -> None:
     sampler = PENALISED if origin == "without-replacement" else NUCLEUS
-    check_distribution(*(TARGET, [1, 2]), drafter=Branching(origin), rule=rule, sampler=sampler, length=4, draws=600)
+    check_distribution(*(TARGET, [1, 2]), drafter=Branching(origin), rule=rule, sampler=sampler, length=4, draws=500)
 
 
 def test_draws_verified_as_what_they_are_not_are_caught() -> None:
@@ -268,7 +268,7 @@ def test_draws_verified_as_what_they_are_not_are_caught() -> None:
             drafter=Mistaken("without-replacement"),
             rule=RecursiveRejection(),
             length=4,
-            draws=600,
+            draws=500,
             least=1e-6,
         )
 

@@ -171,9 +171,9 @@ class Engine:
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
         clock = StepClock()
-        begun = self._schedule.turns()
+        begun, texts = self._schedule.turns(), self._schedule.texts
         for run, rows, nodes in begun:
-            self._begin(run, rows, nodes)
+            self._begin(run, rows, nodes, texts)
         for run in self._schedule.active:
             if run.lost and run.waiting is None:
                 run.interrupt(read_again(run.lost, self._schedule.limits.rows))
@@ -191,14 +191,14 @@ class Engine:
         self._schedule.leave()
         return [run.task for run in runs if run.asking is None or run in advanced]
 
-    def _begin(self, run: Turn, rows: int, nodes: int) -> None:
-        """Let a task that has no turn in progress begin one."""
+    def _begin(self, run: Turn, rows: int, nodes: int, texts: list[Sequence]) -> None:
+        """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
         seq = run.task
         if isinstance(seq, Work):
             run.asking = seq.turn()
         else:
             try:
-                run.asking = turn(seq, Share(rows, self._budget(seq, nodes)))
+                run.asking = turn(seq, Share(rows, self._budget(seq, nodes, texts)))
             except Exception as error:
                 seq.fail(error)
                 return
@@ -248,9 +248,8 @@ class Engine:
             attended = sum(int(segment.positions.sum()) for segment in segments)
             self._schedule.pace.learn(rows, attended, clock.mark - begin)
 
-    def _budget(self, seq: Sequence, nodes: int) -> Budget:
+    def _budget(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
         """How much the text may draft in this step, `nodes` at most."""
-        texts = self._schedule.texts
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
             min(nodes, seq.max_nodes),

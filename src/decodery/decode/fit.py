@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
+_NAMES = tuple(each.name for each in fields(Needs))
 _OF_MODEL = ("taps", "keys", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
 
 
@@ -28,38 +29,40 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
     model: what the engine decodes with; None looks at the request alone. Raises SettingsError, UnsupportedModel where
     the model lacks it, with one sentence: which part needs what, who does not give it, what to do.
     """
-    for role, name, needs in _parts(request):
-        who = f"the {role} {name}".rstrip()
-        for each in fields(Needs):
-            value = getattr(needs, each.name)
+    for role, part in _parts(request):
+        needs = part.needs
+        for name in _NAMES:
+            value = getattr(needs, name)
             if not value:
                 continue
-            if each.name in _OF_MODEL:
-                _refuse_model(request, model, role, who, each.name, value)
-            elif found := _lacking(request, each.name, value):
+            if name in _OF_MODEL:
+                _refuse_model(request, model, role, part, name, value)
+            elif found := _lacking(request, name, value):
                 giver, advice = found
-                raise SettingsError(f"{who} needs {in_words(each.name, value)}, which {giver} does not give: {advice}")
+                words = in_words(name, value)
+                raise SettingsError(f"{_who(role, part)} needs {words}, which {giver} does not give: {advice}")
 
 
-def _parts(request: Request) -> Iterator[tuple[str, str, Needs]]:
-    """Role, name and needs of everything that takes part."""
+def _parts(request: Request) -> Iterator[tuple[str, Any]]:
+    """Role of everything that takes part, and the part."""
     for warp in request.sampler.warps:
-        if isinstance(warp, Constrained):
-            yield "constraint", "", warp.needs
-        else:
-            yield "warp", name_of(warp), warp.needs
+        yield "constraint" if isinstance(warp, Constrained) else "warp", warp
     for role in ("rule", "drafter", "budget", "source", "search"):
         if (part := getattr(request, role)) is not None:
-            yield role, name_of(part), part.needs
+            yield role, part
 
 
-def _refuse_model(request: Request, model: LanguageModel | None, role: str, who: str, name: str, value: Any) -> None:
+def _who(role: str, part: Any) -> str:
+    return "the constraint" if role == "constraint" else f"the {role} {name_of(part)}"
+
+
+def _refuse_model(request: Request, model: LanguageModel | None, role: str, part: Any, name: str, value: Any) -> None:
     """What is needed of the model, and of the source in its place."""
     words, source = in_words(name, value), request.source
     if source is not None and role != "source" and not getattr(source.gives, name):
         raise SettingsError(
-            f"{who} needs {words}, which the source {name_of(source)} does not give: leave the source out, or use "
-            f"another {role}"
+            f"{_who(role, part)} needs {words}, which the source {name_of(source)} does not give: leave the source "
+            f"out, or use another {role}"
         )
     if model is None or name == "keys":
         return
@@ -69,11 +72,12 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, who:
                 place = site(tap, model.config.num_layers)
             except SettingsError as error:
                 words = "hidden states that this model does not have, so use what was made for it"
-                raise SettingsError(f"{who} needs {words}: {error}") from error
+                raise SettingsError(f"{_who(role, part)} needs {words}: {error}") from error
             if place.name != "residual" and place.name not in model.capabilities.sites:
-                raise UnsupportedModel(_LACKS.format(who, f"the hidden states at {tap}", type(model).__name__, role))
+                words = f"the hidden states at {tap}"
+                raise UnsupportedModel(_LACKS.format(_who(role, part), words, type(model).__name__, role))
     elif not getattr(model.capabilities, name):
-        raise UnsupportedModel(_LACKS.format(who, words, type(model).__name__, role))
+        raise UnsupportedModel(_LACKS.format(_who(role, part), words, type(model).__name__, role))
 
 
 def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:

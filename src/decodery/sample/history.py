@@ -116,6 +116,8 @@ class Repeats:
     def followers(self, least: int) -> tuple[np.ndarray, np.ndarray]:
         """Tokens that followed a repetition of at least that length, [f] ascending, and its greatest length, [f]."""
         long = self.lengths >= least
+        if not long.any():
+            return _nowhere(), _nowhere()
         tokens, places = np.unique(self._at(self.ends[long] + 1), return_inverse=True)
         longest = np.zeros(len(tokens), dtype=np.int64)
         np.maximum.at(longest, places, self.lengths[long])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -181,13 +181,14 @@ class Sampler:
         if not self.stateful:
             return context.state
         state = list(self._deaf(context.state, [token]))
-        listening = [index for index, warp in enumerate(self.warps) if self._listens(warp)]
-        for index, warp, before, _ in self._stages(logits[None].float(), [context]) if listening else ():
+        # Warps behind the last one that listens, and that one itself, change nothing it hears.
+        last = max((index for index, warp in enumerate(self.warps) if self._listens(warp)), default=-1)
+        row = logits[None].float()
+        for index, warp in enumerate(self.warps[: last + 1]):
             if self._listens(warp):
-                heard = float(before[0, token] - before[0].logsumexp(dim=-1))
-                state[index] = warp.advance(state[index], token, heard)
-            if index == listening[-1]:
-                break
+                state[index] = warp.advance(state[index], token, float(row[0, token] - row[0].logsumexp(dim=-1)))
+            if index < last and self._applies(warp):
+                row = self._through(index, row, [context])
         return tuple(state)
 
     def ahead(self, context: Context, tokens: Sequence[int]) -> Context:
@@ -227,8 +228,10 @@ class Sampler:
                 "the model's logits are not a distribution (NaN or infinite); check the weights, or load the "
                 "model with dtype='float32'"
             )
-        for _, warp, _, after in self._stages(logits, contexts, shaped):
-            logits = after
+        for index, warp in enumerate(self.warps):
+            if not self._applies(warp) or (warp.stage > Stage.EDIT and not shaped):
+                continue
+            logits = self._through(index, logits, contexts)
             if warp.stage == Stage.EDIT and not _largest_finite(logits):
                 raise SettingsError(f"{warp!r} takes the logits beyond float32: use a smaller value")
         return logits
@@ -261,16 +264,10 @@ class Sampler:
     def _listens(self, warp: Warp) -> bool:
         return warp.stateful and warp.hears_logprobs and self._applies(warp)
 
-    def _stages(
-        self, logits: torch.Tensor, contexts: Sequence[Context], shaped: bool = True
-    ) -> Iterator[tuple[int, Warp, torch.Tensor, torch.Tensor]]:
-        """Every warp that applies: its number, itself, the logits before and after it."""
-        for index, warp in enumerate(self.warps):
-            if not self._applies(warp) or (warp.stage > Stage.EDIT and not shaped):
-                continue
-            before = logits
-            logits = warp.warp(before, _own_states(contexts, index) if warp.stateful else contexts)
-            yield index, warp, before, logits
+    def _through(self, index: int, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        """What warp number `index` makes of logits [n, V]."""
+        warp = self.warps[index]
+        return warp.warp(logits, _own_states(contexts, index) if warp.stateful else contexts)
 
 
 def _set_up(kind: type[Warp], name: str, **settings: Any) -> list[Warp]:

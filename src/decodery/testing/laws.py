@@ -68,7 +68,11 @@ def check_identical(
         "max_new_tokens": max_new_tokens,
         "eos_ids": eos_ids,
     }
-    if plain is None:
+    if plain is None and source is None and (sampler is None or sampler.greedy):
+        # Whatever drafts draw, greedy texts of all seeds are one.
+        once = decode(model, prompts, **common | {"seeds": seeds[:1]})  # type: ignore[arg-type]
+        plain = [seq for seq in once for _ in seeds]
+    elif plain is None:
         plain = decode(model, prompts, **common)  # type: ignore[arg-type]
     drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):

@@ -38,21 +38,36 @@ class BothWays(Coupled):
     """
 
     def choose(self, tree: TokenTree, laws: Laws, seq: Sequence) -> Accepted:
-        accepted = super().choose(tree, laws, seq)
+        noting = _Noting(laws)
+        accepted = super().choose(tree, noting, seq)
         # Behind a token that a constraint forbids there is no law; what was accepted has one. Accelerators may round
         # a call of several rows differently.
         forbids = constrained(seq.sampler.warps) is not None
         visited = [0, *accepted.path]
         asked = visited if forbids else list(range(len(tree)))
         if len(asked) > 1 and laws.logits.device.type == "cpu":
-            together = laws.rows(asked)
+            together = noting.rows(asked)
             for node in visited:
-                if not torch.equal(laws.rows([node])[0], together[asked.index(node)]):
+                if not torch.equal(noting.alone[node], together[asked.index(node)]):
                     raise LawBroken(
                         f"{seq.sampler} gives another law after {len(seq.tokens)} tokens where all {len(asked)} nodes "
                         "are asked about together: see check_warp"
                     )
         return accepted
+
+
+class _Noting(Laws):
+    """Laws that note what they said of nodes that were asked about one by one. alone: {node: [vocab]}."""
+
+    def __init__(self, laws: Laws) -> None:
+        vars(self).update(vars(laws))
+        self.alone: dict[int, torch.Tensor] = {}
+
+    def rows(self, nodes: Ordered[int]) -> torch.Tensor:
+        found = super().rows(nodes)
+        if len(nodes) == 1:
+            self.alone[nodes[0]] = found[0]
+        return found
 
 
 def law_engine(model: LanguageModel, prefill_chunk: int) -> Engine:
