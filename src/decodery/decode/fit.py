@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
-_OF_MODEL = ("taps", "keys", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
+_OF_MODEL = ("taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
 
 
 def refuse(request: Request, model: LanguageModel | None = None) -> None:
@@ -56,7 +56,8 @@ def _parts(request: Request) -> Iterator[tuple[str, str, Needs]]:
 def _refuse_model(request: Request, model: LanguageModel | None, role: str, who: str, name: str, value: Any) -> None:
     """What is needed of the model, and of the source in its place."""
     words, source = in_words(name, value), request.source
-    if source is not None and role != "source" and not getattr(source.gives, name):
+    # Sources pass rows on as they stand to each other.
+    if source is not None and role != "source" and name != "trees" and not getattr(source.gives, name):
         raise SettingsError(
             f"{who} needs {words}, which the source {name_of(source)} does not give: leave the source out, or use "
             f"another {role}"

@@ -11,12 +11,13 @@ from ..core.ask import Asking
 from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from ..errors import SettingsError, VocabularyMismatch
+from ..errors import SettingsError, UnsupportedModel, VocabularyMismatch
 from ..model.named import named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Expander
 from .follower import Follower
+from .growth.base import Growth
 
 
 @register(
@@ -44,6 +45,8 @@ class DraftModel(Expander):
 
     def start(self, seq: Sequence) -> Follower:
         model = self._model(seq.model)
+        if isinstance(self.growth, Growth) and not model.capabilities.trees:
+            raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave growth out")
         known = {model.config.vocabulary, seq.model.config.vocabulary} - {""}
         if len(known) > 1:
             raise VocabularyMismatch(
