@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
@@ -24,13 +25,12 @@ from .cache import KVCache
 from .chat import ChatTemplate
 from .config import ModelConfig
 from .families import token_ids
-from .folder import read_facts
+from .folder import read_facts, read_texts
 from .load import LoadedModel, choose_dtype
 from .protocol import Capabilities
 from .route import WHOLE, Route
 from .sites import Site, Tap, Visits
-from .tokenizer import Tokenizer
-from .tokenizer_file import read_tokenizer
+from .tokenizer import TextFacts, Tokenizer
 
 _KINDS = ("full_attention", "sliding_attention")
 
@@ -288,15 +288,7 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
     chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
     model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))
-    if (folder / "tokenizer.json").is_file():
-        read_tokenizer(folder / "tokenizer.json")
-    try:
-        backend = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        ).backend_tokenizer
-    except Exception as error:  # as above
-        raise CorruptFile(f"{folder} has no tokenizer that can be read: add the model's tokenizer.json") from error
-    facts = read_facts(folder, backend)
+    backend, facts = _texts(folder)
     return LoadedModel(
         model=model,
         tokenizer=Tokenizer(backend, bos_id=facts.bos_id, eos_ids=facts.eos_ids),
@@ -304,6 +296,19 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         name=name,
         dtype=chosen,
     )
+
+
+def _texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
+    """The tokenizer of a folder, which transformers makes where there is only what it would make one from."""
+    # A tokenizer.json says all; some classes of transformers make another tokenizer of the same file.
+    if (folder / "tokenizer.json").is_file():
+        return read_texts(folder)
+    try:
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        backend: tokenizers.Tokenizer = found.backend_tokenizer
+    except Exception as error:  # as above
+        raise CorruptFile(f"{folder} has no tokenizer that can be read: add the model's tokenizer.json") from error
+    return backend, read_facts(folder, backend)
 
 
 def _first_line(error: Exception) -> str:
