@@ -103,3 +103,28 @@ def test_a_tree_made_of_another_has_been_through_no_layer() -> None:
         tree.asking(np.array([0, 0, 1]), torch.zeros(1, 4)),
     )
     assert [each.entered for each in made] == [None] * 4 and tree.entered is not None
+
+
+@given(trees())
+def test_a_trunk_is_the_chain_of_first_children(tree: TokenTree) -> None:
+    trunk, node = tree.trunk(), 0
+    trunk.validate()
+    assert trunk.is_chain
+    for token in trunk.tokens[1:]:
+        node = int(tree.children(node)[0])
+        assert token == tree.tokens[node]
+    assert len(tree.children(node)) == 0
+
+
+def test_a_trunk_keeps_what_its_nodes_were_drawn_with() -> None:
+    laws = {node: torch.full((4,), 0.25) * (node + 1) for node in (0, 1, 2)}
+    draws = {0: [2, 1, 2]}
+    tree = TokenTree(
+        np.array([9, 1, 2, 3, 0]), np.array([-1, 0, 0, 2, 1]), "sampled", np.array([0.0, -1, -2, -3, -4]), laws, draws
+    )
+    trunk = tree.trunk()
+    assert trunk.tokens.tolist() == [9, 2, 3] and trunk.origin == "sampled"
+    assert trunk.logq is not None and trunk.logq.tolist() == [0.0, -2, -3]
+    assert trunk.drawn(0) == [1] and trunk.distributions[0] is laws[0] and trunk.distributions[1] is laws[2]
+    asking = TokenTree.chain(1, [2]).asking(np.array([1, 1]), torch.zeros(1, 4))
+    assert asking.trunk().tokens.tolist() == [1, 2] and asking.trunk().inputs is None

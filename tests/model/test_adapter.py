@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from decodery.errors import SettingsError, UnsupportedModel
+from decodery.model import adapter_trial
 from decodery.model.adapter import TransformersModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
@@ -217,6 +218,74 @@ def test_models_that_ignore_masks_may_draft_chains_but_not_trees() -> None:
     with pytest.raises(UnsupportedModel, match="propose chains"):
         ours.forward(Batch([Segment(np.array([9, 10, 10]), tokens=ids[:3], mask=mask, cache=cache)]))
     assert cache.length == 9
+
+
+class SlotWindow(transformers.GPT2LMHeadModel):
+    """Shows every row the last few slots before its own, whatever positions they have, on top of the mask it is given.
+
+    `attention_window` of its configuration says how many.
+    """
+
+    def forward(self, input_ids=None, past_key_values=None, position_ids=None, attention_mask=None, **options):
+        past = 0 if past_key_values is None else past_key_values.get_seq_length()
+        rows = (input_ids if input_ids is not None else options["inputs_embeds"]).shape[1]
+        own, slots = past + torch.arange(rows)[:, None], torch.arange(past + rows)
+        hidden = (slots > own) | (slots <= own - self.config.attention_window)
+        mask = torch.zeros(1, 1, rows, past + rows, dtype=self.dtype).masked_fill(hidden, torch.finfo(self.dtype).min)
+        return super().forward(
+            input_ids=input_ids, past_key_values=past_key_values, position_ids=position_ids,
+            attention_mask=mask if attention_mask is None else torch.minimum(mask, attention_mask), **options,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [7, 700])
+def test_windows_that_count_slots_leave_chains_alone(window: int, dtype: torch.dtype) -> None:
+    config = transformers.GPT2Config(**(COMMON | CONFIGS["gpt2"] | {"n_positions": 1024}), attention_window=window)
+    ours = TransformersModel(randomize(SlotWindow(config)).to(dtype))
+    assert not ours.capabilities.trees
+    # In low precision passes of other sizes may round a near-tie otherwise.
+    for drafter in ("auto", "token-recycling") if dtype == torch.float32 else ():
+        check_identical(ours, [[1, 2, 3] * 5], drafter=drafter, seeds=(0,), max_new_tokens=12, tested="nothing")
+    config.attention_window = 1024
+    assert TransformersModel(randomize(SlotWindow(config)).to(dtype)).capabilities.trees
+
+
+class Echo(transformers.GPT2LMHeadModel):
+    """Forgets what its cache holds."""
+
+    def forward(self, input_ids=None, past_key_values=None, position_ids=None, attention_mask=None, **options):
+        if attention_mask is not None and input_ids is not None:
+            attention_mask = attention_mask.clone()
+            attention_mask[..., : -input_ids.shape[1]] = torch.finfo(self.dtype).min
+        return super().forward(
+            input_ids=input_ids, past_key_values=past_key_values, position_ids=position_ids,
+            attention_mask=attention_mask, **options,
+        )  # fmt: skip
+
+
+def test_models_whose_chains_are_wrong_are_refused() -> None:
+    config = transformers.GPT2Config(**(COMMON | CONFIGS["gpt2"]))
+    with pytest.raises(UnsupportedModel, match=r"Echo does not read tokens behind a cache as .*: use generate\(\)"):
+        TransformersModel(randomize(Echo(config)))
+
+
+def test_windows_too_long_to_be_tried_leave_chains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = make("gemma2", sliding_window=600, max_position_embeddings=1024)
+    assert TransformersModel(theirs).capabilities.trees
+    monkeypatch.setattr(adapter_trial, "_FREE_BYTES", 1 << 16)
+    assert not TransformersModel(theirs).capabilities.trees
+
+
+def test_texts_end_where_all_keys_would_have_to_be_rotated_anew() -> None:
+    factors = [1.0 + n for n in range(6)]
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": factors, "long_factor": factors}
+    sizes = COMMON | {"num_hidden_layers": 1, "intermediate_size": 32, "num_key_value_heads": 4, "pad_token_id": 0}
+    config = transformers.Phi3Config(
+        **sizes, max_position_embeddings=512, original_max_position_embeddings=128, rope_parameters=rope
+    )
+    theirs = randomize(transformers.Phi3ForCausalLM(config))
+    assert TransformersModel(theirs).config.max_positions == 128
 
 
 def test_what_cannot_be_decoded_step_by_step_is_refused() -> None:

@@ -147,3 +147,14 @@ def test_hostile_headers_are_refused(content: bytes, message: str, tmp_path: Pat
     (tmp_path / "x.gguf").write_bytes(content)
     with pytest.raises((CorruptFile, UnsupportedModel), match=message):
         GGUFFile(tmp_path / "x.gguf")
+
+
+def test_other_architectures_are_refused_with_a_next_step(home: Path, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match=r"'mamba' is not one of .*: give the safetensors folder or the Hub id"):
+        load(tmp_path / "x.gguf", device="cpu")

@@ -59,8 +59,12 @@ Asking = Generator[list[Ask], list[Scored], T]
 class Composed(Contract, Reader):
     """What scores a text by asking others: models in several contexts, several models, layers of one model."""
 
-    capabilities = Capabilities()
     fingerprint = ""
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """None but `trees`, where all who are asked can do that."""
 
     @abstractmethod
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
@@ -71,6 +75,10 @@ class OfOneModel(Composed):
     """What scores a text by one model in another way: its tokens, its sizes and its caches are that model's."""
 
     model: Reader
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(trees=self.model.capabilities.trees)
 
     @property
     def config(self) -> ModelConfig:

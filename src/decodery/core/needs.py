@@ -37,6 +37,7 @@ class Needs:
     prompt_taps: bool = False
     keys: bool = False
     costs: bool = False
+    trees: bool = False
     states: bool = False
     changes: bool = False
     routes: bool = False
@@ -109,6 +110,7 @@ WORDS = {
     "prompt_taps": "hidden states of the prompt",
     "keys": "the keys and values of one model",
     "costs": "what passes cost",
+    "trees": "rows that branch",
     "states": "rows given as embeddings",
     "changes": "rows that are changed between layers",
     "routes": "passes through some of the layers",

@@ -226,6 +226,17 @@ class TokenTree:
             node = int(self.parents[node])
         return nodes[::-1]
 
+    def trunk(self) -> TokenTree:
+        """The chain of first children, each drawn once: what is left of the tree where rows may not branch."""
+        if self.is_chain:
+            return self
+        nodes = [0]
+        while below := self.drawn(nodes[-1]):
+            nodes.append(below[0])
+        laws = {place: self.distributions[node] for place, node in enumerate(nodes) if node in self.distributions}
+        logq = None if self.logq is None else self.logq[nodes]
+        return TokenTree(self.tokens[nodes], np.arange(-1, len(nodes) - 1), self.origin, logq, laws)
+
     def prune(self, keep: np.ndarray) -> TokenTree:
         """The tree of the nodes marked in `keep` [n] bool whose ancestors are marked too; the root always stays.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
 _NAMES = tuple(each.name for each in fields(Needs))
-_OF_MODEL = ("taps", "keys", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
+_OF_MODEL = ("taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
 
 
 def refuse(request: Request, model: LanguageModel | None = None) -> None:
@@ -59,7 +59,8 @@ def _who(role: str, part: Any) -> str:
 def _refuse_model(request: Request, model: LanguageModel | None, role: str, part: Any, name: str, value: Any) -> None:
     """What is needed of the model, and of the source in its place."""
     words, source = in_words(name, value), request.source
-    if source is not None and role != "source" and not getattr(source.gives, name):
+    # Sources pass rows on as they stand to each other.
+    if source is not None and role != "source" and name != "trees" and not getattr(source.gives, name):
         raise SettingsError(
             f"{_who(role, part)} needs {words}, which the source {name_of(source)} does not give: leave the source "
             f"out, or use another {role}"

@@ -90,6 +90,8 @@ def _write(seq: Sequence, budget: Budget) -> Asking[None]:
     if seq.drafter is not None and seq.remaining > 1:
         tree = yield from settled(seq.drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
+        if not seq.model.capabilities.trees:
+            tree = tree.trunk()
     drafting = perf_counter() - begin
     step = Step(nodes=len(tree) - 1, rows=len(tree))
     route = _route(tree, seq)

@@ -15,7 +15,7 @@ from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from ..errors import SettingsError
+from ..errors import SettingsError, UnsupportedModel
 from ..model import drafts
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader, is_open
@@ -57,11 +57,11 @@ class Auto(Drafter):
 
     Contexts begin with those of `warm`, a file made by `decodery train contexts`: by default of the one that comes
     along for the model, if one does; None: with none. model: the second one, a `LanguageModel` or a name, which is
-    loaded in `dtype`, as in `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery train head`, a
-    `TrainedHead`, "shipped" for the one that comes along, if one does. Neither is asked by default, as long as having
-    one costs what it brings. Scope: the request for copies, the process for contexts, earlier texts, all rates and what
-    steps take. Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of text, and the
-    adviser's keys and values.
+    loaded in `dtype`, as in `draft-model`; of a long prompt it reads the end. head: a file or folder made by `decodery
+    train head`, a `TrainedHead`, "shipped" for the one that comes along, if one does. Neither is asked by default, as
+    long as having one costs what it brings. Scope: the request for copies, the process for contexts, earlier texts, all
+    rates and what steps take. Memory: 2^17 * (8 + 4 * width) bytes per context length, one entry per order and token of
+    text, and the adviser's keys and values.
     """
 
     width: int = 6
@@ -122,7 +122,12 @@ class Auto(Drafter):
 
         if self.trained is not None:
             return HeadAdvice.of(seq, self.trained, bound(_kind(self.trained), self.trained, seq.model))
-        return None if self.model is None else ModelAdvice.of(seq, named(self.model, self.dtype), self.most)
+        if self.model is None:
+            return None
+        model = named(self.model, self.dtype)
+        if not model.capabilities.trees:
+            raise UnsupportedModel("auto's second model reads no rows that branch, as its trees do: use draft-model")
+        return ModelAdvice.of(seq, model, self.most)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.model is None else (named(self.model, self.dtype),)

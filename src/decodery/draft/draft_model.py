@@ -11,12 +11,13 @@ from ..core.ask import Asking
 from ..core.needs import Gives
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
-from ..errors import SettingsError
+from ..errors import SettingsError, UnsupportedModel
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from .base import Expander
 from .follower import Follower
+from .growth.base import Growth
 
 
 @register(
@@ -45,6 +46,8 @@ class DraftModel(Expander):
 
     def start(self, seq: Sequence) -> Follower:
         model = self._model(seq.model)
+        if isinstance(self.growth, Growth) and not model.capabilities.trees:
+            raise UnsupportedModel("the draft model reads no rows that branch, as trees do: leave growth out")
         if seq.budget is not None:
             seq.budget.fits(model)
         tapped = seq.budget is not None and seq.budget.needs.draft_states

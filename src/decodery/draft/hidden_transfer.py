@@ -42,7 +42,7 @@ class HiddenTransfer(InPass):
 
     @property
     def needs(self) -> Needs:
-        return Needs(states=True, changes=True, costs=self.length is None)
+        return Needs(trees=True, states=True, changes=True, costs=self.length is None)
 
     def asked(self, model: Reader) -> Asked:
         found = found_transfer(self.transfer, model)

@@ -65,7 +65,7 @@ class InPass(Drafter):
 
     @property
     def needs(self) -> Needs:
-        return Needs(states=True, costs=self.length is None)
+        return Needs(trees=True, states=True, costs=self.length is None)
 
     def largest(self) -> int:
         return (self.length or LONGEST) - 1

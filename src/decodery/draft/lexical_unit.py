@@ -54,7 +54,7 @@ class LexicalUnit(Drafter):
     placeholders alone are learned, and the model stays as it is. Scope: the request; memory: one unit.
     """
 
-    needs = Needs(states=True)
+    needs = Needs(trees=True, states=True)
 
     span: int = 4
     beta: float = 0.1

@@ -18,6 +18,7 @@ from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
 from ..model.route import Route
 from .base import Expander
+from .growth.base import Growth
 from .rows import TreeRows
 
 
@@ -65,7 +66,8 @@ class OwnLayers(Expander):
 
     @property
     def needs(self) -> Needs:
-        return Needs.merged((super().needs, Needs(routes=True, keys=True)))
+        grows = isinstance(self.growth, Growth)
+        return Needs.merged((super().needs, Needs(routes=True, keys=True, trees=grows)))
 
     @abstractmethod
     def route(self, seq: Sequence) -> Route:

@@ -12,34 +12,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from ..errors import CorruptFile, SettingsError, UnsupportedModel
+from ..errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
+from .adapter_shapes import INSTEAD, read_shapes
+from .adapter_trial import may_branch
 from .artifact import digest
 from .attention import visibility
 from .batch import Batch, Cost, Scores, Segment
 from .cache import KVCache
 from .chat import ChatTemplate
-from .config import ModelConfig
-from .families import token_ids
-from .folder import read_facts
+from .folder import read_facts, read_texts
 from .load import LoadedModel, choose_dtype
 from .protocol import Capabilities
 from .route import WHOLE, Route
 from .sites import Site, Tap, Visits
-from .tokenizer import Tokenizer
-from .tokenizer_file import read_tokenizer
-
-_KINDS = ("full_attention", "sliding_attention")
+from .tokenizer import TextFacts, Tokenizer
 
 
 class TransformersModel:
     """Runs a `transformers` model, one segment at a time, with keys and values in a `KVCache`.
 
-    The model must keep one key and one value per token and layer, and take position ids and a mask for its rows;
-    whether it heeds the mask is tried out before the first tree.
+    The model must keep one key and one value per token and layer, and take position ids and a mask for its rows.
+    Whether it does as it is told is tried out at once, see `adapter_trial`: trees may then be refused, or all of it.
+    keeps_rows: whether it can leave out logits that nobody wants.
     """
 
     def __init__(self, hf_model: PreTrainedModel) -> None:
@@ -51,9 +50,13 @@ class TransformersModel:
             raise UnsupportedModel(f"{name} does not take masks for its rows: load it with attn_implementation='sdpa'")
         accepted = inspect.signature(hf_model.forward).parameters
         if "position_ids" not in accepted or "past_key_values" not in accepted:
-            raise UnsupportedModel(f"{name} takes no position ids or no cache, so it cannot be decoded step by step")
-        self._keeps_rows = "logits_to_keep" in accepted
-        self.config = self._probe()
+            raise UnsupportedModel(
+                f"{name} takes no position ids or no cache, so it cannot be decoded step by step: {INSTEAD}"
+            )
+        self.keeps_rows = "logits_to_keep" in accepted
+        with _refusing(name):
+            self.config = read_shapes(hf_model)
+            self._trees = may_branch(self)
         self._blocks = next(
             (
                 module
@@ -62,13 +65,12 @@ class TransformersModel:
             ),
             None,
         )
-        self._heeds_masks = False
         self._lock = threading.RLock()
 
     @cached_property
     def capabilities(self) -> Capabilities:
         sites = ("logits",) if self._blocks is None else ("logits", "residual")
-        return Capabilities(states=True, sites=frozenset(sites))
+        return Capabilities(trees=self._trees, states=True, sites=frozenset(sites))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -96,44 +98,66 @@ class TransformersModel:
             return self._forward(batch, taps)
 
     def _forward(self, batch: Batch, taps: Sequence[Tap]) -> Scores:
-        if not self._heeds_masks and any(_branches(segment) for segment in batch.segments):
-            self._try_masks()
+        if not self._trees and any(_branches(segment) for segment in batch.segments):
+            raise UnsupportedModel(
+                f"{type(self.hf_model).__name__} reads no rows that branch: use drafters that propose chains"
+            )
         parts = []
         for segment in batch.segments:
             alone = Batch([segment])
             visits = Visits.of(alone, taps, WHOLE, self.config.num_layers)
             with self._visiting(visits):
-                logits = visits.visit(Site("logits"), self._run(segment))
+                logits = visits.visit(Site("logits"), self.run(segment))
             parts.append((logits, visits.tapped()))
         hidden = {tap: torch.cat([states[tap] for _, states in parts]) for tap in taps}
         row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
         costs = [Cost.of(segment, WHOLE, self.config.num_layers, row_bytes) for segment in batch.segments]
         return Scores(torch.cat([logits for logits, _ in parts]), batch.logit_rows[1], hidden, batch.offsets, costs)
 
-    def _run(self, segment: Segment) -> torch.Tensor:
+    @torch.no_grad()
+    def run(self, segment: Segment) -> torch.Tensor:
         """Logits [m, vocab] float32 of the requested rows of one segment."""
         cache = self.new_cache() if segment.cache is None else segment.cache
         cache.reserve(segment.positions, segment.stays)
+        slots = Cache(layers=[_Slots(cache, layer) for layer in range(self.config.num_layers)])
+        return self.call(segment, cache, slots, segment.states)
+
+    def call(
+        self, segment: Segment, cache: KVCache, slots: Cache, states: torch.Tensor | None, *, masked: bool = True
+    ) -> torch.Tensor:
+        """`run` with these keys and values, where `cache` tells the positions. masked: with our mask, not its own."""
         positions = torch.from_numpy(np.asarray(segment.positions, dtype=np.int64)).to(self.device)
         given: dict[str, Any] = {
             "position_ids": positions[None],
-            "attention_mask": self._masks(segment, cache),
-            "past_key_values": Cache(layers=[_Slots(cache, layer) for layer in range(self.config.num_layers)]),
+            "attention_mask": self._masks(segment, cache) if masked else None,
+            "past_key_values": slots,
             "use_cache": True,
         }
-        if segment.states is not None:
-            given["inputs_embeds"] = segment.states.to(self.device, self.dtype)[None]
+        if states is not None:
+            given["inputs_embeds"] = states.to(self.device, self.dtype)[None]
         else:
             given["input_ids"] = torch.as_tensor(segment.tokens, device=self.device)[None]
-        rows = None
-        if segment.logit_rows is not None:
-            rows = torch.as_tensor(np.asarray(segment.logit_rows, dtype=np.int64), device=self.device)
-            if self._keeps_rows:
-                given["logits_to_keep"] = rows
-        logits = self.hf_model(**given).logits[0]
-        if rows is not None and not self._keeps_rows:
-            logits = logits[rows]
-        return logits.float()
+        return self._logits(given, segment.logit_rows)
+
+    @torch.no_grad()
+    def run_anew(self, tokens: np.ndarray, rows: Sequence[int], *, placed: bool = False) -> torch.Tensor:
+        """Logits [m, vocab] float32 of these rows of a text by one plain call: no cache, no mask of ours.
+
+        placed: with positions of ours.
+        """
+        given = {"input_ids": torch.as_tensor(tokens, device=self.device)[None], "use_cache": False}
+        if placed:
+            given["position_ids"] = torch.arange(len(tokens), device=self.device)[None]
+        return self._logits(given, rows)
+
+    def _logits(self, given: dict[str, Any], wanted: Sequence[int] | None) -> torch.Tensor:
+        if wanted is None:
+            found: torch.Tensor = self.hf_model(**given).logits[0]
+            return found.float()
+        rows = torch.as_tensor(np.asarray(wanted, dtype=np.int64), device=self.device)
+        if self.keeps_rows:
+            return self.hf_model(**given, logits_to_keep=rows).logits[0].float()
+        return self.hf_model(**given).logits[0][rows].float()
 
     def _masks(self, segment: Segment, cache: KVCache) -> torch.Tensor | dict[str, torch.Tensor]:
         """What is added to attention weights, [1, 1, n, slots]; one for each kind of layer where there are two."""
@@ -192,58 +216,6 @@ class TransformersModel:
             for handle in handles:
                 handle.remove()
 
-    @torch.no_grad()
-    def _probe(self) -> ModelConfig:
-        """The shapes of this model, learnt from its cache after one token."""
-        name, config = type(self.hf_model).__name__, self.hf_model.config.get_text_config()
-        output = self.hf_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device), use_cache=True)
-        slots = getattr(output.past_key_values, "layers", [])
-        # A state-space or quantized layer has no plain tensors here and counts as None.
-        pairs = [(getattr(slot, "keys", None), getattr(slot, "values", None)) for slot in slots]
-        shapes = {
-            tuple(keys.shape) if keys is not None and values is not None and keys.shape == values.shape else None
-            for keys, values in pairs
-        }
-        shape = next(iter(shapes), None)
-        if len(shapes) != 1 or shape is None:
-            raise UnsupportedModel(f"{name} keeps a state other than one key and one value per token and layer")
-        kinds = getattr(config, "layer_types", None)
-        window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-        if kinds and not set(kinds) <= set(_KINDS):
-            raise UnsupportedModel(f"{name} has layers of the kinds {', '.join(sorted(set(kinds)))}")
-        sliding = [kind == _KINDS[1] for kind in kinds] if kinds else [window is not None] * len(slots)
-        heads = getattr(config, "num_attention_heads", shape[1])
-        begins = token_ids(getattr(config, "bos_token_id", None))
-        return ModelConfig(
-            vocab_size=output.logits.shape[-1],
-            hidden_size=self.hf_model.get_input_embeddings().weight.shape[1],
-            intermediate_size=getattr(config, "intermediate_size", None) or 0,
-            num_layers=len(slots),
-            num_heads=heads,
-            num_kv_heads=shape[1],
-            head_dim=shape[3],
-            max_positions=getattr(config, "max_position_embeddings", None) or 2**31 - 1,
-            family=config.model_type,
-            sliding_window=window if any(sliding) else None,
-            sliding_layers=tuple(sliding),
-            bos_id=begins[0] if begins else None,
-            eos_ids=token_ids(getattr(config, "eos_token_id", None)),
-        )
-
-    def _try_masks(self) -> None:
-        """Compare two branches scored at once with each scored alone; refuse trees where they differ."""
-        root, *leaves = (np.arange(3) + 1) % self.vocab_size
-        alone = [self._run(Segment(np.arange(2), tokens=np.array([root, leaf]), logit_rows=[1])) for leaf in leaves]
-        mask = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=bool)
-        tree = Segment(np.array([0, 1, 1]), tokens=np.array([root, *leaves]), mask=mask, logit_rows=[1, 2])
-        difference = (self._run(tree) - torch.cat(alone)).abs().max()
-        limit = 1e-3 if self.dtype == torch.float32 else 0.3
-        if not difference <= limit * max(1.0, float(alone[0].abs().max())):
-            raise UnsupportedModel(
-                f"{type(self.hf_model).__name__} does not heed masks for its rows: use drafters that propose chains"
-            )
-        self._heeds_masks = True
-
 
 class _Slots(DynamicLayer):
     """One layer of a `KVCache` as transformers sees it."""
@@ -269,6 +241,18 @@ class _Slots(DynamicLayer):
         return self.get_seq_length() + query_length, 0
 
 
+@contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    """Whatever a model's own code raises, as it is tried, means that it cannot be run so."""
+    try:
+        yield
+    except (DecoderyError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        what = f"{type(error).__name__}: {_first_line(error)}"
+        raise UnsupportedModel(f"{name} fails where it reads tokens behind a cache ({what}): {INSTEAD}") from error
+
+
 def _branches(segment: Segment) -> bool:
     n, stays = len(segment), segment.stays
     return segment.mask is not None and not np.array_equal(segment.mask, np.tri(n, stays + n, stays, dtype=bool))
@@ -288,15 +272,7 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
     chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
     model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))
-    if (folder / "tokenizer.json").is_file():
-        read_tokenizer(folder / "tokenizer.json")
-    try:
-        backend = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        ).backend_tokenizer
-    except Exception as error:  # as above
-        raise CorruptFile(f"{folder} has no tokenizer that can be read: add the model's tokenizer.json") from error
-    facts = read_facts(folder, backend)
+    backend, facts = _texts(folder)
     return LoadedModel(
         model=model,
         tokenizer=Tokenizer(backend, bos_id=facts.bos_id, eos_ids=facts.eos_ids),
@@ -304,6 +280,19 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         name=name,
         dtype=chosen,
     )
+
+
+def _texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
+    """The tokenizer of a folder, which transformers makes where there is only what it would make one from."""
+    # A tokenizer.json says all; some classes of transformers make another tokenizer of the same file.
+    if (folder / "tokenizer.json").is_file():
+        return read_texts(folder)
+    try:
+        found = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        backend: tokenizers.Tokenizer = found.backend_tokenizer
+    except Exception as error:  # as above
+        raise CorruptFile(f"{folder} has no tokenizer that can be read: add the model's tokenizer.json") from error
+    return backend, read_facts(folder, backend)
 
 
 def _first_line(error: Exception) -> str:

@@ -88,12 +88,7 @@ class FolderCheckpoint:
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
-        backend = Tokenizer.from_file(self.folder / "tokenizer.json").backend
-        facts = read_facts(self.folder, backend)
-        wanted = _optional(self.folder / "tokenizer_config.json", _SETTINGS).get("add_bos_token")
-        if wanted is not None:
-            add_beginning(backend, facts.bos_id if wanted else None)
-        return backend, facts
+        return read_texts(self.folder)
 
     def close(self) -> None:
         self._shards.close()
@@ -183,6 +178,16 @@ class _Shards:
                     f"{self.folder / name} is truncated or no safetensors file: {error!s:.200}"
                 ) from error
         return self._open[name]
+
+
+def read_texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:
+    """The tokenizer in the tokenizer.json of `folder`, and what goes with it."""
+    backend = Tokenizer.from_file(folder / "tokenizer.json").backend
+    facts = read_facts(folder, backend)
+    wanted = _optional(folder / "tokenizer_config.json", _SETTINGS).get("add_bos_token")
+    if wanted is not None:
+        add_beginning(backend, facts.bos_id if wanted else None)
+    return backend, facts
 
 
 def read_facts(folder: Path, backend: tokenizers.Tokenizer) -> TextFacts:

@@ -150,7 +150,10 @@ class GGUFCheckpoint:
         general = Fields(file.metadata, origin, _GENERAL)
         architecture = general.get("general.architecture")
         if architecture not in _FAMILIES:
-            raise UnsupportedModel(f"{origin}: the architecture {architecture!r} is not one of {', '.join(_FAMILIES)}")
+            raise UnsupportedModel(
+                f"{origin}: the architecture {architecture!r} is not one of {', '.join(_FAMILIES)}: give the "
+                "safetensors folder or the Hub id that the file was made from, which may run through transformers"
+            )
         if general.get("split.count", 1) != 1:
             raise UnsupportedModel(f"{origin} is one of several parts: join them with llama-gguf-split --merge first")
         prefix = f"{architecture}."

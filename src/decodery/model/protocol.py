@@ -20,13 +20,15 @@ from .weights import Linear
 class Capabilities:
     """What a model can do beyond scoring rows of tokens.
 
-    exact_rows: a row's result is the same, bit for bit, whatever other rows share the pass. states: takes embeddings or
-    hidden states for rows, and gives the embeddings of tokens, see `EmbeddingModel`. routes: enters and leaves at any
-    layer and skips sublayers. sites: names of those that can be read and changed, see `sites.site`. policies: attention
-    asks the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and
-    vocabulary projection can be called apart, see `OpenModel`. gradients: passes can be differentiated.
+    trees: rows of a pass may branch, as `Segment.mask` says; without it every row sees all those before it. exact_rows:
+    a row's result is the same, bit for bit, whatever other rows share the pass. states: takes embeddings or hidden
+    states for rows, and gives the embeddings of tokens, see `EmbeddingModel`. routes: enters and leaves at any layer
+    and skips sublayers. sites: names of those that can be read and changed, see `sites.site`. policies: attention asks
+    the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and vocabulary
+    projection can be called apart, see `OpenModel`. gradients: passes can be differentiated.
     """
 
+    trees: bool = True
     exact_rows: bool = False
     states: bool = False
     routes: bool = False

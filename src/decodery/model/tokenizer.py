@@ -50,7 +50,7 @@ class TextFacts:
 
 
 class Tokenizer:
-    """Wraps a `tokenizers.Tokenizer` whose tokens stand for bytes: byte-level or SentencePiece with byte fallback.
+    """Wraps a `tokenizers.Tokenizer` whose tokens stand for bytes: byte-level, SentencePiece, or whole words.
 
     eos_ids: every id that ends a text. bos_id: the id that begins one, None where the model has none.
     """
@@ -127,7 +127,7 @@ class Tokenizer:
 
     def _bytes_of(self, id: int) -> bytes:
         if id in self._added:
-            return self._added[id].encode()
+            return self._decoder.between + self._added[id].encode()
         token = self.backend.id_to_token(id) if id >= 0 else None
         return b"" if token is None else self._decoder.token_bytes(token)
 
@@ -168,10 +168,14 @@ class TokenStream:
 
 
 class _Decoder:
-    """How a tokenizer spells bytes in its tokens."""
+    """How a tokenizer spells bytes in its tokens. between: what stands before every token but the first of a text."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        from tokenizers import models
+
         steps = _flatten(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
+        words = not steps and isinstance(backend.model, models.WordLevel)
+        self.between = b" " if words else b""
         kinds = [step["type"] for step in steps]
         self.byte_level = "ByteLevel" in kinds
         self._replacements = [
@@ -179,10 +183,14 @@ class _Decoder:
         ]
         self._replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
         known = {"ByteLevel", "Fuse"} if self.byte_level else {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
-        if not kinds or not known.issuperset(kinds) or any(not pattern for pattern, _ in self._replacements):
+        understood = known.issuperset(kinds) and all(pattern for pattern, _ in self._replacements)
+        if not words and not (kinds and understood):
             names = ", ".join(kinds) or "none"
-            raise UnsupportedModel(f"the tokenizer's decoder ({names}) is neither byte-level nor SentencePiece")
-        self.strips_first_space = any(
+            raise UnsupportedModel(
+                f"the tokenizer's decoder ({names}) is neither byte-level nor SentencePiece, and its model "
+                f"({type(backend.model).__name__}) not one of words: use a checkpoint whose tokenizer is one of these"
+            )
+        self.strips_first_space = words or any(
             (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
             or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
             for step in steps
@@ -199,7 +207,7 @@ class _Decoder:
             return bytes([int(match[1], 16)])
         for pattern, content in self._replacements:
             token = token.replace(pattern, content)
-        return token.encode()
+        return self.between + token.encode()
 
 
 def add_beginning(backend: tokenizers.Tokenizer, bos_id: int | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CorruptFile, DecoderyError
+from ..errors import CorruptFile, DecoderyError, UnsupportedModel
 from . import tokenizer_trial
 from .config import TOKENS
 from .fields import Either, Fields, Kind, Listed, Named, Number, Record, Text, Whole, parse_json
@@ -68,7 +68,9 @@ def read_tokenizer(path: Path, *, tried: bool = False) -> tokenizers.Tokenizer:
     except (OSError, ValueError) as error:
         raise CorruptFile(f"{wrong}: {error}") from error
     if not tried:
-        text = _bounded(parse_json(text, wrong.removesuffix(" is not a tokenizer")), str(path))
+        raw = parse_json(text, wrong.removesuffix(" is not a tokenizer"))
+        text = _bounded(raw, str(path))
+        _refuse_unknown_words(raw["model"], path)
         _try(text, wrong)
     with library_errors(wrong):
         return tokenizers.Tokenizer.from_str(text)
@@ -88,6 +90,14 @@ def _bounded(raw: Any, origin: str) -> str:
     kept = {name: value for name, value in raw.items() if name not in _UNUSED}
     kept["model"] = {name: value for name, value in fields.need("model").items() if name != _CHANCE}
     return json.dumps(kept)
+
+
+def _refuse_unknown_words(model: dict[str, Any], path: Path) -> None:
+    """A tokenizer of words needs a token for all others."""
+    if model.get("type") == "WordLevel" and model.get("unk_token") not in model.get("vocab", {}):
+        raise UnsupportedModel(
+            f"{path} knows whole words and has no token for others: name one of its vocabulary as unk_token"
+        )
 
 
 def _steps(part: dict[str, Any]) -> Iterator[dict[str, str]]:

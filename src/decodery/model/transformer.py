@@ -62,7 +62,7 @@ class Transformer:
     def capabilities(self) -> Capabilities:
         exact = self._stack is not None
         return Capabilities(
-            exact, states=True, routes=True, sites=SITES, policies=True, parts=True, gradients=not exact
+            exact_rows=exact, states=True, routes=True, sites=SITES, policies=True, parts=True, gradients=not exact
         )
 
     @cached_property

@@ -78,7 +78,8 @@ class Fitted:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(exact_rows=self.model.capabilities.exact_rows)
+        own = self.model.capabilities
+        return Capabilities(exact_rows=own.exact_rows, trees=own.trees)
 
     @property
     def fingerprint(self) -> str:

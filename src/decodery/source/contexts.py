@@ -17,7 +17,7 @@ from ..errors import PromptError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
-from ..model.protocol import LanguageModel
+from ..model.protocol import Capabilities, LanguageModel
 from ..model.sites import Tap
 from ..model.vocabularies import fitted
 
@@ -230,6 +230,10 @@ class Blend(Composed):
         """The first member's, with room for as many tokens as every member can read."""
         lengths = [member.model.config.max_positions - member.shift(self.prompt_length) for member in self.members]
         return replace(self.members[0].model.config, max_positions=min(lengths))
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(trees=all(member.model.capabilities.trees for member in self.members))
 
     @property
     def device(self) -> torch.device:

@@ -48,7 +48,7 @@ class ControlledDecoding(Source):
 
     @property
     def needs(self) -> Needs:
-        return Needs(taps=self.scorer.needs.taps)
+        return Needs(taps=self.scorer.needs.taps, trees=bool(self.scorer.needs.taps))
 
     @property
     def scorer(self) -> Scorer:

@@ -34,7 +34,7 @@ class AdaDec(LookaheadRule):
     length: int = 5
     stops: tuple[int, ...] = ()
 
-    needs = Needs(greedy=True, law=True)
+    needs = Needs(trees=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if math.isnan(self.tau) or self.width < 1 or self.length < 0:
