@@ -110,6 +110,7 @@ from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
+from decodery.search.budget_forcing import BudgetForcing
 from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
@@ -380,6 +381,7 @@ SCORERS: dict[str, Scorer] = {
 SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
     "best-of-n": BestOfN(LogProbability("sum"), n=3),
+    "budget-forcing": BudgetForcing((9,), (5, 6), ignore=1, most=5),
     "contrastive-search": ContrastiveSearch(k=5),
     "coupling": Coupling(message="a", ending="eos"),
     "controlled-blocks": ControlledBlocks(_head(), samples=3, block=4),
@@ -393,10 +395,13 @@ SEARCHES: dict[str, Search] = {
     "weighted-vote": WeightedVote(Even(), n=4),
 }
 
-WRITTEN_BY_THE_LOOP = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
+SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
+"""Searches that choose among n samples."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, "budget-forcing"}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", *WRITTEN_BY_THE_LOOP}
+DRAWING = {"smc", *SAMPLED}
 """Searches that draw, so that their requests have a temperature."""
 
 

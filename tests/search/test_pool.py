@@ -16,11 +16,11 @@ from decodery.search.first_finish import FirstFinish
 from decodery.search.self_consistency import SelfConsistency
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted
-from methods import BUDGETS, DRAFTERS, LOSSY_RULES, SEARCHES, WRITTEN_BY_THE_LOOP, Even
+from methods import BUDGETS, DRAFTERS, LOSSY_RULES, SAMPLED, SEARCHES, Even
 from sampled import MODEL, OTHER, PROMPT, SETTINGS, Constant, plain, run, told
 
 
-@pytest.mark.parametrize("name", sorted(WRITTEN_BY_THE_LOOP))
+@pytest.mark.parametrize("name", sorted(SAMPLED))
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_width_one_is_plain_decoding(name: str, temperature: float) -> None:
     sampler = Sampler.from_settings(temperature=temperature)
@@ -97,7 +97,7 @@ def test_texts_that_do_not_end_or_say_nothing_do_not_win() -> None:
     assert len(run(FirstFinish(n=4), eos_ids=(*ends, 0, 3))[0].generated) > 1
 
 
-@pytest.mark.parametrize("name", sorted(WRITTEN_BY_THE_LOOP - {"first-finish"}))
+@pytest.mark.parametrize("name", sorted(SAMPLED - {"first-finish"}))
 def test_the_ledger_counts_every_text(name: str) -> None:
     search = replace(SEARCHES[name], n=5)
     found = run(search)
@@ -108,7 +108,7 @@ def test_the_ledger_counts_every_text(name: str) -> None:
 
 
 def test_who_shares_the_engine_changes_nothing() -> None:
-    searches = [SEARCHES[name] for name in sorted(WRITTEN_BY_THE_LOOP)]
+    searches = [SEARCHES[name] for name in sorted(SAMPLED)]
     alone = [told(run(search, seed=seed)) for seed, search in enumerate(searches)]
     engine = Engine(MODEL)
     texts = [engine.submit(Request(PROMPT[:3], seed=seed, **SETTINGS)) for seed in range(3)]

@@ -2,6 +2,7 @@
 from .beam import Beam as Beam
 from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
+from .budget_forcing import BudgetForcing as BudgetForcing
 from .contrastive_search import ContrastiveSearch as ContrastiveSearch
 from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
