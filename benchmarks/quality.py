@@ -96,7 +96,7 @@ def llama_cpp(path: Path) -> Score:
     """Needs llama-cpp-python."""
     from llama_cpp import Llama
 
-    llama = Llama(str(path), n_ctx=2 * WINDOW, logits_all=True, verbose=False)
+    llama = Llama(str(path), n_ctx=8 * WINDOW, logits_all=True, verbose=False)
 
     def score(tokens: list[int], first: int) -> torch.Tensor:
         llama.reset()

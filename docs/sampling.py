@@ -67,7 +67,7 @@ def speculation() -> str:
         )
         for family, kind in KINDS.items()
         for method in registry.methods(family)
-        if family in ("source", "search") or method.name in runs or issubclass(method.cls, LookaheadRule)
+        if family == "source" or method.name in runs or issubclass(method.cls, LookaheadRule)
     ]
     head = ("method", "kind", "passes", "rows", "of these or besides", "with a drafter", "tokens per pass then")
     refused = f'A search that is given a drafter says: "{_refusal()}".'

@@ -109,13 +109,19 @@ from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.base import Search
 from decodery.search.beam import Beam
+from decodery.search.best_of_n import BestOfN
+from decodery.search.budget_forcing import BudgetForcing
 from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.exact_extract import ExactExtract
+from decodery.search.feature_vote import FeatureVote
+from decodery.search.first_finish import FirstFinish
 from decodery.search.pg_td import PGTD
+from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
+from decodery.search.weighted_vote import WeightedVote
 from decodery.source.base import Source
 from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
@@ -376,16 +382,28 @@ SCORERS: dict[str, Scorer] = {
 
 SEARCHES: dict[str, Search] = {
     "beam": Beam(width=3),
+    "best-of-n": BestOfN(LogProbability("sum"), n=3),
+    "budget-forcing": BudgetForcing((9,), (5, 6), ignore=1, most=5),
     "contrastive-search": ContrastiveSearch(k=5),
     "coupling": Coupling(message="a", ending="eos"),
     "controlled-blocks": ControlledBlocks(_head(), samples=3, block=4),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "exact-extract": ExactExtract(),
+    "feature-vote": FeatureVote(n=5, drop=0.2),
+    "first-finish": FirstFinish(n=4, k=2),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
     "pg-td": PGTD(Even(), budget=12),
+    "self-consistency": SelfConsistency(n=4),
+    "weighted-vote": WeightedVote(Even(), n=4),
 }
 
-DRAWING = {"smc"}
+SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
+"""Searches that choose among n samples."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, "budget-forcing"}
+"""Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
+
+DRAWING = {"smc", *SAMPLED}
 """Searches that draw, so that their requests have a temperature."""
 
 

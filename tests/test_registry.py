@@ -258,7 +258,7 @@ def test_a_name_of_this_package_is_taken_before_its_module_is_imported(monkeypat
         (LookaheadRule, r"define decide\(view, node\), "),
         (Warp, r"define warp\(logits, contexts\), "),
         (Source, r"define over\(model, prompt\), "),
-        (Composed, r"define compose\(segment, taps, role\), "),
+        (Composed, r"define capabilities \(a property\), "),
         (
             Constraint,
             r"define advance\(state, token\), .* and allowed\(state\), .* and init.* and is_complete\(state\), ",

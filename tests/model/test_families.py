@@ -106,7 +106,7 @@ def test_gemma_ropes_in_the_old_form() -> None:
         ({"model_type": "mixtral"}, "mixtral"),
         ({"model_type": "smollm3"}, "smollm3"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),
         ({"hidden_act": "relu"}, "hidden_act"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),

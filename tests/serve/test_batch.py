@@ -180,7 +180,8 @@ def test_a_killed_process_loses_nothing_and_does_nothing_twice(smollm2_int8: LM,
     source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     own = {"ignore_eos": True, "drafter": "none"}
     source.write_text("\n".join(ask(f"r{n}", prompt=f"Item {n}:", max_tokens=8, decodery=own) for n in range(24)))
-    command = [sys.executable, "-m", "decodery", "batch", "--max-running", "2", "--kv-gib", "0.5", str(source)]
+    options = ["--dtype", "int8", "--max-running", "2", "--kv-gib", "0.5"]
+    command = [sys.executable, "-m", "decodery", "batch", *options, str(source)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def written() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -13,11 +14,11 @@ import torch
 
 from ..budget.base import Budget
 from ..budget.cost import CONTEXT, cost_curve
-from ..core.ask import Asking, answer
+from ..core.ask import Asking, answer, together
 from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer
-from ..core.trace import Step
+from ..core.trace import Step, Trace
 from ..errors import OutOfMemory, SettingsError
 from ..model.protocol import LanguageModel
 from .account import StepClock, aside, new_steps, spend
@@ -80,12 +81,6 @@ class Engine:
                 "a sequence can share the prefill of another one only if their prompts are the same, and their sources"
             )
         seq.like = like
-        if seq.budget is not None:
-            seq.budget_state = seq.budget.start(seq)
-        if seq.drafter is not None:
-            seq.draft_state = seq.drafter.start(seq)
-            if seq.drafter.needs.costs or (seq.budget is not None and seq.budget.needs.costs):
-                self._pass_seconds(len(seq.tokens))
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
         return seq
 
@@ -102,7 +97,7 @@ class Engine:
         return cast(T, job.result)
 
     def open(self, request: Request) -> Sequence:
-        """A text of which nothing is read yet, for a task that decodes it by itself."""
+        """A text of which nothing is read yet, for a task that decodes it by itself or lets `write` do so."""
         seq = self._text(request)
         if self._running is not None:
             self._running.traces.append(seq.trace)
@@ -115,7 +110,35 @@ class Engine:
         seq = opened(request, self.model, self.memory, self._detokenizer)
         if self._running is not None:
             seq.trace.ledger = self._running.ledger
+        if seq.budget is not None:
+            seq.budget_state = seq.budget.start(seq)
+        if seq.drafter is not None:
+            seq.draft_state = seq.drafter.start(seq)
+            if seq.drafter.needs.costs or (seq.budget is not None and seq.budget.needs.costs):
+                self._pass_seconds(len(seq.tokens))
         return seq
+
+    def write(self, texts: Ordered[Sequence], trace: Trace) -> Asking[None]:
+        """One turn of each of these texts, which a task has opened: each reads or writes as one that was submitted.
+
+        trace: where the turns are recorded together, as one step.
+        """
+        if self._running is not None and all(trace is not known for known in self._running.traces):
+            self._running.traces.append(trace)
+        nodes = max(self._schedule.limits.rows // len(texts) - 1, 0)
+        beside = [*self._schedule.texts, *texts]
+        shares = [Share(self.prefill_chunk, self._budget(seq, nodes, beside)) for seq in texts]
+        before = [len(seq.trace.steps) for seq in texts]
+        yield from together([turn(seq, share) for seq, share in zip(texts, shares, strict=True)])
+        steps = [step for seq, known in zip(texts, before, strict=True) for step in seq.trace.steps[known:]]
+        trace.steps.append(
+            Step(
+                nodes=sum(step.nodes for step in steps),
+                accepted=sum(step.accepted for step in steps),
+                rows=sum(step.rows for step in steps),
+                prefill=all(step.prefill for step in steps),
+            )
+        )
 
     @property
     def running(self) -> int:
@@ -249,7 +272,7 @@ class Engine:
             self._schedule.pace.learn(rows, attended, clock.mark - begin)
 
     def _budget(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
-        """How much the text may draft in this step, `nodes` at most."""
+        """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""
         # The bonus token needs a place too, so a draft is never deeper than what is left but one.
         limit = Budget(
             min(nodes, seq.max_nodes),

@@ -163,7 +163,7 @@ class Schedule:
                 with suppress(OutOfMemory):  # what is only kept for others is done without
                     self._keep_prefix(run.task)
                 if run.task.like is not None and not run.task.finished:
-                    _guarded(run, partial(_share_prompt, run.task, run.task.like))
+                    _guarded(run, partial(share_prompt, run.task, run.task.like))
         if any(run.task.finished for run in self.runs):
             for run in self._waiting:
                 run.starved = False
@@ -268,7 +268,7 @@ def _guarded(run: Turn, do: Callable[[], T]) -> T | bool:
         return True
 
 
-def _share_prompt(seq: Sequence, owner: Sequence) -> None:
+def share_prompt(seq: Sequence, owner: Sequence) -> None:
     """Take over the prompt that another text has read, once it has; not what is no plain reading of it."""
     shared = seq.prompt_length - 1
     if isinstance(owner.cache, KVCache) and not owner.cache.plain:

@@ -40,14 +40,23 @@ class StaticPasses:
 
     A shape is (places, capacity, rows): so many caches side by side, room for so many tokens in each, so many rows of
     each; all are powers of two. Shapes of equal places and capacity share an arena, where the caches of a batch stay
-    until another batch comes. budget: bytes of key-value memory in all arenas; the least recently used is given up
-    when a new one would exceed it, or when there are `_MOST_ARENAS`. Caches that must leave get memory of their own.
+    until another batch comes. budget: bytes of key-value memory in all arenas of a thread; the least recently used is
+    given up when a new one would exceed it, or when there are `_MOST_ARENAS`. Caches that must leave get memory of
+    their own.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._arenas: OrderedDict[tuple[int, int], _Arena] = OrderedDict()
+        self._of_thread = threading.local()
         self._lock = threading.Lock()
+
+    @property
+    def _arenas(self) -> OrderedDict[tuple[int, int], _Arena]:
+        """Those of the thread that asks: in one of another's, a cache could be sent away while its rows are moved."""
+        if not hasattr(self._of_thread, "arenas"):
+            self._of_thread.arenas = OrderedDict()
+        arenas: OrderedDict[tuple[int, int], _Arena] = self._of_thread.arenas
+        return arenas
 
     def forward(self, model: Transformer, batch: Batch, visits: Visits) -> Scores | None:
         """What the model's own pass returns; None, and nothing done, where the batch does not fit.
@@ -89,7 +98,7 @@ class StaticPasses:
 
     @property
     def bytes(self) -> int:
-        """Key-value memory in all arenas."""
+        """Key-value memory in all arenas of this thread."""
         return sum(arena.memory.nbytes for arena in self._arenas.values())
 
 

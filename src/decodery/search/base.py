@@ -1,7 +1,7 @@
 """What a search is: it follows several branches of a text and returns the best of them as sequences.
 
-A search that scores its branches by itself does so through `Branches`; one that wants whole continuations submits
-requests to the engine.
+A search that scores its branches by itself does so through `Branches`; one that wants whole texts has the engine write
+them, see `decodery.search.pool`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..contract import Contract
 from ..core.ask import Asking, Scored, score_all
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..core.trace import Step
+from ..core.trace import Step, Trace
 from ..core.tree import TokenTree
 from ..decode.commit import commit
 from ..decode.text import unread
@@ -114,13 +114,18 @@ class Branches:
         """`found`, best first, as the results of the search: their caches hold all tokens but the last."""
         for seq in found:
             seq.cache.truncate(len(seq.tokens) - 1)
-        steps = self.root.trace.steps
-        if found and steps:
-            # The prompt's pass gives the first token of a text; decoding passes are credited with the others.
-            first = sum(step.prefill for step in steps) - 1
-            steps[first].emitted = min(1, len(found[0].generated))
-            steps[-1].emitted += len(found[0].generated) - steps[first].emitted
+        if found:
+            credit(self.root.trace, found[0])
         return found
+
+
+def credit(trace: Trace, best: Sequence) -> None:
+    """Let the steps of a search have written its best text."""
+    if steps := trace.steps:
+        # The prompt's pass gives the first token of a text; decoding passes are credited with the others.
+        first = sum(step.prefill for step in steps) - 1
+        steps[first].emitted = min(1, len(best.generated))
+        steps[-1].emitted += len(best.generated) - steps[first].emitted
 
 
 def candidates(branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] | None = None) -> Candidates:

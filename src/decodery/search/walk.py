@@ -16,22 +16,13 @@ from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.noise import PARTICLE, REPEAT, draw, gumbel_argmax, mix
 from ..core.sequence import Sequence
-from ..core.text import TextStream
 from ..model.threads import one_thread
 from ..sample.awrs import Checks, Trial, weighted
 from ..sample.base import Context
 from ..score.base import Scorer, judge, log_scores
 from .base import Branches, candidates, choose, written
+from .marks import Mark
 from .particles import Block, Particle
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where a block begins: the length of the text, prompt included, and the states that act on it there."""
-
-    length: int
-    sampler_state: Any
-    text: TextStream | None
 
 
 @dataclass
@@ -40,7 +31,7 @@ class Branch(Particle):
 
     seq: Sequence = field(kw_only=True)
     logits: torch.Tensor | None = None
-    marks: list[_Mark] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
     @property
     def finished(self) -> bool:
@@ -93,11 +84,7 @@ class Walk:
     def cut(self, particle: Branch, block: int) -> Branch:
         twin, mark = self.fork(particle), particle.marks[block]
         seq = twin.seq
-        seq.tokens = seq.tokens[: mark.length]
-        seq.token_logprobs = seq.token_logprobs[: seq.position]
-        seq.sampler_state = mark.sampler_state
-        seq.text = None if mark.text is None else mark.text.fork()
-        seq.finish_reason = seq.stopped_by = None
+        mark.restore(seq)
         twin.logits = self._first if seq.position == 0 else None
         # What the last token leads to is known of the prompt alone; elsewhere that token is read again.
         seq.cache.truncate(mark.length - (twin.logits is None))
@@ -153,8 +140,7 @@ class Walk:
         for number, each in enumerate(active):
             if each.seq.position % self.block == 0:
                 each.blocks.append(Block())
-                text = None if each.seq.text is None else each.seq.text.fork()
-                each.marks.append(_Mark(len(each.seq.tokens), each.seq.sampler_state, text))
+                each.marks.append(Mark.of(each.seq))
             trial, block = self._draw(each.seq, drawn_from[number], contexts[number]), each.blocks[-1]
             block.mass += trial.log_weight
             self._count(checks=trial.checks, rejections=trial.rejections)

@@ -1,0 +1,68 @@
+"""Best of N: of several texts the one that a scorer values most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register, resolve
+from ..score.base import Scorer
+from .base import Search
+from .pool import Pool, require_count, scored
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
+
+
+@register(
+    "best-of-n",
+    paper="Training Verifiers to Solve Math Word Problems (2021)",
+    guarantee="the best of n draws from the model's law; n=1 is plain decoding",
+    needs=("a scorer of answers",),
+)
+@dataclass(frozen=True)
+class BestOfN(Search):
+    """Draws n texts and returns them, the one that the scorer values most first; of equals the one drawn first.
+
+    scorer: of finished texts, as in log-probability(of=sum) or program-tests(file=tests.py). n: texts, by the request's
+    own sampler, drafter and rule at seeds that count up from its seed, all in the same passes. Equal texts are scored
+    once. A text whose score fails is left out, which the trace tells as "unscored". Memory: a cache per text.
+    """
+
+    scorer: Scorer | str
+    n: int = 16
+
+    def __post_init__(self) -> None:
+        require_count("best-of-n", "n", self.n)
+        object.__setattr__(self, "scorer", resolve("score", self.scorer))
+        if not self.judge.answers:
+            raise SettingsError("best-of-n judges whole texts: give a scorer of answers")
+
+    @property
+    def judge(self) -> Scorer:
+        assert isinstance(self.scorer, Scorer)
+        return self.scorer
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=self.judge.needs.taps)
+
+    def bind(self, tokenizer: Tokenizer) -> BestOfN:
+        return replace(self, scorer=self.judge.bind(tokenizer))
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        pool = Pool(engine, request, self, self.n)
+        self.judge.fits(pool.texts[0].model)
+        yield from pool.write(progress)
+        scores = yield from scored(self.judge, pool.texts)
+        for seq, score in zip(pool.texts, scores, strict=True):
+            seq.score = score
+        ranked = [seq for seq in pool.texts if seq.score is not None]
+        return pool.finish(sorted(ranked, key=lambda seq: -(seq.score or 0.0)))

@@ -1,0 +1,118 @@
+"""Budget forcing: a model that thinks is made to think longer, or to come to its end."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register
+from .base import Search
+from .marks import Mark, force
+from .pool import Pool
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
+
+
+@register(
+    "budget-forcing",
+    paper="s1: Simple test-time scaling (2025)",
+    guarantee="thinking of as many tokens as asked for; ignore=0 and most=none is plain decoding",
+    needs=("a model that marks the end of its thinking",),
+    texts=("end", "wait", "cue"),
+)
+@dataclass(frozen=True)
+class BudgetForcing(Search):
+    """Writes one text, whose thinking is kept from ending a few times and is ended where it takes too long.
+
+    end: what marks the end of thinking, begun at the start of the text; ignore: how often the mark, or an end of the
+    text in its place, is taken back and `wait` is written there. most: tokens of thinking, those of `wait` included,
+    behind which `end` and then `cue` are written; None leaves that to the model. end, wait and cue are texts or token
+    ids; a mark that the model spells with other tokens is not seen. The trace counts "ignored" ends and the tokens that
+    were "forced".
+    """
+
+    end: str | tuple[int, ...] = "</think>"
+    wait: str | tuple[int, ...] = "Wait"
+    cue: str | tuple[int, ...] = ""
+    ignore: int = 1
+    most: int | None = None
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ignore, int) or self.ignore < 0:
+            raise SettingsError(f"budget-forcing ignores an end 0 times or more, not {self.ignore!r}")
+        if self.most is not None and self.most < 1:
+            raise SettingsError(f"budget-forcing lets a model think for at least 1 token, not {self.most!r}")
+        if not self.end or (self.ignore and not self.wait):
+            raise SettingsError("budget-forcing needs the end of thinking, and what is written in its place")
+
+    def bind(self, tokenizer: Tokenizer) -> BudgetForcing:
+        def ids(words: str | tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(tokenizer.encode(words, special=False)) if isinstance(words, str) else words
+
+        return replace(self, end=ids(self.end), wait=ids(self.wait), cue=ids(self.cue))
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        words = (self.end, self.wait, self.cue)
+        if any(isinstance(each, str) and each for each in words):
+            raise SettingsError("budget-forcing has texts: give token ids, or search through `LM`")
+        end, wait, cue = (list(map(int, each)) for each in words)
+        pool, ignored, marks = Pool(engine, request, self, 1), 0, deque[Mark](maxlen=len(end) + 1)
+        (text,) = pool.texts
+        thinking = True
+        while not text.finished:
+            marks.append(Mark.of(text))
+            yield from engine.write([text], pool.trace)
+            progress("budget-forcing", text.position, text.max_new_tokens)
+            if not thinking:
+                continue
+            ended = _ended(text, end, marks[0].length)
+            # A mark that began in time may still be on its way.
+            spent = text.position - len(end) + 1 if ended is None else ended
+            if self.most is not None and spent >= self.most:
+                yield from self._write_instead(pool, marks, self.most, [*end, *cue])
+                thinking = False
+            elif ended is not None and ignored < self.ignore:
+                ignored += 1
+                yield from self._write_instead(pool, marks, ended, wait)
+            elif ended is not None:
+                thinking = False
+        count("ignored", ignored)
+        return pool.finish([text])
+
+    def _write_instead(self, pool: Pool, marks: deque[Mark], place: int, tokens: list[int]) -> Asking[None]:
+        """Write `tokens` in place of all that stands behind the first `place` tokens of the text."""
+        (text,) = pool.texts
+        first = text.prompt_length + place
+        while marks[-1].length > first:
+            marks.pop()
+        again = text.tokens[marks[-1].length : first]
+        marks[-1].restore(text)
+        text.cache.truncate(len(text.tokens) - 1)
+        yield from force(text, [*again, *tokens], pool.trace)
+        # What is written a second time is nothing new.
+        pool.trace.ledger.tokens -= len(again)
+        count("forced", len(tokens))
+
+
+def _ended(text: Sequence, end: list[int], since: int) -> int | None:
+    """Where thinking ended, counted in generated tokens: before the mark, or before the end of the text.
+
+    since: the length, prompt included, up to which no end has been found.
+    """
+    first = max(since - len(end) + 1, text.prompt_length)
+    for start in range(first, len(text.tokens) - len(end) + 1):
+        if text.tokens[start : start + len(end)] == end:
+            return start - text.prompt_length
+    return text.position - 1 if text.pending in text.eos_ids else None

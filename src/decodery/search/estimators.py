@@ -1,0 +1,45 @@
+"""What searches over samples would do on average, computed from one pool of samples and not by drawing again.
+
+A pool is larger than the searches it is asked about; every subset of a size is taken to be as likely as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import comb
+
+from ..errors import SettingsError
+
+
+def pass_at(k: int, right: int, total: int) -> float:
+    """The probability that one of k samples is right, by the unbiased estimator: `right` of `total` are."""
+    _check(k, total)
+    if not 0 <= right <= total:
+        raise SettingsError(f"{right} of {total} samples cannot be right")
+    return (comb(total, k) - comb(total - right, k)) / comb(total, k)
+
+
+def best_of(n: int, scores: Sequence[float], right: Sequence[float]) -> float:
+    """How right, on average, the best scored of n samples is; of those with equal scores each is as likely the best.
+
+    scores: of the pool, higher is better; with the lengths of texts, negative, this is first-finish. right: of each
+    sample, whether it is, or how much.
+    """
+    total = len(scores)
+    _check(n, total)
+    if len(right) != total or any(score != score for score in scores):
+        raise SettingsError("every sample of a pool needs a score, which is a number, and whether it is right")
+    subsets, found, below = comb(total, n), 0.0, 0
+    for _, group in groupby(sorted(zip(scores, right, strict=True)), key=lambda sample: sample[0]):
+        ties = [worth for _, worth in group]
+        # The best of a subset has this score: all of it lies at or below, and not all of it below.
+        chance = (comb(below + len(ties), n) - comb(below, n)) / subsets
+        found += chance * sum(ties) / len(ties)
+        below += len(ties)
+    return found
+
+
+def _check(n: int, total: int) -> None:
+    if not 1 <= n <= total:
+        raise SettingsError(f"{n} of {total} samples cannot be drawn: give a pool that is as large")

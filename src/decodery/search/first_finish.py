@@ -1,0 +1,108 @@
+"""First Finish Search: several texts are written at once, and the shortest one is the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register
+from .answers import Answers, Kind
+from .base import Search
+from .pool import Pool, require_count
+from .votes import elected
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "first-finish",
+    paper="First Finish Search: Efficient Test-Time Scaling in Large Language Models (2025)",
+    guarantee="the shortest of n draws, whatever drafts and however passes are timed; n=1 is plain decoding",
+    texts=("pattern",),
+)
+@dataclass(frozen=True)
+class FirstFinish(Search):
+    """Draws n texts and returns the one that ends after the fewest tokens; the others stop as soon as they cannot.
+
+    n: texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
+    passes. k: wait for the k shortest, and return one for each of their answers as self-consistency does. answer,
+    pattern: as there; a text without an answer, or one that is cut by its length, does not count, and without any that
+    does the first text is returned, without a score. Of equal lengths the text drawn first wins. With k=1 the score is
+    minus the length in tokens. Tokens of texts that were stopped count as "discarded" in the trace.
+    """
+
+    n: int = 4
+    k: int = 1
+    answer: Kind = "whole"
+    pattern: str = ""
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        require_count("first-finish", "n", self.n)
+        require_count("first-finish", "k", self.k)
+        if self.k > self.n:
+            raise SettingsError(f"first-finish waits for {self.k} of {self.n} texts: give a k of at most n")
+        self._answers()
+
+    def _answers(self) -> Answers:
+        return Answers(self.answer, self.pattern)
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        pool, race = Pool(engine, request, self, self.n), _Race(self._answers(), self.k)
+        place = {id(seq): number for number, seq in enumerate(pool.texts)}
+
+        def look() -> None:
+            race.take([(len(each.generated), place[id(each)], each) for each in pool.texts if each.finished])
+
+        def may_win(seq: Sequence) -> bool:
+            look()
+            # It ends after one more token at the earliest.
+            return race.open_for(len(seq.generated) + 1, place[id(seq)])
+
+        yield from pool.write(progress, may_win)
+        look()
+        if not race.ended:
+            return pool.finish(pool.texts[:1])
+        first = [seq for _, _, seq in race.ended[: self.k]]
+        for seq in pool.texts:
+            seq.cancel()
+        if self.k > 1:
+            return pool.finish(elected(first, [race.answers[id(seq)] for seq in first]))
+        first[0].score = -float(len(first[0].generated))
+        return pool.finish(first)
+
+
+_Ended = tuple[int, int, Sequence]
+"""A text that has ended: its length, its number, itself."""
+
+
+class _Race:
+    """Who has ended with an answer. ended: the best first; answers: of the texts that were looked at."""
+
+    def __init__(self, answers: Answers, k: int) -> None:
+        self.ended: list[_Ended] = []
+        self.answers: dict[int, str | None] = {}
+        self._find, self._k = answers, k
+
+    def take(self, ended: list[_Ended]) -> None:
+        """All that have ended so far."""
+        fresh = [each for each in ended if id(each[2]) not in self.answers]
+        if not fresh:
+            return
+        for each, answer in zip(fresh, self._find.of_texts([seq for _, _, seq in fresh]), strict=True):
+            self.answers[id(each[2])] = answer
+            if answer is not None and each[2].finish_reason == "stop":
+                self.ended.append(each)
+        self.ended.sort(key=lambda each: each[:2])
+
+    def open_for(self, length: int, number: int) -> bool:
+        """Whether a text of this number can still be among the best with so many tokens."""
+        return len(self.ended) < self._k or (length, number) < self.ended[self._k - 1][:2]

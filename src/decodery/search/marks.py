@@ -1,0 +1,54 @@
+"""Places in a text that a search may come back to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.ask import Asking, score
+from ..core.sequence import Sequence
+from ..core.text import TextStream
+from ..core.trace import Step, Trace
+from ..model.batch import Segment
+from .base import choose
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a text stood: its length, prompt included, and the states that acted on it there."""
+
+    length: int
+    sampler_state: Any
+    text: TextStream | None
+
+    @classmethod
+    def of(cls, seq: Sequence) -> Mark:
+        return cls(len(seq.tokens), seq.sampler_state, None if seq.text is None else seq.text.fork())
+
+    def restore(self, seq: Sequence) -> None:
+        """Let the text stand there again; its cache and its drafter are for the caller to bring back."""
+        seq.tokens = seq.tokens[: self.length]
+        seq.token_logprobs = seq.token_logprobs[: seq.position]
+        seq.sampler_state = self.sampler_state
+        seq.text = None if self.text is None else self.text.fork()
+        seq.finish_reason = seq.stopped_by = None
+
+
+def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> Asking[None]:
+    """Write these tokens, up to the end of the text, as if they had been drawn; they are read in one pass.
+
+    The drafter begins anew behind them.
+    """
+    chunk = [seq.pending, *tokens[:-1]]
+    scored = yield from score(seq.model, Segment.chunk(chunk, seq.cache))
+    before = len(seq.tokens)
+    for row, token in enumerate(tokens):
+        choose(seq, token, scored.logits[row])
+        if seq.finished:
+            break
+    written = len(seq.tokens) - before
+    seq.cache.keep(range(written))
+    trace.steps.append(Step(rows=len(chunk)))
+    if seq.drafter is not None:
+        seq.draft_state, seq.shown = seq.drafter.start(seq), len(seq.tokens) - 1

@@ -1,0 +1,135 @@
+"""Several texts of one prompt, written by the loop as each would be alone, and what scorers say of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.ask import Asking, score_all
+from ..core.ledger import count
+from ..core.noise import nth_seed
+from ..core.sequence import Sequence
+from ..core.trace import Trace
+from ..decode.schedule import share_prompt
+from ..errors import OutOfMemory, SettingsError
+from ..model.batch import Segment
+from ..model.sites import Tap
+from ..model.store import Progress
+from ..score.base import Scorer, judge
+from .base import Search, candidates, credit, written
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+class Pool:
+    """Texts of one prompt that are drawn apart: number i is what the request would write with its seed + i.
+
+    They share what is read of the prompt, and their passes. trace: of all of them together.
+    """
+
+    def __init__(self, engine: Engine, request: Request, search: Search, count: int) -> None:
+        self.engine = engine
+        first = replace(request, search=search)
+        self.texts = [engine.open(_drawn_apart(first, number)) for number in range(count)]
+        self.trace = Trace(ledger=self.texts[0].trace.ledger)
+        for seq in self.texts[1:]:
+            seq.like = self.texts[0]
+
+    def write(self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True) -> Asking[None]:
+        """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
+
+        progress: told of the tokens of the longest text.
+        """
+        first = self.texts[0]
+        while active := [seq for seq in self.texts if not seq.finished and goes_on(seq)]:
+            waiting = [seq for seq in active if seq.like is not None]
+            # The first one reads the prompt for all, even where it would not go on itself.
+            ready = [seq for seq in active if seq.like is None] or [first]
+            yield from self.engine.write(ready, self.trace)
+            for seq in waiting:
+                share_prompt(seq, first)
+            progress("drawing texts", max(seq.position for seq in active), first.max_new_tokens)
+
+    def finish(self, found: list[Sequence]) -> list[Sequence]:
+        """`found`, best first, as the results of the search; what else was written counts as discarded."""
+        count("discarded", self.trace.ledger.tokens - len(found[0].generated))
+        credit(self.trace, found[0])
+        for seq in found:
+            seq.trace = self.trace
+        return found
+
+
+def same_tokens(texts: Ordered[Sequence]) -> list[int]:
+    """[n] number of the first text with the same tokens."""
+    first: dict[tuple[int, ...], int] = {}
+    return [first.setdefault(tuple(written(seq)), number) for number, seq in enumerate(texts)]
+
+
+def scored(scorer: Scorer, texts: Ordered[Sequence]) -> Asking[list[float | None]]:
+    """What a scorer says of finished texts, each of which it is asked about once; None where it fails.
+
+    Raises the scorer's error where it fails for all.
+    """
+    same = same_tokens(texts)
+    distinct = sorted(set(same))
+    scores, errors = yield from _tried(scorer, texts, [distinct])
+    if errors and len(distinct) > 1:
+        # Whose fault it is shows when each is asked about alone.
+        scores, errors = yield from _tried(scorer, texts, [[number] for number in distinct])
+    count("scored_tokens", sum(len(written(texts[number])) for number in distinct))
+    if not scores:
+        raise errors[0]
+    if errors:
+        count("unscored", len(errors))
+        warnings.warn(
+            f"{len(errors)} of {len(distinct)} texts are left out, for no score came: {errors[0]}", stacklevel=2
+        )
+    return [scores.get(number) for number in same]
+
+
+def _tried(
+    scorer: Scorer, texts: Ordered[Sequence], groups: list[list[int]]
+) -> Asking[tuple[dict[int, float], list[Exception]]]:
+    """The scores of the texts whose numbers stand in `groups`, and the errors of groups that have none."""
+    scores: dict[int, float] = {}
+    errors: list[Exception] = []
+    for numbers in groups:
+        try:
+            found = yield from _judged(scorer, [texts[number] for number in numbers])
+        except OutOfMemory:
+            raise
+        except Exception as error:
+            errors.append(error)
+        else:
+            scores |= dict(zip(numbers, found, strict=True))
+    return scores, errors
+
+
+def _judged(scorer: Scorer, texts: list[Sequence]) -> Asking[list[float]]:
+    hidden: dict[Tap, torch.Tensor] = {}
+    if taps := scorer.needs.taps:
+        # Their last tokens are read on forks, as the loop leaves them unread.
+        segments = [Segment.chunk([seq.pending], seq.cache.fork()) for seq in texts]
+        rows = yield from score_all(texts[0].model, segments, taps)
+        hidden = {tap: torch.stack([row.hidden[tap][0] for row in rows]) for tap in taps}
+    return (yield from judge(scorer, candidates(texts, hidden))).tolist()
+
+
+def require_count(name: str, setting: str, value: int) -> None:
+    """Raise SettingsError for what is no number of texts."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise SettingsError(f"{name} needs {setting} of at least 1, a whole number, not {value!r}")
+
+
+def _drawn_apart(request: Request, number: int) -> Request:
+    twin = copy(request)
+    twin.seed = nth_seed(request.seed, number)
+    return twin

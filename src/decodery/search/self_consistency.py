@@ -1,0 +1,60 @@
+"""Self-consistency: several texts are drawn, and the answer that most of them give is returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..model.store import Progress, silent
+from ..registry import register
+from .answers import Answers, Kind
+from .base import Search
+from .pool import Pool, require_count
+from .votes import elected, no_answer
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "self-consistency",
+    paper="Self-Consistency Improves Chain of Thought Reasoning in Language Models (2022)",
+    guarantee="the likeliest answer as n grows; n=1 is plain decoding",
+    texts=("pattern",),
+)
+@dataclass(frozen=True)
+class SelfConsistency(Search):
+    """Draws n texts, and returns one for each of their answers, that of the answer with most votes first.
+
+    n: texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
+    passes. answer: where it stands in a text: "number" the last number, "marked" behind the last marker (####, \\boxed,
+    "answer is"), "auto" behind a marker, or else the last number, "whole" all of the text. pattern: a regular
+    expression in its place, whose last match counts, its first group where it has one. Of an answer the text drawn
+    first is returned, of equal votes the answer given first. The score is the share of the votes; texts without an
+    answer have none. Memory: a cache per text.
+    """
+
+    n: int = 40
+    answer: Kind = "auto"
+    pattern: str = ""
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        require_count("self-consistency", "n", self.n)
+        self._answers()
+
+    def _answers(self) -> Answers:
+        return Answers(self.answer, self.pattern)
+
+    def shortcoming(self, score: float) -> str | None:
+        return no_answer(score, self.n)
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        pool = Pool(engine, request, self, self.n)
+        yield from pool.write(progress)
+        return pool.finish(elected(pool.texts, self._answers().of_texts(pool.texts)))

@@ -1,0 +1,39 @@
+"""What searches make of votes: a text for each answer, the elected one first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Ordered
+
+from ..core.ledger import count
+from ..core.sequence import Sequence
+from .answers import vote
+
+
+def elected(
+    texts: Ordered[Sequence], answers: Ordered[str | None], weights: Ordered[float] | None = None
+) -> list[Sequence]:
+    """For each answer its text of most weight, the first among equals, with the answer's share of all as its score.
+
+    The answer of most weight comes first. weights: of each text, at least 0; all 1 by default. Without any answer, or
+    any weight, the first text comes with the score 0.
+    """
+    groups = vote(answers, weights)
+    total = math.fsum(group.weight for group in groups)
+    count("answers", len(groups))
+    if not groups:
+        texts[0].score = 0.0
+        return [texts[0]]
+    found = []
+    for group in groups:
+        best = max(group.members, key=lambda number: 1.0 if weights is None else weights[number])
+        texts[best].score = group.weight / total if total else 0.0
+        found.append(texts[best])
+    return found
+
+
+def no_answer(score: float, texts: int) -> str | None:
+    """What a vote of this score lacks, in a sentence; None for nothing."""
+    if score > 0:
+        return None
+    return f"no answer was found in {texts} texts: say where it stands (answer, pattern), or allow more tokens"

@@ -1,0 +1,113 @@
+"""Answers are found where they stand, compared as they are meant, and counted; no pattern takes more than its time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import product
+from math import comb
+from time import perf_counter
+
+import pytest
+
+from decodery.errors import SettingsError
+from decodery.search.answers import Answers, canonical, vote
+from decodery.search.features import Features, features, standardised
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("48/2 = 24\n#### 72", "72"),
+        ("So 3 + 4 = 7. The answer is $1,234.50.", "1234.5"),
+        ("The answer is 18 dollars. I am 100% sure.", "the answer is 18 dollars. i am 100% sure"),
+        ("<think>#### 5</think> It is 6", "6"),
+        (r"Thus \boxed{\frac{1}{2}} holds.", r"\frac{1}{2}"),
+        (r"\boxed{3", "3"),
+        ("first #### 4 and then #### 5", "5"),
+        ("Final answer: **Paris**", "paris"),
+        ("16-3=13", "13"),
+        ("it is -4", "-4"),
+        ("about .50", "0.5"),
+        ("nothing here", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_where_a_reader_finds_it(text: str, answer: str | None) -> None:
+    (found,) = Answers().of([text])
+    # What stands behind a marker goes to the end of its line.
+    assert found == (answer.removeprefix("the answer is ") if answer else answer)
+
+
+def test_other_places_are_for_who_names_them() -> None:
+    text = "I have 3 cats.\nThe answer is 3 cats"
+    assert Answers("number").of([text]) == ["3"]
+    assert Answers("marked").of([text, "3"]) == ["3 cats", None]
+    assert Answers("whole").of([text, "  \n"]) == ["i have 3 cats. the answer is 3 cats", None]
+    assert Answers(pattern=r"have (\w+)").of([text, "no"]) == ["3", None]
+    assert Answers(pattern=r"[a-z]+").of([text]) == ["cats"]
+    assert canonical(" $007.10. ") == "7.1" and canonical("-0") == "0" and canonical("1,000") == "1000"
+
+
+def test_patterns_that_never_end_are_ended() -> None:
+    begin = perf_counter()
+    with pytest.raises(SettingsError, match=r"takes more than 1 s; simplify it"):
+        Answers(pattern="(a+)+$").of(["a" * 64 + "b"])
+    assert perf_counter() - begin < 30
+    # The next one is served as ever, and texts cannot make the usual ways slow.
+    assert Answers(pattern="b+").of(["abb"]) == ["bb"]
+    begin = perf_counter()
+    for kind in ("auto", "number", "marked", "whole"):
+        Answers(kind).of(["9" * 200_000, "1," * 100_000, r"\boxed{" * 20_000, "-" * 200_000, "answer is " * 20_000])
+    assert perf_counter() - begin < 5
+
+
+def test_what_is_no_pattern_is_named() -> None:
+    for settings, message in (
+        ({"pattern": "("}, "is no regular expression"),
+        ({"pattern": "a" * 1001}, "at most 1000"),
+        ({"kind": "last"}, "auto, number, marked or whole"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            Answers(**settings)
+
+
+def test_votes_are_counted_and_ties_go_to_the_answer_given_first() -> None:
+    assert [(group.answer, group.members) for group in vote(["b", None, "a", "a", "b", None])] == [
+        ("b", [0, 4]),
+        ("a", [2, 3]),
+    ]
+    assert vote([None, None]) == []
+    assert [group.answer for group in vote(["a", "b", "b"], [1.0, 0.4, 0.5])] == ["a", "b"]
+    chance = random.Random(0)
+    for _ in range(1000):
+        answers = [chance.choice(["a", "b", "c", None]) for _ in range(9)]
+        plain, weighted = vote(answers), vote(answers, [0.3] * 9)
+        assert [group.members for group in plain] == [group.members for group in weighted]
+        if plain:
+            most = max(Counter(each for each in answers if each).values())
+            assert plain[0].weight == most == len(plain[0].members)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 7])
+def test_a_majority_of_two_answers_follows_the_binomial_tail(n: int) -> None:
+    def right(choose) -> float:
+        return sum(
+            0.6 ** pool.count("r") * 0.4 ** pool.count("w") for pool in product("rw", repeat=n) if choose(pool) == "r"
+        )
+
+    tail = sum(comb(n, k) * 0.6**k * 0.4 ** (n - k) for k in range(n // 2 + 1, n + 1))
+    assert right(lambda pool: vote(pool)[0].answer) == pytest.approx(tail)
+    # The first answer alone, which is wrong on purpose, is caught.
+    assert n == 1 or right(lambda pool: pool[0]) != pytest.approx(tail)
+
+
+def test_features_count_planted_markers_whatever_stands_beside() -> None:
+    text = "Wait, maybe so. HMM, perhaps! Therefore it is not sure; await mightily. Let me check."
+    told = features(text, 100)
+    assert told == Features(100.0, 30.0, 30.0, 20.0)
+    pool = [told, features("Thus 4.", 10), features("Thus 4.", 40)]
+    rows = standardised(pool)
+    assert rows.mean(axis=0) == pytest.approx([0] * 4, abs=1e-12) and rows.std(axis=0) == pytest.approx([1] * 4)
+    assert standardised(pool[::-1])[::-1] == pytest.approx(rows)
+    assert not standardised([told, told]).any() and not standardised([told]).any()
