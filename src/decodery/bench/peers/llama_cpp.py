@@ -60,12 +60,13 @@ def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
     if name == "llama.cpp-q8":
         path = requantize(path, "Q8_0")
     threads = torch.get_num_threads()
-    room = min(lm.model.config.max_positions, 8192)
-    lookup = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKUP_TOKENS) if name == "llama.cpp-lookup" else None
+    drafts = name == "llama.cpp-lookup"
+    # Drafts are checked by the logits of all rows, which are kept for as many as the context holds.
+    room = min(lm.model.config.max_positions, 2048 if drafts else 8192)
+    lookup = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKUP_TOKENS) if drafts else None
+    counts = {"n_ctx": room, "n_threads": threads, "n_threads_batch": threads}
     try:
-        llama = Llama(
-            str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False, draft_model=lookup
-        )
+        llama = Llama(str(path), **counts, verbose=False, draft_model=lookup, logits_all=drafts)
     except (ValueError, RuntimeError) as error:
         raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
     peer = LlamaCpp(name, main_type(path), settings.temperature, tuple(lm.tokenizer.eos_ids))
