@@ -47,7 +47,7 @@ class FourBits:
         fields = Fields(raw, f"{origin}: quantization_config", _CONFIG)
         method, bits = fields.get("quant_method", ""), fields.get("bits", 4)
         if method not in ("gptq", "awq") or bits != 4:
-            raise UnsupportedModel(f"{origin}: weights of quant_method {method!r} with {bits} bits are not supported")
+            raise UnsupportedModel(f"{origin}: quantization_config: {method!r} with {bits} bits is not supported")
         layout = fields.get("version" if method == "awq" else "checkpoint_format", "")
         if layout.lower() not in ("", "gemm", "gptq", "gptq_v2"):
             raise UnsupportedModel(f"{origin}: {method} weights laid out as {layout!r} are not supported")
