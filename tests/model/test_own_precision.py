@@ -171,10 +171,12 @@ def test_layouts_that_are_not_read_are_refused(home: Path, tmp_path: Path) -> No
     save_file(state | {name: state[name].flip(0)}, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UnsupportedModel, match="desc_act"):
         load(folder, device="cpu")
-    name = "model.layers.0.mlp.up_proj.scales"
-    save_file(state | {name: state[name][:1]}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CorruptFile, match="damaged"):
-        load(folder, device="cpu")
+    stem = "model.layers.0.mlp.up_proj."
+    wrong = {"scales": state[f"{stem}scales"][:1], "qweight": state[f"{stem}qweight"].float()}
+    for last, tensor in wrong.items():
+        save_file(state | {f"{stem}{last}": tensor}, folder / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CorruptFile, match="damaged"):
+            load(folder, device="cpu")
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -60,8 +60,10 @@ class FourBits:
     def shape(self, read: Read) -> tuple[int, int]:
         """(out, in) of a layer. Raises CorruptFile where its tensors do not fit together."""
         weight, zeros, scales = read("qweight"), read("qzeros"), read("scales")
-        if weight.dim() != 2 or scales.dim() != 2:
-            raise CorruptFile("4-bit weights and their scales should have two dimensions: the file is damaged")
+        if weight.dim() != 2 or scales.dim() != 2 or {weight.dtype, zeros.dtype} != {torch.int32}:
+            raise CorruptFile(
+                "4-bit weights should be 32-bit words in two dimensions, and so their zeros: the file is damaged"
+            )
         packed, other = weight.shape
         outputs, inputs = (other * _PER_WORD, packed) if self.awq else (other, packed * _PER_WORD)
         group = inputs if self.group == -1 else self.group
