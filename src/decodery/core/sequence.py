@@ -60,7 +60,9 @@ class Sequence:
     prompt_kept: whether it has been left for others in turn.
     paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the drafter has seen:
     where they are read again, because the cache was given up, it is not shown them twice. branches: all forks of a text
-    that a search has, itself included, while they are about; None for a text that is decoded by itself.
+    that a search has, itself included, while they are about; None for a text that is decoded by itself. held: where a
+    search writes it in parts, whether it has come to the end of one; asked after every token that is committed, and
+    what was accepted behind it is left.
     """
 
     tokens: list[int]
@@ -102,6 +104,7 @@ class Sequence:
     trees: bool = False
     cached: int = 0
     prompt_kept: bool = False
+    held: Callable[[Sequence], bool] | None = None
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""
@@ -144,9 +147,22 @@ class Sequence:
             told=list(self.told),
             drafter=None,
             draft_state=None,
+            held=None,
         )
         if twin.branches is not None:
             twin.branches[id(twin)] = twin
+        return twin
+
+    def branch(self, seed: int) -> Sequence:
+        """A fork that the loop writes on, with another seed: its drafter and its budget follow, and their memory.
+
+        What it spends is that of the same request; its steps stand in a trace of its own.
+        """
+        twin, shared = self.fork(), self.memory.shared()
+        twin.drafter = self.drafter
+        twin.draft_state = deepcopy(self.draft_state, dict(shared))
+        twin.budget_state = deepcopy(self.budget_state, dict(shared))
+        twin.trace, twin.seed = Trace(ledger=self.trace.ledger), seed
         return twin
 
     def twin(self) -> Sequence:
@@ -154,15 +170,8 @@ class Sequence:
 
         What is remembered beyond one text stays common to both.
         """
-        shared = self.memory.shared()
-        return replace(
-            self.fork(),
-            drafter=self.drafter,
-            draft_state=deepcopy(self.draft_state, dict(shared)),
-            budget_state=deepcopy(self.budget_state, dict(shared)),
-            trace=Trace(list(self.trace.steps), deepcopy(self.trace.ledger)),
-            branches=None,
-        )
+        trace = Trace(list(self.trace.steps), deepcopy(self.trace.ledger))
+        return replace(self.branch(self.seed), trace=trace, branches=None)
 
     def fail(self, error: Exception) -> None:
         """Stop decoding for a reason the caller must hear of; what was committed stays."""

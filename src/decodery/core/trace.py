@@ -52,14 +52,30 @@ class Step:
 
 
 @dataclass(slots=True)
+class Grown:
+    """A part of a text that a search had written: an edge of its tree.
+
+    parent: the number of the part that it goes on from, -1 for the prompt. tokens: its own. score: what it was found
+    worth, None where nobody was asked or no answer came. finish: how the text ended with it, None where it did not.
+    """
+
+    parent: int
+    tokens: list[int]
+    score: float | None = None
+    finish: str | None = None
+
+
+@dataclass(slots=True)
 class Trace:
     """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out.
 
-    ledger: all that was spent, prefill and other models than the target included.
+    ledger: all that was spent, prefill and other models than the target included. grown: what a search has written in
+    parts, in the order it was begun; empty for anything else.
     """
 
     steps: list[Step] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
+    grown: list[Grown] = field(default_factory=list)
 
     @property
     def decoding(self) -> list[Step]:
@@ -124,4 +140,5 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Summary and every step, for files."""
-        return {**self.summary(), "steps": [asdict(step) for step in self.steps]}
+        grown = {"grown": [asdict(part) for part in self.grown]} if self.grown else {}
+        return {**self.summary(), "steps": [asdict(step) for step in self.steps], **grown}

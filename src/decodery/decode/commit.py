@@ -15,7 +15,7 @@ _TOGETHER = 64
 
 
 def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> list[int]:
-    """Append the accepted path and the bonus token up to the first stop; returns what was appended.
+    """Append the accepted path and the bonus token up to the first stop, or hold; returns what was appended.
 
     Stop conditions are checked token by token, so that a run accepted at once ends where plain decoding would.
     """
@@ -28,7 +28,7 @@ def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> li
         seq.tokens.append(token)
         emitted.append(token)
         _check_stop(seq, token)
-        if seq.finished:
+        if seq.finished or (seq.held is not None and seq.held(seq)):
             break
     seq.trace.ledger.tokens += len(emitted)
     if seq.sampler.stateful:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
-from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
-from ..registry import register, resolve
-from ..score.base import Scorer
-from .base import Search
+from ..registry import register
+from .judged import Judged
 from .pool import Pool, require_count, scored
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
 
 
 @register(
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     needs=("a scorer of answers",),
 )
 @dataclass(frozen=True)
-class BestOfN(Search):
+class BestOfN(Judged):
     """Draws n texts and returns them, the one that the scorer values most first; of equals the one drawn first.
 
     scorer: of finished texts, as in log-probability(of=sum) or program-tests(file=tests.py). n: texts, by the request's
@@ -36,26 +33,13 @@ class BestOfN(Search):
     once. A text whose score fails is left out, which the trace tells as "unscored". Memory: a cache per text.
     """
 
-    scorer: Scorer | str
     n: int = 16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_count("best-of-n", "n", self.n)
-        object.__setattr__(self, "scorer", resolve("score", self.scorer))
         if not self.judge.answers:
             raise SettingsError("best-of-n judges whole texts: give a scorer of answers")
-
-    @property
-    def judge(self) -> Scorer:
-        assert isinstance(self.scorer, Scorer)
-        return self.scorer
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(taps=self.judge.needs.taps)
-
-    def bind(self, tokenizer: Tokenizer) -> BestOfN:
-        return replace(self, scorer=self.judge.bind(tokenizer))
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)

@@ -49,14 +49,11 @@ class Pool:
         progress: told of the tokens of the longest text.
         """
         first = self.texts[0]
-        while active := [seq for seq in self.texts if not seq.finished and goes_on(seq)]:
-            waiting = [seq for seq in active if seq.like is not None]
-            # The first one reads the prompt for all, even where it would not go on itself.
-            ready = [seq for seq in active if seq.like is None] or [first]
-            yield from self.engine.write(ready, self.trace)
-            for seq in waiting:
-                share_prompt(seq, first)
+
+        def note(active: Ordered[Sequence]) -> None:
             progress("drawing texts", max(seq.position for seq in active), first.max_new_tokens)
+
+        yield from write_on(self.engine, self.texts, self.trace, goes_on, note)
 
     def finish(self, found: list[Sequence]) -> list[Sequence]:
         """`found`, best first, as the results of the search; what else was written counts as discarded."""
@@ -65,6 +62,27 @@ class Pool:
         for seq in found:
             seq.trace = self.trace
         return found
+
+
+def write_on(
+    engine: Engine,
+    texts: Ordered[Sequence],
+    trace: Trace,
+    goes_on: Callable[[Sequence], bool],
+    note: Callable[[Ordered[Sequence]], None],
+) -> Asking[None]:
+    """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
+
+    trace: where the turns are recorded. note: told of the texts that have had a turn.
+    """
+    while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
+        waiting = [(seq, seq.like) for seq in active if seq.like is not None]
+        # Who shares a prompt waits for the one that reads it, even where that one would not go on itself.
+        ready = [seq for seq in active if seq.like is None] or [waiting[0][1]]
+        yield from engine.write(ready, trace)
+        for seq, owner in waiting:
+            share_prompt(seq, owner)
+        note(active)
 
 
 def same_tokens(texts: Ordered[Sequence]) -> list[int]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Ordered
 
+import torch
+
 from ..core.ledger import count
 from ..core.sequence import Sequence
+from ..score.base import Scorer, log_scores
 from .answers import vote
 
 
@@ -30,6 +33,15 @@ def elected(
         texts[best].score = group.weight / total if total else 0.0
         found.append(texts[best])
     return found
+
+
+def vote_weights(scorer: Scorer, scores: Ordered[float]) -> list[float]:
+    """What votes count whose texts have these scores: the scores, or exp of what are logarithms.
+
+    All are divided by the largest: what they have in common changes no vote, and what is left does not vanish.
+    """
+    logs = log_scores(scorer, torch.tensor(scores, dtype=torch.float64))
+    return [math.exp(log) for log in (logs - logs.max().clamp(min=-1e300)).tolist()]
 
 
 def no_answer(score: float, texts: int) -> str | None:

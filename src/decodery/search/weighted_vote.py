@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..core.ask import Asking
-from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
-from ..registry import register, resolve
-from ..score.base import Scorer, log_scores
+from ..registry import register
 from .answers import Answers, Kind
-from .base import Search
+from .judged import Judged
 from .pool import Pool, require_count, scored
-from .votes import elected, no_answer
+from .votes import elected, no_answer, vote_weights
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
-    from ..model.tokenizer import Tokenizer
 
 
 @register(
@@ -33,7 +28,7 @@ if TYPE_CHECKING:
     texts=("pattern",),
 )
 @dataclass(frozen=True)
-class WeightedVote(Search):
+class WeightedVote(Judged):
     """Draws n texts, and returns one for each of their answers, that of the answer with most weight first.
 
     scorer: of finished texts; a vote counts by its score, or by exp(score) where scores are logarithms. Scores are
@@ -41,29 +36,16 @@ class WeightedVote(Search):
     the score is the answer's share of all weight. A text whose score fails has no vote. Memory: a cache per text.
     """
 
-    scorer: Scorer | str
     n: int = 16
     answer: Kind = "auto"
     pattern: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_count("weighted-vote", "n", self.n)
-        object.__setattr__(self, "scorer", resolve("score", self.scorer))
         if not self.judge.answers:
             raise SettingsError("weighted-vote judges whole texts: give a scorer of answers")
         self._answers()
-
-    @property
-    def judge(self) -> Scorer:
-        assert isinstance(self.scorer, Scorer)
-        return self.scorer
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(taps=self.judge.needs.taps)
-
-    def bind(self, tokenizer: Tokenizer) -> WeightedVote:
-        return replace(self, scorer=self.judge.bind(tokenizer))
 
     def _answers(self) -> Answers:
         return Answers(self.answer, self.pattern)
@@ -77,8 +59,6 @@ class WeightedVote(Search):
         yield from pool.write(progress)
         scores = yield from scored(self.judge, pool.texts)
         voting = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]
-        logs = log_scores(self.judge, torch.tensor([score for _, score in voting], dtype=torch.float64))
-        # What all have in common changes no vote, and what is left does not vanish.
-        weights = (logs - logs.max().clamp(min=-1e300)).exp().tolist()
+        weights = vote_weights(self.judge, [score for _, score in voting])
         texts = [seq for seq, _ in voting]
         return pool.finish(elected(texts, self._answers().of_texts(texts), weights))

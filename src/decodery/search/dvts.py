@@ -1,0 +1,64 @@
+"""Diverse verifier tree search: several lines of steps apart from each other, each of which keeps its best step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register
+from .pool import require_count
+from .steps import Growth, Node, StepSearch, distinct
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "dvts",
+    paper="Scaling Test-Time Compute with Open Models (2024)",
+    guarantee="lines do not compete; n=1, m=1 is plain decoding, and n=m the best of m at every step",
+    needs=("a scorer of beginnings and answers",),
+    texts=("delimiter", "pattern"),
+)
+@dataclass(frozen=True)
+class DVTS(StepSearch):
+    """Draws m continuations of each of n / m texts and goes on from the best of each, until each of them ends.
+
+    n: continuations in a round, a multiple of m. Of a line's last round all texts are returned that have ended. Of
+    equal worth the continuation that was begun first is kept. The other settings are those of all searches over steps,
+    see step-beam. Cost: n steps a round; memory: what the lines do not have in common.
+    """
+
+    n: int = 16
+    m: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("dvts", "n", self.n)
+        require_count("dvts", "m", self.m)
+        if self.n % self.m:
+            raise SettingsError(f"dvts has n / m lines: give an n that m={self.m} divides, not {self.n}")
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        growth = Growth(engine, request, self, progress)
+        lines, ended = [growth.root] * (self.n // self.m), list[Node]()
+        while lines:
+            drawn = yield from growth.extend([line for line in lines for _ in range(self.m)])
+            judged = set(map(id, (yield from growth.judge(drawn))))
+            going = []
+            for first in range(0, len(drawn), self.m):
+                candidates = [node for node in drawn[first : first + self.m] if id(node) in judged]
+                if not candidates:
+                    continue
+                best = max(candidates, key=self.worth)
+                if best.finished:
+                    ended += [node for node in distinct(candidates) if node.finished]
+                else:
+                    going.append(best)
+            lines = going
+        return growth.finish(ended)

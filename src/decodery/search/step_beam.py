@@ -1,0 +1,66 @@
+"""Beam search over steps: of several continuations of the best texts so far the best are continued."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register
+from .pool import require_count
+from .steps import Growth, Node, StepSearch, distinct
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@register(
+    "step-beam",
+    paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
+    guarantee="n=1, m=1 is plain decoding, and rounds=1 best-of-n; none on quality",
+    needs=("a scorer of beginnings and answers",),
+    texts=("delimiter", "pattern"),
+)
+@dataclass(frozen=True)
+class StepBeam(StepSearch):
+    """Draws n first steps, keeps the n / m texts that are worth most, draws m steps behind each of them, and so on.
+
+    n: texts judged in a round; m: continuations of each that is kept. A text that ends leaves the beam with its worth;
+    it ends with the first n of them, or when nothing is left to continue. Where fewer than n / m are left they share
+    the n continuations. Of equal texts one is kept; of equal worth the one that was begun first. The other settings are
+    those of all searches over steps: scorer, of beginnings and answers; delimiter, text or token ids that end a step
+    and belong to it, with something before it; step_tokens and rounds, tokens of a step and steps of a text at most,
+    the last step going on to the text's end; aggregate, how the scores of its steps make a text's worth: last, min,
+    prod or mean; choose: best returns the texts by worth, vote one for each of their answers, found as weighted-vote
+    finds them (answer, pattern). A text whose score fails is left. Memory: what the kept texts do not have in common.
+    """
+
+    n: int = 16
+    m: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("step-beam", "n", self.n)
+        require_count("step-beam", "m", self.m)
+        if self.m > self.n:
+            raise SettingsError(f"step-beam draws m={self.m} continuations of a text in n={self.n}: give an m up to n")
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        growth = Growth(engine, request, self, progress)
+        beam, ended = [growth.root], list[Node]()
+        while beam and len(ended) < self.n:
+            shared = [beam[number % len(beam)] for number in range(self.n)]
+            candidates = yield from self.candidates(growth, shared)
+            ended += [node for node in candidates if node.finished]
+            going = sorted((node for node in candidates if not node.finished), key=lambda node: -self.worth(node))
+            beam = going[: max(self.n // self.m, 1)]
+        return growth.finish(ended)
+
+    def candidates(self, growth: Growth, parents: list[Node]) -> Asking[list[Node]]:
+        """Continuations of these texts, judged, no two of them equal."""
+        children = yield from growth.extend(parents)
+        return (yield from growth.judge(distinct(children)))

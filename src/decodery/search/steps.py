@@ -1,0 +1,250 @@
+"""Texts that grow by steps: lines of thought that are drawn by the loop, judged, kept or left.
+
+A step ends with its delimiter, with its text, or when it is as long as a step may be; drafts, rules and budgets of the
+request write it. A text's first continuation keeps its seed and further ones are hashed from it, so that a search of
+width one writes what the request would write, and what a branch writes does not hang on which others there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.noise import PARTICLE, mix, nth_seed
+from ..core.sequence import Sequence
+from ..core.trace import Grown, Trace
+from ..decode.schedule import share_prompt
+from ..errors import SettingsError
+from ..model.store import Progress
+from ..score.base import Scorer
+from .answers import Answers, Kind
+from .base import credit
+from .judged import Judged
+from .pool import require_count, scored, write_on
+from .votes import elected, vote_weights
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+Aggregate = Literal["last", "min", "prod", "mean"]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A text that stands at the end of a step, or of itself.
+
+    begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
+    where nothing is written. scores: of its steps so far, in order. children: how many continuations have been begun.
+    """
+
+    seq: Sequence
+    begin: int
+    number: int = -1
+    scores: tuple[float, ...] = ()
+    depth: int = 0
+    children: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.seq.finished
+
+
+@dataclass(frozen=True)
+class StepSearch(Judged):
+    """What searches over steps have in common; see their own descriptions.
+
+    scorer: of beginnings and answers, as in value-head(head=prm.safetensors). delimiter: what ends a step, and belongs
+    to it: a text, which may stand within a token, or token ids; a step has something before it. step_tokens: of a step
+    at most. rounds: steps of a text; the last one goes on to the text's end. aggregate: how the scores of its steps
+    make what a text is worth. choose: "best" returns the finished texts by worth; "vote" one for each of their answers,
+    that of most weight first, see weighted-vote; answer, pattern: as there.
+    """
+
+    delimiter: str | tuple[int, ...] = "\n\n"
+    step_tokens: int = 2048
+    rounds: int = 40
+    aggregate: Aggregate = "last"
+    choose: Literal["best", "vote"] = "best"
+    answer: Kind = "auto"
+    pattern: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("step_tokens", "rounds"):
+            require_count(self._name, name, getattr(self, name))
+        if not self.delimiter:
+            raise SettingsError(f"{self._name} needs a delimiter that ends a step, such as a blank line")
+        if self.aggregate not in ("last", "min", "prod", "mean"):
+            raise SettingsError(f"{self._name} aggregates by last, min, prod or mean, not {self.aggregate!r}")
+        if self.choose not in ("best", "vote"):
+            raise SettingsError(f"{self._name} chooses the best or by vote, not {self.choose!r}")
+        if not (self.judge.answers and self.judge.prefixes):
+            raise SettingsError(f"{self._name} judges texts step by step: give a scorer of beginnings and answers")
+        Answers(self.answer, self.pattern)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def worth(self, node: Node) -> float:
+        """What a text's scores make it worth; nothing is worth -inf."""
+        return aggregated(self.aggregate, node.scores, self.judge)
+
+
+def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
+    """One number for the scores of a text's steps; -inf for none. prod: the sum where scores are logarithms."""
+    if not scores:
+        return -math.inf
+    if how == "last":
+        return scores[-1]
+    if how == "min":
+        return min(scores)
+    if how == "mean":
+        return math.fsum(scores) / len(scores)
+    return math.fsum(scores) if scorer.log else math.prod(scores)
+
+
+class Growth:
+    """The tree of texts that a search over steps writes behind one prompt.
+
+    root: the prompt. trace: of all of it; its `grown` is the tree, from which everything that was chosen can be
+    followed again without a model. Texts that nobody holds any more give their memory back.
+    """
+
+    def __init__(self, engine: Engine, request: Request, search: StepSearch, progress: Progress) -> None:
+        seq = engine.open(replace(request, search=search))
+        self.engine = engine
+        self.search = search
+        self.progress = progress
+        self.root = Node(seq, len(seq.tokens))
+        self.trace = Trace(ledger=seq.trace.ledger)
+        search.judge.fits(seq.model)
+        if isinstance(search.delimiter, str) and seq.text is None:
+            raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LM`")
+
+    def extend(self, parents: Ordered[Node]) -> Asking[list[Node]]:
+        """A continuation by one step of each of these texts, none of which may be finished.
+
+        A text that comes several times gets as many; where the sampler draws nothing they are one and the same node.
+        """
+        chance = not self.root.seq.sampler.greedy
+        drawn = list(parents) if chance else list({id(parent): parent for parent in parents}.values())
+        made = [self._begun(parent) for parent in drawn]
+        yield from self._write([child.seq for child in made])
+        for child in made:
+            grown = self.trace.grown[child.number]
+            grown.tokens, grown.finish = child.seq.tokens[child.begin :], child.seq.finish_reason
+        if chance:
+            return made
+        only = {id(parent): child for parent, child in zip(drawn, made, strict=True)}
+        return [only[id(parent)] for parent in parents]
+
+    def judge(self, nodes: Ordered[Node]) -> Asking[list[Node]]:
+        """Those of these texts whose last step has got a score, which is noted; equal texts are scored once.
+
+        Raises the scorer's error where it fails for all.
+        """
+        fresh = list({id(node): node for node in nodes if len(node.scores) < node.depth}.values())
+        if fresh:
+            scores = yield from scored(self.search.judge, [node.seq for node in fresh])
+            for node, score in zip(fresh, scores, strict=True):
+                if score is not None:
+                    node.scores = (*node.scores, score)
+                    self.trace.grown[node.number].score = score
+        return [node for node in nodes if len(node.scores) == node.depth]
+
+    def finish(self, found: Ordered[Node]) -> list[Sequence]:
+        """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
+
+        What else was written counts as discarded.
+        """
+        search = self.search
+        each = {id(node): node for node in found}.values()
+        ranked = sorted(each, key=lambda node: -search.worth(node))
+        texts = [node.seq for node in ranked]
+        for seq, node in zip(texts, ranked, strict=True):
+            seq.score, seq.trace, seq.held = search.worth(node), self.trace, None
+        if search.choose == "vote":
+            weights = vote_weights(search.judge, [search.worth(node) for node in ranked])
+            texts = elected(texts, Answers(search.answer, search.pattern).of_texts(texts), weights)
+        count("discarded", self.trace.ledger.tokens - len(texts[0].generated))
+        credit(self.trace, texts[0])
+        return texts
+
+    def _begun(self, parent: Node) -> Node:
+        """A child of which nothing is written."""
+        seq = parent.seq.branch(self._seed(parent))
+        if parent.depth + 1 < self.search.rounds:
+            seq.held = StepEnd(seq, self.search.delimiter, self.search.step_tokens)
+        if parent is self.root and seq.cache.next_position == 0:
+            # The first one reads the prompt for all.
+            if parent.seq.like is None:
+                parent.seq.like = seq
+            else:
+                seq.like = parent.seq.like
+        parent.children += 1
+        self.trace.grown.append(Grown(parent.number, []))
+        return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
+
+    def _seed(self, parent: Node) -> int:
+        seed = parent.seq.seed
+        if parent is self.root:
+            return nth_seed(seed, parent.children)
+        return mix(seed, PARTICLE, parent.seq.position, parent.children) if parent.children else seed
+
+    def _write(self, texts: list[Sequence]) -> Asking[None]:
+        def goes_on(seq: Sequence) -> bool:
+            return seq.held is None or seq.position == begun[id(seq)] or not seq.held(seq)
+
+        def note(active: Ordered[Sequence]) -> None:
+            self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.max_new_tokens)
+
+        begun = {id(seq): seq.position for seq in texts}
+        yield from write_on(self.engine, texts, self.trace, goes_on, note)
+        prompt = self.root.seq
+        if prompt.like is not None:
+            share_prompt(prompt, prompt.like)
+
+
+class StepEnd:
+    """Whether a text that goes on from where `seq` stands has come to the end of a step.
+
+    delimiter: a text, or token ids. most: tokens of a step.
+    """
+
+    def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...], most: int) -> None:
+        self._delimiter = delimiter
+        self._most = most
+        self._tokens = len(seq.tokens)
+        self._characters = 0 if seq.text is None else len(seq.text.text)
+
+    def __call__(self, seq: Sequence) -> bool:
+        if len(seq.tokens) - self._tokens >= self._most:
+            return True
+        if isinstance(self._delimiter, str):
+            assert seq.text is not None
+            return self._in_text(seq.text.text[self._characters :], self._delimiter)
+        ids = list(self._delimiter)
+        written = seq.tokens[self._tokens :]
+        return written[-len(ids) :] == ids and bool(set(written) - set(ids))
+
+    @staticmethod
+    def _in_text(piece: str, delimiter: str) -> bool:
+        """Whether it stands in a piece of text, and something before it."""
+        at = piece.find(delimiter)
+        while at >= 0:
+            if piece[:at].replace(delimiter, "").strip():
+                return True
+            at = piece.find(delimiter, at + 1)
+        return False
+
+
+def distinct(nodes: Iterable[Node]) -> list[Node]:
+    """Of nodes with equal texts the first."""
+    return list({tuple(node.seq.tokens): node for node in reversed(list(nodes))}.values())[::-1]
