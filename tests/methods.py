@@ -115,12 +115,14 @@ from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
+from decodery.search.dvts import DVTS
 from decodery.search.exact_extract import ExactExtract
 from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
 from decodery.search.pg_td import PGTD
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
+from decodery.search.step_beam import StepBeam
 from decodery.search.weighted_vote import WeightedVote
 from decodery.source.base import Source
 from decodery.source.calm import CALM
@@ -388,22 +390,27 @@ SEARCHES: dict[str, Search] = {
     "coupling": Coupling(message="a", ending="eos"),
     "controlled-blocks": ControlledBlocks(_head(), samples=3, block=4),
     "diverse-beam": DiverseBeam(width=6, groups=3),
+    "dvts": DVTS(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
     "exact-extract": ExactExtract(),
     "feature-vote": FeatureVote(n=5, drop=0.2),
     "first-finish": FirstFinish(n=4, k=2),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
     "pg-td": PGTD(Even(), budget=12),
     "self-consistency": SelfConsistency(n=4),
+    "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
     "weighted-vote": WeightedVote(Even(), n=4),
 }
 
 SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
 """Searches that choose among n samples."""
 
-WRITTEN_BY_THE_LOOP = {*SAMPLED, "budget-forcing"}
+STEPPED = {"dvts", "step-beam"}
+"""Searches whose texts grow by steps."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, "budget-forcing"}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", *SAMPLED}
+DRAWING = {"smc", *SAMPLED, *STEPPED}
 """Searches that draw, so that their requests have a temperature."""
 
 

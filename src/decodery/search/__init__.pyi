@@ -6,6 +6,7 @@ from .budget_forcing import BudgetForcing as BudgetForcing
 from .contrastive_search import ContrastiveSearch as ContrastiveSearch
 from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
+from .dvts import DVTS as DVTS
 from .diverse_beam import DiverseBeam as DiverseBeam
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
@@ -16,4 +17,5 @@ from .coupling import Reading as Reading
 from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
+from .step_beam import StepBeam as StepBeam
 from .weighted_vote import WeightedVote as WeightedVote

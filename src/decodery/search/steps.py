@@ -21,6 +21,7 @@ from ..core.trace import Grown, Trace
 from ..decode.schedule import share_prompt
 from ..errors import SettingsError
 from ..model.store import Progress
+from ..registry import method_of
 from ..score.base import Scorer
 from .answers import Answers, Kind
 from .base import credit
@@ -90,7 +91,8 @@ class StepSearch(Judged):
 
     @property
     def _name(self) -> str:
-        return type(self).__name__
+        method = method_of(self)
+        return type(self).__name__ if method is None else method.name
 
     def worth(self, node: Node) -> float:
         """What a text's scores make it worth; nothing is worth -inf."""
