@@ -78,7 +78,8 @@ def _row(method: Method, tables: list[str]) -> str:
 
 def _setting(field: dataclasses.Field) -> str:
     if field.default is not dataclasses.MISSING:
-        return f"{field.name}={field.default}"
+        # A line break is told as it is written in code.
+        return f"{field.name}={field.default}".replace("\n", "\\n")
     if field.default_factory is not dataclasses.MISSING:
         return f"{field.name}={field.default_factory()}"
     return f"{field.name}=..."
