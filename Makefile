@@ -20,7 +20,7 @@ CASES ?= 20000
 SEED ?= 0
 SCHEMAS ?= 20000
 
-.PHONY: demo test test-all fuzz lint bench docs clean
+.PHONY: demo test test-all fuzz lint bench docs wheel clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
@@ -45,8 +45,18 @@ lint: $(VENV)/installed-test
 bench: $(VENV)/installed
 	$(BIN)/decodery bench --out $(OUT) $(if $(wildcard $(DATA)),--data $(DATA))
 
-docs: $(VENV)/installed
+# The generated parts of the pages, and the site made of them, in site/.
+docs: $(VENV)/installed-docs
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/site.py
+
+# The source package and the wheel of this kind of machine, in dist/; the wheel is tried in a bare environment.
+wheel: $(VENV)/installed-package
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist/made
+	PATH=$(BIN):$$PATH $(BIN)/auditwheel repair --wheel-dir dist dist/made/*.whl
+	mv dist/made/*.tar.gz dist && rm -r dist/made
+	$(BIN)/python packaging/try_wheel.py dist/*.whl $(if $(CONSTRAINTS),--torch "$$(grep '^torch==' $(CONSTRAINTS))")
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -61,6 +71,14 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decoder
 
 $(VENV)/installed-test: $(VENV)/installed
 	@$(PIP) -e '.[test,lint]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
+$(VENV)/installed-package: $(VENV)/installed
+	@$(PIP) -e '.[package]'
 	@touch $@
 
 clean:

@@ -1,16 +1,39 @@
 """Builds the native kernels; everything else about the package stands in pyproject.toml.
 
-The extension is optional: where there is no compiler the package installs without it and runs on PyTorch alone.
+They are a library of their own, which Python opens and which knows nothing of Python: a wheel serves every version of
+it. The library is optional: where there is no compiler, or one that lacks what the kernels are written in, as on
+Windows, the package installs without it and runs on PyTorch alone.
 """
 
+import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("src/decodery/model/csrc")
 
+
+class BuildLibrary(build_ext):
+    """Gives the library a name without a version of Python."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"
+
+
+class Wheel(bdist_wheel):
+    """A wheel for every Python of one kind of machine."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 setup(
-    ext_modules=[
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": Wheel},
+    ext_modules=[]
+    if sys.platform == "win32"
+    else [
         Extension(
             "decodery.model._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.cpp")),
@@ -31,5 +54,5 @@ setup(
             language="c++",
             optional=True,
         )
-    ]
+    ],
 )

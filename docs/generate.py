@@ -70,13 +70,13 @@ def methods() -> str:
 
 def _row(method: Method, tables: list[str]) -> str:
     fields = [field for field in dataclasses.fields(method.cls) if field.init]
-    settings = "<br>".join(f"`{_setting(field)}`" for field in fields)
+    settings = "<br>".join(f"`{setting(field)}`" for field in fields)
     told = [", ".join(getattr(method, table)) for table in tables]
     cells = [f"`{method.name}`", method.summary, settings, *told, method.guarantee, method.paper or ""]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _setting(field: dataclasses.Field) -> str:
+def setting(field: dataclasses.Field) -> str:
     if field.default is not dataclasses.MISSING:
         # A line break is told as it is written in code.
         return f"{field.name}={field.default}".replace("\n", "\\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.machinery
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -69,31 +68,29 @@ def library() -> ctypes.CDLL | None:
 
     Raises CorruptFile where they were built from other sources than this file belongs to.
     """
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name("_native" + suffix)
-        if not path.exists():
-            continue
-        try:
-            lib = ctypes.CDLL(str(path))
-        except OSError:
-            return None
-        check_layout(lib, path)
-        lib.decodery_kernels.restype = c_char_p
-        lib.decodery_read.restype = c_double
-        lib.decodery_read.argtypes = [c_void_p, c_int64]
-        lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
-        lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
-        lib.decodery_pack16.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p]
-        lib.decodery_room.restype = c_int64
-        lib.decodery_room.argtypes = [c_void_p, c_void_p]
-        lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
-        lib.decodery_norm.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
-        lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
-        lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
-        lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
-        lib.decodery_threads(torch.get_num_threads())
-        return lib
-    return None
+    path = Path(__file__).with_name("_native.so")
+    if not path.exists():
+        return None
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    check_layout(lib, path)
+    lib.decodery_kernels.restype = c_char_p
+    lib.decodery_read.restype = c_double
+    lib.decodery_read.argtypes = [c_void_p, c_int64]
+    lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack16.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_room.restype = c_int64
+    lib.decodery_room.argtypes = [c_void_p, c_void_p]
+    lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
+    lib.decodery_norm.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+    lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+    lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+    lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
+    lib.decodery_threads(torch.get_num_threads())
+    return lib
 
 
 def check_layout(lib: object, path: Path) -> None:
