@@ -28,6 +28,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest
 
+# The commands that tests start compile no module a second time, whatever the shell says about bytecode.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+
 test-all: $(VENV)/installed-test
 	DECODERY_MATRIX=full $(BIN)/python -m pytest
 

@@ -14,6 +14,12 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs the real model goes first: such tests are the longest, and one process loads it for most of them."""
+    real = {"smollm2", "smollm2_int8", "environment"}
+    items.sort(key=lambda item: real.isdisjoint(getattr(item, "fixturenames", ())))
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of evaluation data, named by DECODERY_DATA."""

@@ -65,8 +65,10 @@ TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
 """The target's first layer alone: a draft model that agrees now and then."""
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, [11], list(range(2, 40))]
-TOKENS = 16 if FULL else 12
+TOKENS = 16 if FULL else 10
 """Of a text where every pair of methods has its turn; below, every drafter writes longer ones."""
+RAGGED = PROMPTS if FULL else PROMPTS[:3]
+"""What is read in one chunk, in several, and with nothing to look up; the fourth is only longer."""
 PAIRS = [
     (drafter, rule)
     for drafter, make in DRAFTERS.items()
@@ -80,6 +82,8 @@ ALIKE = [] if FULL else [name for name in HEADS if name not in ("eagle-3", "falc
 """Heads whose drafts come to the loop as those of the three do."""
 MOST_DRAWS = [("draft-model", "rejection"), ("prompt-lookup", "rejection")]
 """One of each origin; the others go the same way through the rules."""
+MORE_DRAWS = [*MOST_DRAWS, ("ngram", "recursive-rejection"), ("draft-model", "k-seq")]
+"""Every rule, with one drafter or two."""
 
 
 def _applies(law: str, drafter: str, rule: str, sampler: str) -> bool:
@@ -129,7 +133,7 @@ def test_every_combination_keeps_the_laws(law: str, drafter: str, rule: str, sam
         plain = _plain(sampler, seeds, eos_ids=(0,), **length)
         check_identical(TARGET, PROMPTS, seeds=seeds, eos_ids=(0,), tested="nothing", plain=plain, **settings)
     elif law == "batch":
-        check_batch(TARGET, PROMPTS, seeds=(0,), tested="nothing", **settings)
+        check_batch(TARGET, RAGGED, seeds=(0,), tested="nothing", **settings)
     else:
         check_state(TARGET, PROMPTS[:3], **settings)
 
@@ -250,22 +254,23 @@ def test_sources_keep_every_law(source: str) -> None:
         drafter = DRAFTERS[name](OTHER)
         settings = {"sampler": SAMPLERS[sampler], "source": made, "seeds": (0,), **length}
         if sampler not in plain:
-            plain[sampler] = decode(TARGET, PROMPTS, eos_ids=(0,), **settings)
+            plain[sampler] = decode(TARGET, RAGGED, eos_ids=(0,), **settings)
         expected = {"plain": plain[sampler], "tested": "nothing"}
-        check_identical(TARGET, PROMPTS, drafter=drafter, eos_ids=(0,), **expected, **settings)
+        check_identical(TARGET, RAGGED, drafter=drafter, eos_ids=(0,), **expected, **settings)
     settings |= {"sampler": SAMPLERS["everything"]}
-    check_batch(TARGET, PROMPTS, drafter=drafter, tested="nothing", **settings)
+    check_batch(TARGET, RAGGED[1:], drafter=drafter, tested="nothing", **settings)
     check_state(TARGET, PROMPTS[:2], drafter=drafter, source=made, **length)
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_sources_score_trees_as_they_score_texts(source: str) -> None:
     made = SOURCES[source](OTHER)
-    for sampler in (SAMPLERS["greedy"], SAMPLERS["everything"]):
-        (plain,) = decode(TARGET, PROMPTS[:1], sampler=sampler, source=made, max_new_tokens=30)
-        assert plain.generated != decode(TARGET, PROMPTS[:1], sampler=sampler, max_new_tokens=30)[0].generated
-        oracle, settings = Oracle(tuple(plain.tokens)), {"sampler": sampler, "source": made, "max_new_tokens": 30}
-        (run,) = check_identical(TARGET, PROMPTS[:1], drafter=oracle, seeds=(0,), **settings)
+    for name in ("greedy", "everything"):
+        settings = {"sampler": SAMPLERS[name], "source": made, "max_new_tokens": 30}
+        plain = decode(TARGET, PROMPTS[:1], **settings)
+        assert plain[0].generated != _plain(name, (0,), max_new_tokens=30)[0].generated
+        oracle = Oracle(tuple(plain[0].tokens))
+        (run,) = check_identical(TARGET, PROMPTS[:1], drafter=oracle, seeds=(0,), plain=plain, **settings)
         assert run.trace.tokens_per_pass > 2.5
         check_state(TARGET, PROMPTS[:1], drafter=oracle, **settings)
 
@@ -276,8 +281,13 @@ LAW, DRAFTED = 1, 15
 depart the furthest with this one."""
 LATE = ("aded", "copyspec", "hidden-transfer", "lexical-unit", "ppd", "stand", "suffix-automaton", "suffix-tree")
 """Drafters with no two tokens right in a row before the fifth."""
-SHORT, LONG = {"length": 4, "draws": 320}, {"length": 5, "draws": 400}
-"""Texts that tell wrong rules from right ones, of drafters and of late ones. See `test_wrong_rules_are_caught`."""
+SHORT, LONG = {"length": 4, "draws": 160}, {"length": 5, "draws": 200}
+"""Texts of a drafter and of a late one. What is wrong about a draft's verification, and not about a rule's walk, they
+tell at p < 1e-4 nearly always: of 300 such sets, drawn from 2,000 texts, 299 under NoResidual (of the longer ones all),
+and all under Shallow and Credulous."""
+MANY, MANY_LONG = {"length": 4, "draws": 320}, {"length": 5, "draws": 400}
+"""Texts of a rule, whose walk can be wrong by less. Under LongestMatch, which departs from the law the least, every
+second set of 320 tells at p < 1e-4; the one that is drawn does. See `test_wrong_rules_are_caught`."""
 
 
 def _tilted(seed: int) -> TableModel:
@@ -285,7 +295,7 @@ def _tilted(seed: int) -> TableModel:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "rule"), [*covering([pair for pair in DRAWN if pair not in MOST_DRAWS], 1), *MOST_DRAWS]
+    ("drafter", "rule"), [*covering([pair for pair in DRAWN if pair not in MORE_DRAWS], 1), *MORE_DRAWS]
 )
 def test_rules_keep_the_law(drafter: str, rule: str) -> None:
     # The nucleus makes both laws sparse: rejections, zero probabilities and residuals all occur.
@@ -294,7 +304,9 @@ def test_rules_keep_the_law(drafter: str, rule: str) -> None:
     if drafter in HEADS:
         # They read hidden states and speak the target's words, which a table does not have.
         target = other = tiny_transformer(3, vocab_size=3)
-    texts = LONG if FULL or drafter in LATE else SHORT
+    texts = LONG if drafter in LATE else SHORT
+    if FULL or (drafter, rule) in MORE_DRAWS:
+        texts = MANY_LONG if FULL or drafter in LATE else MANY
     if FULL and (drafter, rule) in MOST_DRAWS:
         texts = texts | {"draws": 20_000}
     check_distribution(
@@ -365,7 +377,7 @@ class _Wide(Drafter):
     ("rule", "drafter", "texts"),
     [
         *((NoResidual(), "draft-model", SHORT), (Shallow(), "draft-model", SHORT)),
-        *((Credulous(), "prompt-lookup", SHORT), (LongestMatch(), None, SHORT), (LongestMatch(), None, LONG)),
+        *((Credulous(), "prompt-lookup", SHORT), (LongestMatch(), None, MANY), (LongestMatch(), None, MANY_LONG)),
     ],
     ids=["no-residual", "shallow", "credulous", "longest-match", "longest-match-long"],
 )

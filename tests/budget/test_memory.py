@@ -8,6 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from covering import FULL
 from decodery.budget.base import MOST_NODES
 from decodery.budget.memory import MemoryBound, held
 from decodery.core.sequence import Sequence
@@ -56,7 +57,7 @@ def test_tensor_bytes_are_those_alive() -> None:
         assert (bytes_.now, bytes_.peak, second.shape) == (800, 1200, (20, 10))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30 if FULL else 15, deadline=None)
 @given(
     pair=st.sampled_from(PAIRS),
     sampler=st.sampled_from(sorted(SAMPLERS)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -135,16 +136,23 @@ def _head(bias: float = 0.0) -> AcceptanceHead:
     return head
 
 
+def _drafted(budget: Policy) -> Sequence:
+    settings = {"rule": Rejection(), "sampler": SAMPLED, "max_new_tokens": 30}
+    return decode(TARGET, [PROMPT], drafter=DraftModel(OTHER, length=20), budget=budget, **settings)[0]
+
+
+@cache
+def _fixed(length: int) -> Sequence:
+    return _drafted(Fixed(length))
+
+
 @pytest.mark.parametrize("bias", [-60.0, 0.0, 60.0])
 @pytest.mark.parametrize("shortest", [0, 2, 3])
 def test_thresholds_at_their_ends_are_fixed_lengths(bias: float, shortest: int) -> None:
     # Token for token, also under the rule whose text depends on what was drafted.
-    drafter = DraftModel(OTHER, length=20)
     for threshold, length in ((1.0, 5), (0.0, max(shortest, 2))):
         policy = SpecDecPP(_head(bias), threshold, shortest, longest=5)
-        settings = {"drafter": drafter, "rule": Rejection(), "sampler": SAMPLED, "max_new_tokens": 30}
-        (stopped,) = decode(TARGET, [PROMPT], budget=policy, **settings)
-        (fixed,) = decode(TARGET, [PROMPT], budget=Fixed(length), **settings)
+        stopped, fixed = _drafted(policy), _fixed(length)
         assert (stopped.generated, nodes(stopped)) == (fixed.generated, nodes(fixed))
 
 

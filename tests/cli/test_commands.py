@@ -273,10 +273,10 @@ def test_info(model: Path) -> None:
     assert str(model).startswith(facts["cache"])
 
 
-@pytest.mark.usefixtures("model")
+@pytest.mark.usefixtures("loaded")
 def test_demo() -> None:
     # Less than it shows, and not as often.
-    with mock.patch.multiple("decodery.cli.demo", NEW_TOKENS=48, ROUNDS=1):
+    with mock.patch.multiple("decodery.cli.demo", NEW_TOKENS=32, ROUNDS=1):
         code, output, errors = inside("demo")
     assert (code, errors) == (0, "")
     *_, blank, line = output.splitlines()

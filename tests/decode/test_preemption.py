@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
-from covering import FULL
+from covering import FULL, covering
 from decodery.core.ask import Asking, score
 from decodery.core.sequence import Sequence
 from decodery.decode import preempt
@@ -118,8 +119,11 @@ def test_a_search_preempted_again_and_again_comes_to_its_end(name: str) -> None:
     assert seq.generated == decode(EXACT, [PROMPT[:4]], max_new_tokens=12)[0].generated
 
 
-@pytest.mark.parametrize("source", ["guidance", "uscd", "entropy-adaptive", "dola", "sven", "partial-attention"])
-@pytest.mark.parametrize("name", SOURCED)
+OVER = ("guidance", "uscd", "entropy-adaptive", "dola", "sven", "partial-attention")
+
+
+# That every search runs over every source is what `test_fit.py` asks for.
+@pytest.mark.parametrize(("name", "source"), covering(list(product(SOURCED, OVER)), 1))
 def test_a_search_over_a_source_reads_every_context_again(name: str, source: str) -> None:
     # A message takes as many tokens as the source's laws leave room for.
     wanted = request(name, source=SOURCES[source](OTHER), max_new_tokens=24 if name == "coupling" else 8)

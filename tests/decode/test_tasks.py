@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import FULL
 from decodery.budget.base import Budget
 from decodery.core.ask import Asking, Scored, drive, score, settled, together
 from decodery.core.needs import Needs
@@ -174,11 +175,13 @@ def test_forks_go_on_as_the_text_would(name: str, rule: Rule) -> None:
     settings = {"drafter": drafter, "rule": rule, "sampler": SAMPLED, "max_new_tokens": 16}
     seq = engine.submit(Request([5, 6, 7, 5, 6, 7, 5, 6], seed=1, **settings))
     forks = []
-    for _ in range(7):
+    # While it reads, where it has read, and as it writes.
+    for step in range(7):
         engine.step()
-        forks.append(engine.fork(seq))
-    engine.preempt(forks[2])
-    engine.preempt(forks[5])
+        if FULL or step in (0, 2, 3, 6):
+            forks.append(engine.fork(seq))
+    engine.preempt(forks[1])
+    engine.preempt(forks[-2])
     engine.run([seq, *forks])
     drafted = [step.nodes for step in seq.trace.decoding]
     for fork in forks:

@@ -77,7 +77,7 @@ class Mislabelled(Forced):
 
 
 def test_a_tree_behind_forced_tokens_is_verified_as_what_it_is() -> None:
-    law: dict[str, Any] = {"rule": RecursiveRejection(), "sampler": MASKED, "length": 4, "draws": 400}
+    law: dict[str, Any] = {"rule": RecursiveRejection(), "sampler": MASKED, "length": 4, "draws": 320}
     check_distribution(TARGET, [1, 2], drafter=Forced(TURNS), **law)
     with pytest.raises(LawBroken, match="enumerated law"):
         check_distribution(TARGET, [1, 2], drafter=Mislabelled(TURNS), least=1e-6, **law)
@@ -88,7 +88,7 @@ def test_first_of_a_lookup_and_a_model_under_rejection_and_a_constraint() -> Non
     drafter = First((PromptLookup(), DraftModel(DRAFT)))
     runs = decode(TARGET, [prompt], drafter=drafter, rule=Rejection(), sampler=MASKED, seeds=range(40))
     assert all(3 not in run.generated for run in runs)
-    law: dict[str, Any] = {"drafter": drafter, "sampler": MASKED, "length": 4, "draws": 500}
+    law: dict[str, Any] = {"drafter": drafter, "sampler": MASKED, "length": 4, "draws": 400}
     check_distribution(TARGET, prompt, rule=Rejection(), **law)
     with pytest.raises(LawBroken, match="enumerated law"):
         check_distribution(TARGET, prompt, rule=NoResidual(), least=1e-6, **law)

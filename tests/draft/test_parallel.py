@@ -211,7 +211,7 @@ def test_a_guess_made_from_the_right_distribution_is_accepted(window: int) -> No
 
 def test_jacobi_sampling_keeps_the_law_and_the_check_has_power() -> None:
     # Four tokens: the second pass guesses blindly, the third tests what that one refined.
-    model, law = TableModel(3, order=2, seed=1), {"sampler": SAMPLE, "length": 4, "draws": 400}
+    model, law = TableModel(3, order=2, seed=1), {"sampler": SAMPLE, "length": 4, "draws": 240}
     check_distribution(model, [1, 2], drafter=Jacobi(window=3), rule=Rejection(), **law)
     blind = Jacobi(window=3, fill="last")
     with pytest.raises(LawBroken):

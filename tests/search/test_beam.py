@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import numpy as np
 import pytest
@@ -55,9 +56,15 @@ def theirs(prompt: list[int], eos: list[int], **settings) -> list[tuple[list[int
     return list(zip(texts, out.sequences_scores.tolist(), strict=True))
 
 
+@cache
+def written(model: LanguageModel, *prompt: int) -> list[int]:
+    """The tokens of wide beams."""
+    return [token for seq in run(model, Beam(16), list(prompt), max_new_tokens=6) for token in seq.generated]
+
+
 def often(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
     """Tokens that beams use often, so that as end tokens they end many texts."""
-    tokens = [token for seq in run(model, Beam(16), prompt, max_new_tokens=6) for token in seq.generated]
+    tokens = written(model, *prompt)
     ids, counts = np.unique(tokens, return_counts=True)
     return ids[np.argsort(-counts, kind="stable")][:count].tolist()
 

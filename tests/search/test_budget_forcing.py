@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 
+from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError
@@ -50,13 +52,18 @@ def test_thinking_is_ended_where_it_takes_too_long() -> None:
     assert found[:11] == [*text[:7], *WAIT, *END]
 
 
+@cache
+def _plain(search: BudgetForcing, seed: int) -> Sequence:
+    return run(search, seed=seed, max_new_tokens=30, sampler=PENALISED, eos_ids=(0,))[0]
+
+
 @pytest.mark.parametrize("drafter", [None, "draft-model", "prompt-lookup", "token-recycling", "eagle", "auto"])
 @pytest.mark.parametrize("search", [BudgetForcing((13,), (5, 6), ignore=2, most=20), BudgetForcing((48,), (5,))])
 def test_drafts_change_nothing_and_the_cache_holds_what_is_seen(search: BudgetForcing, drafter: str | None) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 30, "sampler": PENALISED, "eos_ids": (0,)}
     drawn = None if drafter is None else DRAFTERS[drafter](OTHER)
     for seed in range(3):
-        (plain,) = run(search, seed=seed, **settings)
+        plain = _plain(search, seed)
         (seq,) = run(search, seed=seed, drafter=drawn, **settings)
         assert seq.generated == plain.generated and distance_to_fresh(MODEL, seq) < 1e-9
         # Penalties know the text as it is, and nothing of what was taken back.

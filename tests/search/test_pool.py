@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -35,11 +36,23 @@ def test_width_one_is_plain_decoding(name: str, temperature: float) -> None:
 @pytest.mark.parametrize("drafter", sorted(DRAFTERS))
 def test_any_drafter_leaves_every_text_as_it_is(drafter: str) -> None:
     found = run(BestOfN(Constant(), n=3), drafter=DRAFTERS[drafter](OTHER), max_new_tokens=16)
-    assert [seq.generated for seq in found] == plain(3, max_new_tokens=16)
+    assert [seq.generated for seq in found] == _alone()
     # Shortest of all, however many tokens a pass gives each.
-    race = FirstFinish(n=5)
-    drafted = run(race, drafter=DRAFTERS[drafter](OTHER), max_new_tokens=40)
-    assert told(drafted) == told(run(race, max_new_tokens=40))
+    drafted = run(RACE, drafter=DRAFTERS[drafter](OTHER), max_new_tokens=40)
+    assert told(drafted) == _without_drafts()
+
+
+RACE = FirstFinish(n=5)
+
+
+@cache
+def _alone() -> list[list[int]]:
+    return plain(3, max_new_tokens=16)
+
+
+@cache
+def _without_drafts() -> Any:
+    return told(run(RACE, max_new_tokens=40))
 
 
 def test_drafts_speed_up_every_branch() -> None:

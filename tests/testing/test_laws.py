@@ -19,11 +19,27 @@ from decodery.draft.prompt_lookup import PromptLookup
 from decodery.registry import methods
 from decodery.sample import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
 from decodery.testing import Garbage, LawBroken, Oracle, check_batch, check_identical, check_warp, decode
-from decodery.testing.models import tiny_transformer
+from decodery.testing.models import Counted, tiny_transformer
+from decodery.testing.rules import Credulous
 from methods import WARPS
 
 TARGET = tiny_transformer(0)
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+
+
+def test_further_drafters_are_compared_with_what_was_decoded_once() -> None:
+    model, settings = Counted(TARGET), {"max_new_tokens": 30, "seeds": (0, 1)}
+    passes = []
+    for _ in range(2):
+        before = len(model.rows)
+        runs = check_identical(model, PROMPTS, drafter=PromptLookup(), **settings)
+        passes.append(len(model.rows) - before)
+    drafted = 1 + max(run.trace.passes for run in runs)
+    assert passes == [30 + drafted, drafted]
+    with pytest.raises(LawBroken, match="departs from plain decoding"):
+        check_identical(model, PROMPTS, drafter=PromptLookup(), rule=Credulous(), **settings)
+    # Other settings are other texts.
+    check_identical(model, PROMPTS, drafter=PromptLookup(), sampler=Sampler([Temperature(0.5)]), **settings)
 
 
 @pytest.mark.parametrize("size", [64, 50_000])

@@ -43,7 +43,9 @@ def logits_after(tokens: Ordered[int]) -> torch.Tensor:
 def tokens_of(sampler: Sampler, rule: Rule | None = None, drafter: str | None = None, n: int = 24) -> list[list[int]]:
     chosen = DRAFTERS[drafter](OTHER) if drafter else None
     runs = decode(
-        TARGET, PROMPTS, sampler=sampler, rule=rule, drafter=chosen, seeds=(0, 1), max_new_tokens=n, eos_ids=(0,)
+        *(TARGET, PROMPTS),
+        **{"sampler": sampler, "rule": rule, "drafter": chosen, "max_new_tokens": n, "eos_ids": (0,)},
+        seeds=(0,) if sampler.greedy else (0, 1),
     )
     return [run.generated for run in runs]
 

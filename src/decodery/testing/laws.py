@@ -9,7 +9,9 @@ They hold for any model behind `LanguageModel`. A method of your own is checked 
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -56,7 +58,8 @@ def check_identical(
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
     preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too. plain: what plain decoding gave, for whoever compares several drafters with it; decoded by default.
+    is broken too. plain: what plain decoding gave; by default it is decoded, once for all drafters that are compared
+    with the same texts of the same model, unless texts are excused or a source has its say.
     Returns the speculative runs, whose traces tell how much was accepted.
     """
     if drafter is None and rule is None:
@@ -68,12 +71,9 @@ def check_identical(
         "max_new_tokens": max_new_tokens,
         "eos_ids": eos_ids,
     }
-    if plain is None and source is None and (sampler is None or sampler.greedy):
-        # Whatever drafts draw, greedy texts of all seeds are one.
-        once = decode(model, prompts, **common | {"seeds": seeds[:1]})  # type: ignore[arg-type]
-        plain = [seq for seq in once for _ in seeds]
-    elif plain is None:
-        plain = decode(model, prompts, **common)  # type: ignore[arg-type]
+    if plain is None:
+        # Where a text may depart, what plain decoding preferred is asked of its own sequence; sources hold models.
+        plain = _plain(model, prompts, common, remember=not excuses and source is None)
     drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
@@ -87,6 +87,36 @@ def check_identical(
             )
     _require_tested(drafted, drafter, tested)
     return drafted
+
+
+_remembered: WeakKeyDictionary[LanguageModel, dict[Any, list[Any]]] = WeakKeyDictionary()
+"""By model, prompts and settings: what plain decoding gave, with which every further drafter is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """What the law compares of a text; a `Sequence` would keep its cache and its model alive."""
+
+    generated: list[int]
+    finish_reason: str | None
+
+
+def _plain(model: LanguageModel, prompts: Ordered[Ordered[int]], common: dict[str, Any], remember: bool) -> list[Any]:
+    """What plain decoding makes of every prompt and seed."""
+    sampler, seeds = common["sampler"], common["seeds"]
+    # Whatever drafts draw, greedy texts of all seeds are one.
+    greedy = common["source"] is None and (sampler is None or sampler.greedy)
+    settings = {**common, "seeds": tuple(seeds[:1] if greedy else seeds), "eos_ids": tuple(common["eos_ids"])}
+    key = (tuple(tuple(prompt) for prompt in prompts), *settings.values())
+    try:
+        texts = _remembered.setdefault(model, {}).get(key) if remember else None
+    except TypeError:  # models and warps of one's own need no hash
+        texts, remember = None, False
+    if texts is None:
+        texts = decode(model, prompts, **settings)
+        if remember:
+            texts = _remembered[model][key] = [_Text(text.generated, text.finish_reason) for text in texts]
+    return [text for text in texts for _ in seeds] if greedy else texts
 
 
 def _require_tested(runs: Ordered[Sequence], drafter: Drafter | str | None, tested: Tested | None) -> None:
