@@ -107,6 +107,7 @@ from decodery.score.program_tests import ProgramTests
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
+from decodery.search.a_star import AStar
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
@@ -116,9 +117,13 @@ from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.dvts import DVTS
+from decodery.search.entropic_particle_filter import EntropicParticleFilter
 from decodery.search.exact_extract import ExactExtract
 from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
+from decodery.search.parallel_tempering import ParallelTempering
+from decodery.search.particle_filter import ParticleFilter
+from decodery.search.particle_gibbs import ParticleGibbs
 from decodery.search.pg_td import PGTD
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
@@ -383,6 +388,7 @@ SCORERS: dict[str, Scorer] = {
 }
 
 SEARCHES: dict[str, Search] = {
+    "a-star": AStar(Even(), delimiter=(7,), step_tokens=3, k=2),
     "beam": Beam(width=3),
     "best-of-n": BestOfN(LogProbability("sum"), n=3),
     "budget-forcing": BudgetForcing((9,), (5, 6), ignore=1, most=5),
@@ -391,10 +397,16 @@ SEARCHES: dict[str, Search] = {
     "controlled-blocks": ControlledBlocks(_head(), samples=3, block=4),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "dvts": DVTS(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
+    "entropic-particle-filter": EntropicParticleFilter(
+        Even(), delimiter=(7,), step_tokens=3, n=2, annealing="entropy", lookahead="fresh"
+    ),
     "exact-extract": ExactExtract(),
     "feature-vote": FeatureVote(n=5, drop=0.2),
     "first-finish": FirstFinish(n=4, k=2),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
+    "parallel-tempering": ParallelTempering(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
+    "particle-filter": ParticleFilter(Even(), delimiter=(7,), step_tokens=3, n=3),
+    "particle-gibbs": ParticleGibbs(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
     "pg-td": PGTD(Even(), budget=12),
     "self-consistency": SelfConsistency(n=4),
     "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
@@ -407,10 +419,13 @@ SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "wei
 STEPPED = {"dvts", "step-beam"}
 """Searches whose texts grow by steps."""
 
-WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, "budget-forcing"}
+WEIGHED = {"a-star", "entropic-particle-filter", "parallel-tempering", "particle-filter", "particle-gibbs"}
+"""Searches whose texts grow by steps, as their rewards weigh."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *WEIGHED, "budget-forcing"}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", *SAMPLED, *STEPPED}
+DRAWING = {"smc", *SAMPLED, *STEPPED, *WEIGHED}
 """Searches that draw, so that their requests have a temperature."""
 
 

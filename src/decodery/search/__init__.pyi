@@ -1,4 +1,5 @@
 # Written by docs/generate.py.
+from .a_star import AStar as AStar
 from .beam import Beam as Beam
 from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
@@ -8,10 +9,14 @@ from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
 from .dvts import DVTS as DVTS
 from .diverse_beam import DiverseBeam as DiverseBeam
+from .entropic_particle_filter import EntropicParticleFilter as EntropicParticleFilter
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
 from .first_finish import FirstFinish as FirstFinish
 from .pg_td import PGTD as PGTD
+from .parallel_tempering import ParallelTempering as ParallelTempering
+from .particle_filter import ParticleFilter as ParticleFilter
+from .particle_gibbs import ParticleGibbs as ParticleGibbs
 from .smc import Posterior as Posterior
 from .coupling import Reading as Reading
 from .smc import SMC as SMC

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import count as numbers_from
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -24,6 +22,7 @@ from ..score.base import Scorer
 from .base import Branches, Search
 from .particles import Population, Target
 from .walk import Branch, Walk, same_texts
+from .weights import uniforms
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -172,7 +171,7 @@ class SMC(Search):
             threshold=self.threshold,
             moves=(2 if rewarded else 0) if self.moves is None else self.moves,
             moving=moving,
-            uniform=_uniforms(request.seed),
+            uniform=uniforms(request.seed),
         )
         most = branches.root.max_new_tokens
         yield from population.run(lambda length: progress("smc", min(length, most), most))
@@ -190,9 +189,3 @@ class SMC(Search):
             only = Target(self.power if self.target == "powered" else None, self.lookahead, self.rollout_temperature)
             return only, only
         return Target(), Target(self.power, self.lookahead or 2, self.rollout_temperature)
-
-
-def _uniforms(seed: int) -> Callable[[], float]:
-    """One number after another; the first is left to the draw of the answer."""
-    numbers = numbers_from(1)
-    return lambda: draw(seed, next(numbers), stream=RESAMPLE)

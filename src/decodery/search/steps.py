@@ -42,6 +42,7 @@ class Node:
 
     begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
     where nothing is written. scores: of its steps so far, in order. children: how many continuations have been begun.
+    only: the one there is where the sampler draws nothing.
     """
 
     seq: Sequence
@@ -50,6 +51,7 @@ class Node:
     scores: tuple[float, ...] = ()
     depth: int = 0
     children: int = 0
+    only: Node | None = None
 
     @property
     def finished(self) -> bool:
@@ -98,6 +100,16 @@ class StepSearch(Judged):
         """What a text's scores make it worth; nothing is worth -inf."""
         return aggregated(self.aggregate, node.scores, self.judge)
 
+    def reward(self, node: Node) -> float:
+        """What a text is worth as a probability. Raises SettingsError where it is none."""
+        reward = math.exp(self.worth(node)) if self.judge.log else self.worth(node)
+        if not 0 <= reward <= 1:
+            raise SettingsError(
+                f"{type(self.judge).__name__} gave a reward of {reward:.4g}, and {self._name} takes rewards between 0 "
+                "and 1: give a scorer of probabilities"
+            )
+        return reward
+
 
 def aggregated(how: Aggregate, scores: Ordered[float], scorer: Scorer) -> float:
     """One number for the scores of a text's steps; -inf for none. prod: the sum where scores are logarithms."""
@@ -130,22 +142,27 @@ class Growth:
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LM`")
 
-    def extend(self, parents: Ordered[Node]) -> Asking[list[Node]]:
+    def extend(self, parents: Ordered[Node], *, whole: bool = False) -> Asking[list[Node]]:
         """A continuation by one step of each of these texts, none of which may be finished.
 
-        A text that comes several times gets as many; where the sampler draws nothing they are one and the same node.
+        A text that comes several times gets as many; where the sampler draws nothing they are one and the same node,
+        however often it is asked for. whole: the step goes on to the text's end.
         """
-        chance = not self.root.seq.sampler.greedy
-        drawn = list(parents) if chance else list({id(parent): parent for parent in parents}.values())
-        made = [self._begun(parent) for parent in drawn]
+        if not self.root.seq.sampler.greedy:
+            made = [self._begun(parent, whole) for parent in parents]
+            yield from self._written(made)
+            return made
+        fresh = {id(parent): parent for parent in parents if whole or parent.only is None}.values()
+        for parent in fresh:
+            parent.only = self._begun(parent, whole)
+        yield from self._written([parent.only for parent in fresh if parent.only is not None])
+        return [parent.only for parent in parents if parent.only is not None]
+
+    def _written(self, made: list[Node]) -> Asking[None]:
         yield from self._write([child.seq for child in made])
         for child in made:
             grown = self.trace.grown[child.number]
             grown.tokens, grown.finish = child.seq.tokens[child.begin :], child.seq.finish_reason
-        if chance:
-            return made
-        only = {id(parent): child for parent, child in zip(drawn, made, strict=True)}
-        return [only[id(parent)] for parent in parents]
 
     def judge(self, nodes: Ordered[Node]) -> Asking[list[Node]]:
         """Those of these texts whose last step has got a score, which is noted; equal texts are scored once.
@@ -161,10 +178,11 @@ class Growth:
                     self.trace.grown[node.number].score = score
         return [node for node in nodes if len(node.scores) == node.depth]
 
-    def finish(self, found: Ordered[Node]) -> list[Sequence]:
+    def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> list[Sequence]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
-        What else was written counts as discarded.
+        weights: what each of them counts in a vote, at least 0; by default what it is worth. What else was written
+        counts as discarded.
         """
         search = self.search
         each = {id(node): node for node in found}.values()
@@ -173,16 +191,19 @@ class Growth:
         for seq, node in zip(texts, ranked, strict=True):
             seq.score, seq.trace, seq.held = search.worth(node), self.trace, None
         if search.choose == "vote":
-            weights = vote_weights(search.judge, [search.worth(node) for node in ranked])
-            texts = elected(texts, Answers(search.answer, search.pattern).of_texts(texts), weights)
+            if weights is None:
+                weights = vote_weights(search.judge, [search.worth(node) for node in found])
+            votes = dict(zip(map(id, found), weights, strict=True))
+            answers = Answers(search.answer, search.pattern).of_texts(texts)
+            texts = elected(texts, answers, [votes[id(node)] for node in ranked])
         count("discarded", self.trace.ledger.tokens - len(texts[0].generated))
         credit(self.trace, texts[0])
         return texts
 
-    def _begun(self, parent: Node) -> Node:
+    def _begun(self, parent: Node, whole: bool) -> Node:
         """A child of which nothing is written."""
         seq = parent.seq.branch(self._seed(parent))
-        if parent.depth + 1 < self.search.rounds:
+        if not whole and parent.depth + 1 < self.search.rounds:
             seq.held = StepEnd(seq, self.search.delimiter, self.search.step_tokens)
         if parent is self.root and seq.cache.next_position == 0:
             # The first one reads the prompt for all.

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from itertools import count as numbers_from
 
 import numpy as np
+
+from ..core.noise import RESAMPLE, draw
 
 
 def log_mean(log_weights: np.ndarray) -> float:
@@ -22,13 +27,38 @@ def effective_size(log_weights: np.ndarray) -> float:
     return float(weights.sum() ** 2 / (weights**2).sum())
 
 
+def normalised(log_weights: np.ndarray) -> np.ndarray:
+    """exp(log_weights) over their sum; at least one of them must be more than -inf."""
+    weights = np.exp(log_weights - log_weights.max())
+    return weights / weights.sum()
+
+
 def systematic(weights: np.ndarray, uniform: float) -> list[int]:
     """Indices [n]: number i comes floor or ceil of n times weights[i] often, on average exactly that.
 
     weights: [n], summing to 1. uniform: one number in (0, 1) that shifts n equal steps.
     """
     count = len(weights)
+    return np.searchsorted(_edges(weights), (np.arange(count) + uniform) / count, side="right").tolist()
+
+
+def multinomial(weights: np.ndarray, uniforms: Ordered[float]) -> list[int]:
+    """Indices [m], each drawn by itself: number i with probability weights[i].
+
+    weights: [n], summing to 1. uniforms: [m] numbers in (0, 1).
+    """
+    return np.searchsorted(_edges(weights), uniforms, side="right").tolist()
+
+
+def _edges(weights: np.ndarray) -> np.ndarray:
+    """[n] where the share of each particle ends."""
     edges = np.cumsum(weights)
     # The last step must meet a particle that lives, whatever the sum rounds to.
     edges[np.flatnonzero(weights)[-1] :] = np.inf
-    return np.searchsorted(edges, (np.arange(count) + uniform) / count, side="right").tolist()
+    return edges
+
+
+def uniforms(seed: int) -> Callable[[], float]:
+    """One number in (0, 1) after another, for a population; the first is left to the draw of the answer."""
+    numbers = numbers_from(1)
+    return lambda: draw(seed, next(numbers), stream=RESAMPLE)

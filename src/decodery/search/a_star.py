@@ -1,0 +1,154 @@
+"""A*-decoding: the text that promises most is continued next, however far it has come."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import count as numbers_from
+from typing import TYPE_CHECKING, Literal
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.store import Progress, silent
+from ..registry import register
+from .pool import require_count
+from .steps import Growth, Node, StepSearch, distinct
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+Cost = Literal["drop", "consistent"]
+
+
+@register(
+    "a-star",
+    paper="A*-Decoding: Token-Efficient Inference Scaling (2025)",
+    guarantee="with cost=consistent, one goal, and a budget that lasts, no other text it has written to its end has a "
+    "smaller f; k=1 is plain decoding; none on quality",
+    needs=("a scorer of beginnings and answers, between 0 and 1",),
+    texts=("delimiter", "pattern"),
+)
+@dataclass(frozen=True)
+class AStar(StepSearch):
+    """Continues whichever text has the least f = g + h by k steps, until the one with the least f has ended.
+
+    h is 1 - the reward; g adds up along a text what its steps cost: with cost "drop" what each lost of the reward,
+    with "consistent" what it gained, so that f never falls along a text. Of equal f the longer text goes first, then
+    the one begun first; of equal continuations one is kept. expansions, tokens: how many texts may be continued, and be
+    written before the last of them (None: any number); behind that the ended text of least f is returned, or else the
+    longest one is written to its end, which the ledger counts as `completed`. frontier: how many texts wait at most,
+    the worst being left (None: all). batch: how many are continued at a time; more of them share passes, and stray from
+    the order. goals: how many ended texts are looked for, the best of them, or the answer of most votes, being chosen
+    by `choose`. The paper's code is not public: the costs are two readings of it, k and expansions no published
+    numbers. The other settings are those of all searches over steps, see step-beam. Cost: k steps and scores an
+    expansion, one expansion after the other.
+    """
+
+    k: int = 4
+    cost: Cost = "drop"
+    expansions: int = 64
+    tokens: int | None = None
+    frontier: int | None = None
+    batch: int = 1
+    goals: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("k", "expansions", "tokens", "frontier", "batch", "goals"):
+            if getattr(self, name) is not None or name not in ("tokens", "frontier"):
+                require_count("a-star", name, getattr(self, name))
+        if self.cost not in ("drop", "consistent"):
+            raise SettingsError(f"the cost of a-star is drop or consistent, not {self.cost!r}")
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        growth, frontier = Growth(engine, request, self, progress), Frontier(self.frontier)
+        frontier.push([Waiting(growth.root, 0.0, 1.0)])
+        goals: list[Node] = []
+        expanded = 0
+        while len(goals) < self.goals:
+            enough = self.tokens is not None and growth.trace.ledger.tokens >= self.tokens
+            taken = frontier.take(0 if enough else min(self.batch, self.expansions - expanded))
+            if not taken:
+                break
+            if taken[0].node.finished:
+                goals.append(taken[0].node)
+                continue
+            expanded += len(taken)
+            yield from self._expand(growth, frontier, taken)
+        count("expansions", expanded)
+        count("dropped", frontier.dropped)
+        return growth.finish(goals or (yield from self._instead(growth, frontier)))
+
+    def _expand(self, growth: Growth, frontier: Frontier, taken: list[Waiting]) -> Asking[None]:
+        """Write the next steps of these texts, and let them wait."""
+        drawn = yield from growth.extend([each.node for each in taken for _ in range(self.k)])
+        parents = {id(child): taken[number // self.k] for number, child in enumerate(drawn)}
+        children = yield from growth.judge(distinct(drawn))
+        found = []
+        for child in children:
+            parent, h = parents[id(child)], 1 - self.reward(child)
+            found.append(Waiting(child, parent.g + edge_cost(parent.h, h, self.cost), h))
+        frontier.push(found)
+
+    def _instead(self, growth: Growth, frontier: Frontier) -> Asking[list[Node]]:
+        """What is returned where the budget is spent: a text that has ended, or one that is written to its end."""
+        waiting = frontier.waiting
+        if ended := [each for each in waiting if each.node.finished]:
+            return [ended[0].node]
+        count("completed")
+        deepest = max(waiting, key=lambda each: each.node.depth)
+        whole = yield from growth.extend([deepest.node], whole=True)
+        return (yield from growth.judge(whole))
+
+
+def edge_cost(before: float, after: float, kind: Cost) -> float:
+    """What a step costs that leads from one h to another."""
+    return max(0.0, after - before if kind == "drop" else before - after)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A text that may be continued, or has ended. g: what its steps have cost; h: what is left at best."""
+
+    node: Node
+    g: float
+    h: float
+
+    @property
+    def f(self) -> float:
+        return self.g + self.h
+
+
+class Frontier:
+    """Texts that wait to be continued. most: of them at a time. dropped: how many were left for that."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self.dropped = 0
+        self._most = most
+        self._heap: list[tuple[float, int, int, Waiting]] = []
+        self._numbers = numbers_from()
+
+    @property
+    def waiting(self) -> list[Waiting]:
+        """All of them, the first to be taken first."""
+        return [entry[-1] for entry in sorted(self._heap)]
+
+    def push(self, found: list[Waiting]) -> None:
+        for each in found:
+            heapq.heappush(self._heap, (each.f, -each.node.depth, next(self._numbers), each))
+        if self._most is not None and len(self._heap) > self._most:
+            self.dropped += len(self._heap) - self._most
+            # A sorted list is a heap.
+            self._heap = heapq.nsmallest(self._most, self._heap)
+
+    def take(self, most: int) -> list[Waiting]:
+        """The first alone if it has ended; else the first so many that come before any that has."""
+        if self._heap and self._heap[0][-1].node.finished:
+            return [heapq.heappop(self._heap)[-1]]
+        taken: list[Waiting] = []
+        while self._heap and len(taken) < most and not self._heap[0][-1].node.finished:
+            taken.append(heapq.heappop(self._heap)[-1])
+        return taken
