@@ -100,10 +100,12 @@ from decodery.sample import (
 )
 from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
+from decodery.score.curiosity import Curiosity
 from decodery.score.length_normalised import LengthNormalised
 from decodery.score.log_probability import LogProbability
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
+from decodery.score.rating import Rating
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
@@ -119,10 +121,14 @@ from decodery.search.dvts import DVTS
 from decodery.search.exact_extract import ExactExtract
 from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
+from decodery.search.lookahead import Lookahead as LookaheadSearch
+from decodery.search.mcts import MCTS
 from decodery.search.pg_td import PGTD
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
 from decodery.search.step_beam import StepBeam
+from decodery.search.tree_of_thoughts import TreeOfThoughts
+from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
 from decodery.source.base import Source
 from decodery.source.calm import CALM
@@ -371,12 +377,14 @@ CHOOSING = {"momentum": Sampler([Momentum()])}
 
 SCORERS: dict[str, Scorer] = {
     "corrupted": Corrupted(Even(), confidence=2.0, optimism=1.0, noise=1.0, exploit=3.0, pattern=(7, 3), length=8),
+    "curiosity": Curiosity(Even(), peak=3.0, width=2.0),
     "length-normalised": LengthNormalised(LogProbability("sum"), penalty=0.7),
     "log-probability": LogProbability("mean"),
     "product": Product((LogProbability("sum"), Even()), (0.5, 2.0)),
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
     "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
     "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
     "value-head": _head(),
@@ -394,10 +402,14 @@ SEARCHES: dict[str, Search] = {
     "exact-extract": ExactExtract(),
     "feature-vote": FeatureVote(n=5, drop=0.2),
     "first-finish": FirstFinish(n=4, k=2),
+    "lookahead": LookaheadSearch(StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2)),
+    "mcts": MCTS(Even(), delimiter=(7,), step_tokens=3, n=2, simulations=2),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
     "pg-td": PGTD(Even(), budget=12),
     "self-consistency": SelfConsistency(n=4),
     "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
+    "tree-of-thoughts": TreeOfThoughts(Even(), delimiter=(7,), step_tokens=3, n=2, b=2),
+    "value-guided": ValueGuided(Even(), step_tokens=4, n=4, choose="best"),
     "weighted-vote": WeightedVote(Even(), n=4),
 }
 
@@ -407,10 +419,13 @@ SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "wei
 STEPPED = {"dvts", "step-beam"}
 """Searches whose texts grow by steps."""
 
-WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, "budget-forcing"}
+TREES = {"lookahead", "mcts", "tree-of-thoughts", "value-guided"}
+"""Searches over steps whose trees have forms of their own."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *TREES, "budget-forcing"}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", *SAMPLED, *STEPPED}
+DRAWING = {"smc", *SAMPLED, *STEPPED, *TREES}
 """Searches that draw, so that their requests have a temperature."""
 
 

@@ -11,6 +11,8 @@ from .diverse_beam import DiverseBeam as DiverseBeam
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
 from .first_finish import FirstFinish as FirstFinish
+from .lookahead import Lookahead as Lookahead
+from .mcts import MCTS as MCTS
 from .pg_td import PGTD as PGTD
 from .smc import Posterior as Posterior
 from .coupling import Reading as Reading
@@ -18,4 +20,6 @@ from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
 from .step_beam import StepBeam as StepBeam
+from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
+from .value_guided import ValueGuided as ValueGuided
 from .weighted_vote import WeightedVote as WeightedVote
