@@ -109,6 +109,7 @@ from decodery.score.rating import Rating
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
+from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
@@ -118,6 +119,7 @@ from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.dvts import DVTS
+from decodery.search.edge import Edge
 from decodery.search.exact_extract import ExactExtract
 from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
@@ -126,6 +128,7 @@ from decodery.search.mcts import MCTS
 from decodery.search.pg_td import PGTD
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
+from decodery.search.spec_reason import SpecReason
 from decodery.search.step_beam import StepBeam
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
@@ -391,6 +394,7 @@ SCORERS: dict[str, Scorer] = {
 }
 
 SEARCHES: dict[str, Search] = {
+    "arbitrage": Arbitrage(Even(), delimiter=(7,), step_tokens=3, model=tiny_transformer(1)),
     "beam": Beam(width=3),
     "best-of-n": BestOfN(LogProbability("sum"), n=3),
     "budget-forcing": BudgetForcing((9,), (5, 6), ignore=1, most=5),
@@ -399,6 +403,7 @@ SEARCHES: dict[str, Search] = {
     "controlled-blocks": ControlledBlocks(_head(), samples=3, block=4),
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "dvts": DVTS(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
+    "edge": Edge(Even(), n=3, most=4, end=(7, 8), cue=(6,), choose="best"),
     "exact-extract": ExactExtract(),
     "feature-vote": FeatureVote(n=5, drop=0.2),
     "first-finish": FirstFinish(n=4, k=2),
@@ -407,6 +412,7 @@ SEARCHES: dict[str, Search] = {
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
     "pg-td": PGTD(Even(), budget=12),
     "self-consistency": SelfConsistency(n=4),
+    "spec-reason": SpecReason(Even(), delimiter=(7,), step_tokens=2, model=tiny_transformer(1), threshold=0.5, first=1),
     "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
     "tree-of-thoughts": TreeOfThoughts(Even(), delimiter=(7,), step_tokens=3, n=2, b=2),
     "value-guided": ValueGuided(Even(), step_tokens=4, n=4, choose="best"),
@@ -422,10 +428,13 @@ STEPPED = {"dvts", "step-beam"}
 TREES = {"lookahead", "mcts", "tree-of-thoughts", "value-guided"}
 """Searches over steps whose trees have forms of their own."""
 
-WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *TREES, "budget-forcing"}
+TWO_MODELS = {"arbitrage", "spec-reason"}
+"""Searches whose texts a second model writes as well."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *TREES, *TWO_MODELS, "budget-forcing", "edge"}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", *SAMPLED, *STEPPED, *TREES}
+DRAWING = {"smc", "edge", *SAMPLED, *STEPPED, *TREES}
 """Searches that draw, so that their requests have a temperature."""
 
 

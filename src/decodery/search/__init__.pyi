@@ -1,4 +1,5 @@
 # Written by docs/generate.py.
+from .arbitrage import Arbitrage as Arbitrage
 from .beam import Beam as Beam
 from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
@@ -8,6 +9,7 @@ from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
 from .dvts import DVTS as DVTS
 from .diverse_beam import DiverseBeam as DiverseBeam
+from .edge import Edge as Edge
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
 from .first_finish import FirstFinish as FirstFinish
@@ -19,6 +21,7 @@ from .coupling import Reading as Reading
 from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
+from .spec_reason import SpecReason as SpecReason
 from .step_beam import StepBeam as StepBeam
 from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
 from .value_guided import ValueGuided as ValueGuided

@@ -42,7 +42,7 @@ class Lookahead(Search):
     "rolled_out", among the "discarded" tokens. Cost: k + 1 steps in place of one, in passes that all texts share.
     """
 
-    search: StepSearch | str
+    search: Search | str
     k: int = 1
 
     def __post_init__(self) -> None:

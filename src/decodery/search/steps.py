@@ -14,13 +14,15 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ..core.ask import Asking
+from ..core.ask import Asking, score
 from ..core.ledger import count
 from ..core.noise import PARTICLE, mix, nth_seed
 from ..core.sequence import Sequence
-from ..core.trace import Grown, Trace
+from ..core.trace import Grown, Step, Trace
 from ..decode.schedule import share_prompt
+from ..decode.text import unread
 from ..errors import SettingsError
+from ..model.batch import Segment
 from ..model.store import Progress, silent
 from ..registry import method_of
 from ..score.base import Scorer
@@ -185,9 +187,9 @@ class Growth:
             scores = yield from scored(self.search.judge, [texts[number] for number in asked.values()], begins)
             self._scores |= dict(zip(asked, scores, strict=True))
         for node, key in zip(fresh, keys, strict=True):
-            if (score := self._scores[key]) is not None:
-                node.scores, node.judged = (*node.scores, score), True
-                self.trace.grown[node.number].score = score
+            if (worth := self._scores[key]) is not None:
+                node.scores, node.judged = (*node.scores, worth), True
+                self.trace.grown[node.number].score = worth
         return [node for node in nodes if node.judged]
 
     def shown(self, nodes: Ordered[Node]) -> Asking[list[Sequence]]:
@@ -242,8 +244,17 @@ class Growth:
             return nth_seed(seed, parent.children)
         return mix(seed, PARTICLE, parent.seq.position, parent.children) if parent.children else seed
 
-    def write(self, texts: list[Sequence]) -> Asking[None]:
-        """A step of each of these texts, or all of those that nothing holds."""
+    def read(self, seq: Sequence) -> Asking[None]:
+        """Let a text's model read all of it but the last token, which its next turn reads."""
+        while (missing := unread(seq)) > 1:
+            start = seq.cache.next_position
+            chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
+            yield from score(seq.model, Segment.chunk(chunk, seq.cache, logit_rows=[]))
+            seq.cache.keep(range(len(chunk)))
+            self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
+
+    def write(self, texts: list[Sequence], trace: Trace | None = None) -> Asking[None]:
+        """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
 
         def goes_on(seq: Sequence) -> bool:
             return seq.held is None or seq.position == begun[id(seq)] or not seq.held(seq)
@@ -252,7 +263,7 @@ class Growth:
             self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.max_new_tokens)
 
         begun = {id(seq): seq.position for seq in texts}
-        yield from write_on(self.engine, texts, self.trace, goes_on, note)
+        yield from write_on(self.engine, texts, trace or self.trace, goes_on, note)
         prompt = self.root.seq
         if prompt.like is not None:
             share_prompt(prompt, prompt.like)
