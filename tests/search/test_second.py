@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from decodery.core.ask import drive
+from decodery.core.trace import Trace
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
-from decodery.errors import SettingsError, VocabularyMismatch
+from decodery.errors import ModelNotFound, SettingsError, VocabularyMismatch
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
 from decodery.score.base import Candidates, judge
@@ -22,6 +24,7 @@ from decodery.search.spec_reason import SpecReason
 from decodery.testing import tiny_transformer
 from decodery.testing.models import Counted
 from decodery.testing.states import distance_to_fresh
+from decodery.train.router import Decisions, decisions, fit_router, spearman
 from methods import DRAFTERS, SEARCHES, TWO_MODELS, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, SETTINGS, plain, run
 
@@ -115,10 +118,70 @@ def test_second_models_that_do_not_fit_are_refused() -> None:
         run(replace(SEARCHES["spec-reason"], model=tiny_transformer(1, max_positions=16)))  # type: ignore[arg-type]
     with pytest.raises(VocabularyMismatch):
         run(replace(SEARCHES["arbitrage"], model=tiny_transformer(1, vocab_size=32)))  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="threshold or oracle"):
-        Arbitrage(Even(), router="random")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="token ids, or search through `LM`"):
         run(SpecReason(model=OTHER))
+
+
+def test_a_trained_router_decides_by_the_state_of_the_second_model(tmp_path: Path) -> None:
+    """From texts that both have written to a file that says who writes."""
+    oracle = Arbitrage(Even(), (7,), 2, model=OTHER)
+    asked = [
+        Request([5, 9, number], seed=number, search=oracle, **SETTINGS | {"eos_ids": (), "max_new_tokens": 8})
+        for number in range(5)
+    ]
+    found = decisions(Engine(MODEL), OTHER, asked)
+    assert len(found.text) == 5 * 4 and 0 < int((found.advantage > 0).sum()) < 20
+    assert bool(found.escalated.any()) and not bool(found.escalated.all())
+    router, _ = fit_router(found, 2, steps=50)
+    router.save(tmp_path / "router")
+    search = Arbitrage(router=str(tmp_path / "router"), delimiter=(7,), step_tokens=3, model=OTHER, theta=0.5)
+    for theta, alone in ((0.0, MODEL), (1.01, OTHER)):
+        (seq,) = run(replace(search, theta=theta), **LONG)
+        assert seq.generated == plain(1, alone, **LONG)[0] and seq.trace.ledger.scorer_calls == 0
+    (seq,) = run(search, **LONG | {"eos_ids": ()})
+    at, before = -1, -1
+    for number, part in enumerate(seq.trace.grown):
+        if part.author == "draft":
+            text = [*PROMPT, *followed(seq.trace, number)]
+            state = OTHER.forward(Batch([Segment.chunk(text, OTHER.new_cache())]), taps=[2]).hidden[2][-1]
+            own = before >= 0 and not seq.trace.grown[before].author
+            better = float(router.better(state[None], torch.tensor([own]))[0])
+            assert part.parent == before
+            at = number
+            if better < 0.5:
+                before = at
+        else:
+            assert part.parent == before and better >= 0.5
+            before = number
+    assert followed(seq.trace, before) == seq.generated
+    with pytest.raises(SettingsError, match="reads 32 numbers after layer 2"):
+        run(replace(search, model=tiny_transformer(1, num_layers=1)))
+    for settings, named in (
+        ({"router": str(tmp_path / "none")}, "decodery train router"),
+        ({"scorer": Even()}, "leave one of the two out"),
+        ({"router": "oracle"}, "give one"),
+    ):
+        with pytest.raises((SettingsError, ModelNotFound), match=named):
+            replace(search, **settings)  # type: ignore[arg-type]
+
+
+def test_a_router_learns_what_can_be_foreseen_and_nothing_else() -> None:
+    states = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
+    escalated, text = torch.arange(400) % 3 == 0, torch.arange(400) // 10
+    advantage = states[:, 2] * (1 - 2.0 * escalated.float())
+    _, rank = fit_router(Decisions(states, escalated, advantage, text), 2, steps=150)
+    chance = advantage[torch.randperm(400, generator=torch.Generator().manual_seed(1))]
+    _, luck = fit_router(Decisions(states, escalated, chance, text), 2, steps=150)
+    assert rank > 0.8 > 0.4 > luck
+    assert spearman(torch.tensor([1.0, 2, 3]), torch.tensor([2.0, 9, 10])) == pytest.approx(1.0)
+    with pytest.raises(SettingsError, match="some are better"):
+        fit_router(Decisions(states, escalated, -advantage.abs(), text), 2)
+
+
+def followed(trace: Trace, number: int) -> list[int]:
+    """The text that ends with this part."""
+    part = trace.grown[number]
+    return [*(followed(trace, part.parent) if part.parent >= 0 else []), *part.tokens]
 
 
 def read(tokens: list[int]) -> torch.Tensor:

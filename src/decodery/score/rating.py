@@ -67,7 +67,11 @@ class Rating(Scorer):
         if isinstance(question, str):
             question = tuple(tokenizer.encode(question, special=False))
         if isinstance(words, str):
-            words = tuple(_spellings(tokenizer, word) for word in words.split("|"))
+            firsts = [_spellings(tokenizer, word) for word in words.split("|")]
+            # A token that several begin with, such as a space by itself, tells nothing.
+            words = tuple(
+                tuple(sorted(own.difference(*(each for each in firsts if each is not own)))) for own in firsts
+            )
         return replace(self, question=question, words=words)
 
     def fits(self, model: Reader) -> None:
@@ -108,7 +112,7 @@ class Rating(Scorer):
         return float(values[(words + noise).argmax(dim=-1)].mean())
 
 
-def _spellings(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
+def _spellings(tokenizer: Tokenizer, word: str) -> set[int]:
     """The first tokens that a word may be written with."""
     cut = [tokenizer.encode(space + each, special=False) for each in {word, word.capitalize()} for space in ("", " ")]
-    return tuple(sorted({ids[0] for ids in cut if ids}))
+    return {ids[0] for ids in cut if ids}

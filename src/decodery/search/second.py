@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from ..core.ask import Asking
+from typing import cast
+
+import torch
+
+from ..core.ask import Asking, score
 from ..core.sequence import Sequence
 from ..core.trace import Grown, Trace
 from ..draft.draft_model import DraftModel
 from ..errors import SettingsError
+from ..model.batch import Segment
 from ..model.named import Precision
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
+from ..model.sites import Tap
 from ..model.vocabularies import fitted
 from ..verify.coupled import Coupled
 from .steps import Growth, Node
@@ -28,9 +34,8 @@ class Second:
 
     def __init__(self, growth: Growth, model: LanguageModel | str | None, dtype: Precision = "auto") -> None:
         root = growth.root.seq
-        (found,) = DraftModel(model, dtype).readers(root.model)
         self.growth = growth
-        self.model = fitted(found, root.model)
+        self.model = second_model(model, dtype, root.model)
         if (room := self.model.config.max_positions) < root.prompt_length + root.max_new_tokens:
             raise SettingsError(
                 f"the second model has room for {room} tokens, and this text may have "
@@ -51,6 +56,12 @@ class Second:
             parent.scores,
             parent.depth + 1,
         )
+
+    def state(self, tap: Tap) -> Asking[torch.Tensor]:
+        """[hidden] of the last token that it has written, which is read on a fork."""
+        assert self._text is not None
+        segment = Segment.chunk([self._text.pending], self._text.cache.fork(), logit_rows=[])
+        return (yield from score(self.model, segment, (tap,), _ROLE)).hidden[tap][0]
 
     def _entered(self, parent: Node, written: Sequence) -> int:
         """The number of the step in the tree."""
@@ -87,3 +98,9 @@ class Second:
         if text.drafter is not None:
             text.draft_state, text.shown = text.drafter.start(text), len(text.tokens) - 1
         return text
+
+
+def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
+    """The model that steps beside `target`; see `Second`."""
+    (found,) = DraftModel(model, dtype).readers(target)
+    return cast(LanguageModel, fitted(found, target))
