@@ -100,14 +100,17 @@ from decodery.sample import (
 )
 from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
+from decodery.score.curiosity import Curiosity
 from decodery.score.length_normalised import LengthNormalised
 from decodery.score.log_probability import LogProbability
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
+from decodery.score.rating import Rating
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.a_star import AStar
+from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
@@ -117,17 +120,23 @@ from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.dvts import DVTS
+from decodery.search.edge import Edge
 from decodery.search.entropic_particle_filter import EntropicParticleFilter
 from decodery.search.exact_extract import ExactExtract
 from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
+from decodery.search.lookahead import Lookahead as LookaheadSearch
+from decodery.search.mcts import MCTS
 from decodery.search.parallel_tempering import ParallelTempering
 from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
 from decodery.search.pg_td import PGTD
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
+from decodery.search.spec_reason import SpecReason
 from decodery.search.step_beam import StepBeam
+from decodery.search.tree_of_thoughts import TreeOfThoughts
+from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
 from decodery.source.base import Source
 from decodery.source.calm import CALM
@@ -376,12 +385,14 @@ CHOOSING = {"momentum": Sampler([Momentum()])}
 
 SCORERS: dict[str, Scorer] = {
     "corrupted": Corrupted(Even(), confidence=2.0, optimism=1.0, noise=1.0, exploit=3.0, pattern=(7, 3), length=8),
+    "curiosity": Curiosity(Even(), peak=3.0, width=2.0),
     "length-normalised": LengthNormalised(LogProbability("sum"), penalty=0.7),
     "log-probability": LogProbability("mean"),
     "product": Product((LogProbability("sum"), Even()), (0.5, 2.0)),
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
     "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
     "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
     "value-head": _head(),
@@ -389,6 +400,7 @@ SCORERS: dict[str, Scorer] = {
 
 SEARCHES: dict[str, Search] = {
     "a-star": AStar(Even(), delimiter=(7,), step_tokens=3, k=2),
+    "arbitrage": Arbitrage(Even(), delimiter=(7,), step_tokens=3, model=tiny_transformer(1)),
     "beam": Beam(width=3),
     "best-of-n": BestOfN(LogProbability("sum"), n=3),
     "budget-forcing": BudgetForcing((9,), (5, 6), ignore=1, most=5),
@@ -400,16 +412,22 @@ SEARCHES: dict[str, Search] = {
     "entropic-particle-filter": EntropicParticleFilter(
         Even(), delimiter=(7,), step_tokens=3, n=2, annealing="entropy", lookahead="fresh"
     ),
+    "edge": Edge(Even(), n=3, most=4, end=(7, 8), cue=(6,), choose="best"),
     "exact-extract": ExactExtract(),
     "feature-vote": FeatureVote(n=5, drop=0.2),
     "first-finish": FirstFinish(n=4, k=2),
+    "lookahead": LookaheadSearch(StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2)),
+    "mcts": MCTS(Even(), delimiter=(7,), step_tokens=3, n=2, simulations=2),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
     "parallel-tempering": ParallelTempering(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
     "particle-filter": ParticleFilter(Even(), delimiter=(7,), step_tokens=3, n=3),
     "particle-gibbs": ParticleGibbs(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
     "pg-td": PGTD(Even(), budget=12),
     "self-consistency": SelfConsistency(n=4),
+    "spec-reason": SpecReason(Even(), delimiter=(7,), step_tokens=2, model=tiny_transformer(1), threshold=0.5, first=1),
     "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
+    "tree-of-thoughts": TreeOfThoughts(Even(), delimiter=(7,), step_tokens=3, n=2, b=2),
+    "value-guided": ValueGuided(Even(), step_tokens=4, n=4, choose="best"),
     "weighted-vote": WeightedVote(Even(), n=4),
 }
 
@@ -422,10 +440,16 @@ STEPPED = {"dvts", "step-beam"}
 WEIGHED = {"a-star", "entropic-particle-filter", "parallel-tempering", "particle-filter", "particle-gibbs"}
 """Searches whose texts grow by steps, as their rewards weigh."""
 
-WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *WEIGHED, "budget-forcing"}
+TREES = {"lookahead", "mcts", "tree-of-thoughts", "value-guided"}
+"""Searches over steps whose trees have forms of their own."""
+
+TWO_MODELS = {"arbitrage", "spec-reason"}
+"""Searches whose texts a second model writes as well."""
+
+WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *WEIGHED, *TREES, *TWO_MODELS, "budget-forcing", "edge"}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", *SAMPLED, *STEPPED, *WEIGHED}
+DRAWING = {"smc", "edge", *SAMPLED, *STEPPED, *WEIGHED, *TREES}
 """Searches that draw, so that their requests have a temperature."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -23,7 +23,7 @@ from decodery.search.beam import Beam
 from decodery.source.guidance import Guidance
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted
-from methods import DRAFTERS, DRAWING, SEARCHES
+from methods import DRAFTERS, DRAWING, SEARCHES, TWO_MODELS
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 OWN_LAYERS = (OwnLayers, Kangaroo)
@@ -82,11 +82,14 @@ def test_a_search_spent_what_was_run_for_all_its_branches(name: str) -> None:
     sampler = Sampler.from_settings(temperature=1.0 if name in DRAWING else 0.0)
     prompt = [7, 3, 9, 9, 2, 11, 14, 5, 7, 3]
     request = Request(prompt, max_new_tokens=16, sampler=sampler, eos_ids=(0, 1))
-    found = SEARCHES[name].run(Engine(model), request)
+    search, second = SEARCHES[name], Counted(SMALL)
+    if name in TWO_MODELS:
+        search = replace(search, model=second)  # type: ignore[call-arg]
+    found = search.run(Engine(model), request)
     ledger = found[0].trace.ledger
     assert all(seq.trace.ledger is ledger for seq in found)
-    assert_spent(ledger, model=model)
-    assert ledger.depth == len(model.rows)
+    assert_spent(ledger, model=model, draft=second)
+    assert ledger.depth == len(model.rows) + len(second.rows)
     # Of several results the longest is among what was written; branches that were left are, too.
     assert ledger.tokens >= max(len(seq.generated) for seq in found)
 

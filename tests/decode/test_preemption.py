@@ -96,7 +96,8 @@ def test_a_search_preempted_at_any_step_finds_the_same(name: str, model: Any) ->
         assert_same(told(job), expected, model)
         for seq in job.result or ():
             assert distance_to_fresh(model, seq) <= (0 if model is EXACT else 1e-9)
-        assert run.ledger.passes == {"model": len(counted.rows)} and run.ledger.rows == {"model": sum(counted.rows)}
+        spent = run.ledger.passes["model"], run.ledger.rows["model"]
+        assert spent == (len(counted.rows), sum(counted.rows))
     # At most one step in ten cannot be interrupted, and where it can be all memory is given back.
     assert tried - dropped <= max(1, tried // 10)
 

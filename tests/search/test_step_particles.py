@@ -80,7 +80,7 @@ class Toy:
         text = (*parent.seq.tokens, token)
         finished = len(text) == len(self.sizes) or (self.early and token == 0)
         seq = SimpleNamespace(tokens=text, finished=finished)
-        return Node(seq, 0, scores=(*parent.scores, reward(text)), depth=parent.depth + 1)
+        return Node(seq, 0, scores=(*parent.scores, reward(text)), depth=parent.depth + 1, judged=True)
 
     def lines(self, search: ParticleSearch) -> dict[Text, tuple[float, Line]]:
         """All whole texts with their probability."""
@@ -411,13 +411,13 @@ def test_votes_are_weights() -> None:
     ("kind", "settings", "message"),
     [
         (ParticleFilter, {"n": 0}, "n of at least 1"),
-        (ParticleFilter, {"potential": "log"}, "potential of ParticleFilter is odds or prob"),
+        (ParticleFilter, {"potential": "log"}, "potential of particle-filter is odds or prob"),
         (ParticleFilter, {"resampling": "residual"}, "resamples multinomial or systematic"),
         (ParticleFilter, {"reward_temperature": 0.0}, "reward_temperature must be"),
         (ParticleGibbs, {"n": 1}, "n of at least 2"),
         (ParallelTempering, {"temperatures": (2.0, 1.0)}, "two or more that rise"),
         (EntropicParticleFilter, {"annealing": "linear"}, "anneals by ess, entropy or base"),
-        (EntropicParticleFilter, {"lookahead": "far"}, "lookahead of EntropicParticleFilter is"),
+        (EntropicParticleFilter, {"lookahead": "far"}, "lookahead of entropic-particle-filter is"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(kind: type, settings: dict, message: str) -> None:

@@ -62,7 +62,7 @@ class Sequence:
     where they are read again, because the cache was given up, it is not shown them twice. branches: all forks of a text
     that a search has, itself included, while they are about; None for a text that is decoded by itself. held: where a
     search writes it in parts, whether it has come to the end of one; asked after every token that is committed, and
-    what was accepted behind it is left.
+    what was accepted behind it is left. role: what `model` goes by in the ledger where it is not the engine's own.
     """
 
     tokens: list[int]
@@ -105,6 +105,7 @@ class Sequence:
     cached: int = 0
     prompt_kept: bool = False
     held: Callable[[Sequence], bool] | None = None
+    role: str = ""
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""

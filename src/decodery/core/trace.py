@@ -57,12 +57,14 @@ class Grown:
 
     parent: the number of the part that it goes on from, -1 for the prompt. tokens: its own. score: what it was found
     worth, None where nobody was asked or no answer came. finish: how the text ended with it, None where it did not.
+    author: the model that wrote it, "" for the text's own.
     """
 
     parent: int
     tokens: list[int]
     score: float | None = None
     finish: str | None = None
+    author: str = ""
 
 
 @dataclass(slots=True)
@@ -70,12 +72,14 @@ class Trace:
     """All steps of one sequence. Figures count decoding alone: prefill passes and the first token stay out.
 
     ledger: all that was spent, prefill and other models than the target included. grown: what a search has written in
-    parts, in the order it was begun; empty for anything else.
+    parts, in the order it was begun; empty for anything else. visits: the part that each of its simulations came to,
+    where a search makes some.
     """
 
     steps: list[Step] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     grown: list[Grown] = field(default_factory=list)
+    visits: list[int] = field(default_factory=list)
 
     @property
     def decoding(self) -> list[Step]:
@@ -141,4 +145,5 @@ class Trace:
     def to_dict(self) -> dict[str, Any]:
         """Summary and every step, for files."""
         grown = {"grown": [asdict(part) for part in self.grown]} if self.grown else {}
-        return {**self.summary(), "steps": [asdict(step) for step in self.steps], **grown}
+        visits = {"visits": list(self.visits)} if self.visits else {}
+        return {**self.summary(), "steps": [asdict(step) for step in self.steps], **grown, **visits}

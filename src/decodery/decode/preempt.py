@@ -72,7 +72,7 @@ def _read(model: Reader, lost: list[Lost], rows: int) -> Asking[None]:
                 break
             segments.append(Segment.chunk(chunk, cache, logit_rows=[]))
             left -= len(chunk)
-        yield from score_all(model, segments)
+        yield from score_all(model, segments, role=lost[0].role)
         for (cache, _), segment in zip(groups, segments, strict=False):
             cache.keep(range(len(segment)))
 
@@ -99,7 +99,7 @@ def _alike(members: list[Lost]) -> int:
 def _held(seq: Sequence) -> list[Lost]:
     """Every cache behind a text, whose it is, and which tokens it holds."""
     if isinstance(seq.cache, KVCache):
-        return [Lost(seq.model, seq.cache, seq.tokens[: seq.cache.next_position])]
+        return [Lost(seq.model, seq.cache, seq.tokens[: seq.cache.next_position], seq.role)]
     return [Lost(model, cache, tokens) for model, cache, tokens in seq.cache.readings()]
 
 

@@ -52,11 +52,12 @@ _Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Scored 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lost:
-    """What was taken from a cache. model: whose it is; tokens: what it held."""
+    """What was taken from a cache. model: whose it is, role: what that goes by in the ledger; tokens: what it held."""
 
     model: Reader
     cache: KVCache
     tokens: list[int]
+    role: str = ""
 
 
 @dataclass(eq=False)

@@ -74,7 +74,7 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
         yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
         return
     taps = seq.drafter.needs.taps if seq.drafter is not None and shows else ()
-    scored = yield from score(seq.model, segment, taps)
+    scored = yield from score(seq.model, segment, taps, seq.role)
     seq.trace.steps.append(step)
     _tell(seq, scored.logits, start)
     seq.cache.keep(range(len(chunk)))
@@ -114,7 +114,7 @@ def _decide(
     drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
     taps = [*dict.fromkeys((*rule.needs.taps, *(drafter.needs.taps if drafter is not None and observes else ())))]
-    scored = yield from score(seq.model, segment, taps, route=route)
+    scored = yield from score(seq.model, segment, taps, seq.role, route=route)
     begin = perf_counter()
     seq.trace.steps.append(step)
     if step.prefill:

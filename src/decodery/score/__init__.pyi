@@ -1,11 +1,13 @@
 # Written by docs/generate.py.
 from .base import Candidates as Candidates
 from .corrupted import Corrupted as Corrupted
+from .curiosity import Curiosity as Curiosity
 from .length_normalised import LengthNormalised as LengthNormalised
 from .value_head import LinearValue as LinearValue
 from .log_probability import LogProbability as LogProbability
 from .product import Product as Product
 from .program_tests import ProgramTests as ProgramTests
+from .rating import Rating as Rating
 from .base import Scorer as Scorer
 from .self_evaluation import SelfEvaluation as SelfEvaluation
 from .text import TextScore as TextScore

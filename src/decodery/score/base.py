@@ -31,6 +31,7 @@ class Candidates:
     prompt: token ids. outputs: m lists of the ids that were written after it, end tokens left out. finished: of each,
     whether it is an answer or a beginning. hidden: {tap: [m, hidden]} states of the last tokens, where the scorer
     needs them. texts: the outputs as text where somebody has it already; decode: ids to text, None without a tokenizer.
+    begins: how many ids of each output stand before its last step, None where texts do not grow by steps.
     model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
     end, to be forked and never changed; None to read all of it.
     """
@@ -43,6 +44,7 @@ class Candidates:
     decode: Callable[[Sequence[int]], str] | None = None
     model: Reader | None = None
     states: Sequence[KVCache] | None = None
+    begins: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -56,6 +58,7 @@ class Candidates:
             hidden={tap: states[list(numbers)] for tap, states in self.hidden.items()},
             texts=None if self.texts is None else [self.texts[n] for n in numbers],
             states=None if self.states is None else [self.states[n] for n in numbers],
+            begins=None if self.begins is None else [self.begins[n] for n in numbers],
         )
 
 

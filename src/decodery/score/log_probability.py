@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,17 +40,8 @@ class LogProbability(Scorer):
         return True
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        model, start = reader(candidates, "log-probability"), len(candidates.prompt)
-        found = [torch.zeros(len(output), dtype=torch.float64) for output in candidates.outputs]
-
-        def take(number: int, row: int, logits: torch.Tensor) -> None:
-            following = torch.tensor(candidates.outputs[number][row - start + 1 :][: len(logits)], device=logits.device)
-            law = logits.double().log_softmax(dim=-1).gather(1, following[:, None])[:, 0]
-            found[number][row - start + 1 : row - start + 1 + len(law)] = law.cpu()
-
-        texts = [[*candidates.prompt, *output[:-1]] for output in candidates.outputs]
-        yield from read(candidates, model, texts, [len(output) for output in candidates.outputs], take)
-        return torch.stack([self._of(each) for each in found])
+        logprobs = yield from token_logprobs(candidates, [len(output) for output in candidates.outputs])
+        return torch.stack([self._of(each) for each in logprobs])
 
     def _of(self, logprobs: torch.Tensor) -> torch.Tensor:
         if not len(logprobs):
@@ -59,3 +51,20 @@ class LogProbability(Scorer):
             total = total / len(logprobs)
         # Rounding may leave a token of probability 1 a little above it.
         return total.clamp(max=0.0)
+
+
+def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> Asking[list[torch.Tensor]]:
+    """What the model that wrote them finds the last `counts` tokens of each output likely: [count] float64 of each."""
+    model, start = reader(candidates, "log-probability"), len(candidates.prompt)
+    found = [torch.zeros(wanted, dtype=torch.float64) for wanted in counts]
+
+    def take(number: int, row: int, logits: torch.Tensor) -> None:
+        output, wanted = candidates.outputs[number], counts[number]
+        following = torch.tensor(output[row - start + 1 :][: len(logits)], device=logits.device)
+        law = logits.double().log_softmax(dim=-1).gather(1, following[:, None])[:, 0]
+        first = row - start + 1 - (len(output) - wanted)
+        found[number][first : first + len(law)] = law.cpu()
+
+    texts = [[*candidates.prompt, *output[:-1]] for output in candidates.outputs]
+    yield from read(candidates, model, texts, counts, take)
+    return found

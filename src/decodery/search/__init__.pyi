@@ -1,5 +1,6 @@
 # Written by docs/generate.py.
 from .a_star import AStar as AStar
+from .arbitrage import Arbitrage as Arbitrage
 from .beam import Beam as Beam
 from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
@@ -9,10 +10,13 @@ from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
 from .dvts import DVTS as DVTS
 from .diverse_beam import DiverseBeam as DiverseBeam
+from .edge import Edge as Edge
 from .entropic_particle_filter import EntropicParticleFilter as EntropicParticleFilter
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
 from .first_finish import FirstFinish as FirstFinish
+from .lookahead import Lookahead as Lookahead
+from .mcts import MCTS as MCTS
 from .pg_td import PGTD as PGTD
 from .parallel_tempering import ParallelTempering as ParallelTempering
 from .particle_filter import ParticleFilter as ParticleFilter
@@ -22,5 +26,8 @@ from .coupling import Reading as Reading
 from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
+from .spec_reason import SpecReason as SpecReason
 from .step_beam import StepBeam as StepBeam
+from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
+from .value_guided import ValueGuided as ValueGuided
 from .weighted_vote import WeightedVote as WeightedVote

@@ -5,20 +5,15 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from itertools import count as numbers_from
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.sequence import Sequence
 from ..errors import SettingsError
-from ..model.store import Progress, silent
 from ..registry import register
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 Cost = Literal["drop", "consistent"]
 
@@ -63,8 +58,8 @@ class AStar(StepSearch):
         if self.cost not in ("drop", "consistent"):
             raise SettingsError(f"the cost of a-star is drop or consistent, not {self.cost!r}")
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        growth, frontier = Growth(engine, request, self, progress), Frontier(self.frontier)
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+        frontier = Frontier(self.frontier)
         frontier.push([Waiting(growth.root, 0.0, 1.0)])
         goals: list[Node] = []
         expanded = 0

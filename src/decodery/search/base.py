@@ -24,6 +24,7 @@ from ..core.tree import TokenTree
 from ..decode.commit import commit
 from ..decode.text import unread
 from ..model.batch import Segment
+from ..model.protocol import Reader
 from ..model.sites import Tap
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
@@ -50,6 +51,10 @@ class Search(Contract):
     def bind(self, tokenizer: Tokenizer) -> Search:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
         return self
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError where texts of this model cannot be searched."""
+        return
 
     def shortcoming(self, score: float) -> str | None:
         """What the best result, of this score, lacks of what was to be found, in a sentence; None for nothing."""
@@ -128,8 +133,10 @@ def credit(trace: Trace, best: Sequence) -> None:
         steps[-1].emitted += len(best.generated) - steps[first].emitted
 
 
-def candidates(branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] | None = None) -> Candidates:
-    """Branches of one prompt, as scorers see them. hidden: see `Candidates`."""
+def candidates(
+    branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] | None = None, begins: Ordered[int] | None = None
+) -> Candidates:
+    """Branches of one prompt, as scorers see them. hidden, begins: see `Candidates`."""
     first = branches[0]
     return Candidates(
         first.tokens[: first.prompt_length],
@@ -140,6 +147,7 @@ def candidates(branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] |
         decode=None if first.detokenizer is None else partial(_decoded, first),
         model=first.model,
         states=[seq.cache for seq in branches],
+        begins=begins,
     )
 
 

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import SettingsError
-from ..model.store import Progress, silent
 from ..registry import register
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 
 @register(
@@ -44,8 +38,7 @@ class DVTS(StepSearch):
         if self.n % self.m:
             raise SettingsError(f"dvts has n / m lines: give an n that m={self.m} divides, not {self.n}")
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        growth = Growth(engine, request, self, progress)
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         lines, ended = [growth.root] * (self.n // self.m), list[Node]()
         while lines:
             drawn = yield from growth.extend([line for line in lines for _ in range(self.m)])

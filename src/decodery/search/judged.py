@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from ..core.needs import Needs
+from ..model.protocol import Reader
 from ..registry import resolve
 from ..score.base import Scorer
 from .base import Search
@@ -31,6 +32,10 @@ class Judged(Search):
     @property
     def needs(self) -> Needs:
         return Needs(taps=self.judge.needs.taps)
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError where texts of this model cannot be judged."""
+        self.judge.fits(model)
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         return replace(self, scorer=self.judge.bind(tokenizer))

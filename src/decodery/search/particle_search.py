@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,16 +14,11 @@ from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.sequence import Sequence
 from ..errors import SettingsError
-from ..model.store import Progress, silent
 from ..sample.base import require_number
 from .pool import require_count
 from .steps import Growth, Node, StepSearch
 from .sweeps import Potential, Resample, Sweep, Weighing, log_potential
 from .weights import multinomial, systematic, uniforms
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 Resampling = Literal["multinomial", "systematic"]
 
@@ -59,7 +54,7 @@ class ParticleSearch(StepSearch):
 
     def log_potential(self, node: Node) -> float:
         """What the last step of a text weighs; nothing where its scorer failed."""
-        if len(node.scores) < node.depth:
+        if not node.judged:
             return -math.inf
         return log_potential(self.reward(node), self.potential)
 
@@ -68,9 +63,8 @@ class ParticleSearch(StepSearch):
         """How texts are drawn by weight."""
         return "multinomial"
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        growth = Growth(engine, request, self, progress)
-        sweeps = yield from self.explore(growth, resampler(self.draws, request.seed))
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+        sweeps = yield from self.explore(growth, resampler(self.draws, growth.root.seq.seed))
         return self._elected(growth, sweeps)
 
     @abstractmethod

@@ -86,22 +86,22 @@ def write_on(
 
 
 def same_tokens(texts: Ordered[Sequence]) -> list[int]:
-    """[n] number of the first text with the same tokens."""
-    first: dict[tuple[int, ...], int] = {}
-    return [first.setdefault(tuple(written(seq)), number) for number, seq in enumerate(texts)]
+    """[n] number of the first text with the same tokens; one that has ended is another than one that has not."""
+    first: dict[tuple[bool, tuple[int, ...]], int] = {}
+    return [first.setdefault((seq.finished, tuple(written(seq))), number) for number, seq in enumerate(texts)]
 
 
-def scored(scorer: Scorer, texts: Ordered[Sequence]) -> Asking[list[float | None]]:
-    """What a scorer says of finished texts, each of which it is asked about once; None where it fails.
+def scored(scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None = None) -> Asking[list[float | None]]:
+    """What a scorer says of texts, each of which it is asked about once; None where it fails.
 
-    Raises the scorer's error where it fails for all.
+    begins: see `Candidates`. Raises the scorer's error where it fails for all.
     """
     same = same_tokens(texts)
     distinct = sorted(set(same))
-    scores, errors = yield from _tried(scorer, texts, [distinct])
+    scores, errors = yield from _tried(scorer, texts, begins, [distinct])
     if errors and len(distinct) > 1:
         # Whose fault it is shows when each is asked about alone.
-        scores, errors = yield from _tried(scorer, texts, [[number] for number in distinct])
+        scores, errors = yield from _tried(scorer, texts, begins, [[number] for number in distinct])
     count("scored_tokens", sum(len(written(texts[number])) for number in distinct))
     if not scores:
         raise errors[0]
@@ -114,14 +114,15 @@ def scored(scorer: Scorer, texts: Ordered[Sequence]) -> Asking[list[float | None
 
 
 def _tried(
-    scorer: Scorer, texts: Ordered[Sequence], groups: list[list[int]]
+    scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None, groups: list[list[int]]
 ) -> Asking[tuple[dict[int, float], list[Exception]]]:
     """The scores of the texts whose numbers stand in `groups`, and the errors of groups that have none."""
     scores: dict[int, float] = {}
     errors: list[Exception] = []
     for numbers in groups:
         try:
-            found = yield from _judged(scorer, [texts[number] for number in numbers])
+            of_these = None if begins is None else [begins[number] for number in numbers]
+            found = yield from _judged(scorer, [texts[number] for number in numbers], of_these)
         except OutOfMemory:
             raise
         except Exception as error:
@@ -131,14 +132,14 @@ def _tried(
     return scores, errors
 
 
-def _judged(scorer: Scorer, texts: list[Sequence]) -> Asking[list[float]]:
+def _judged(scorer: Scorer, texts: list[Sequence], begins: list[int] | None) -> Asking[list[float]]:
     hidden: dict[Tap, torch.Tensor] = {}
     if taps := scorer.needs.taps:
         # Their last tokens are read on forks, as the loop leaves them unread.
         segments = [Segment.chunk([seq.pending], seq.cache.fork()) for seq in texts]
         rows = yield from score_all(texts[0].model, segments, taps)
         hidden = {tap: torch.stack([row.hidden[tap][0] for row in rows]) for tap in taps}
-    return (yield from judge(scorer, candidates(texts, hidden))).tolist()
+    return (yield from judge(scorer, candidates(texts, hidden, begins))).tolist()
 
 
 def require_count(name: str, setting: str, value: int) -> None:

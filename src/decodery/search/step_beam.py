@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import SettingsError
-from ..model.store import Progress, silent
 from ..registry import register
 from .pool import require_count
 from .steps import Growth, Node, StepSearch, distinct
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 
 @register(
@@ -49,8 +43,7 @@ class StepBeam(StepSearch):
         if self.m > self.n:
             raise SettingsError(f"step-beam draws m={self.m} continuations of a text in n={self.n}: give an m up to n")
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        growth = Growth(engine, request, self, progress)
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         beam, ended = [growth.root], list[Node]()
         while beam and len(ended) < self.n:
             shared = [beam[number % len(beam)] for number in range(self.n)]

@@ -8,23 +8,26 @@ width one writes what the request would write, and what a branch writes does not
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ..core.ask import Asking
+from ..core.ask import Asking, score
 from ..core.ledger import count
 from ..core.noise import PARTICLE, mix, nth_seed
 from ..core.sequence import Sequence
-from ..core.trace import Grown, Trace
+from ..core.trace import Grown, Step, Trace
 from ..decode.schedule import share_prompt
+from ..decode.text import unread
 from ..errors import SettingsError
-from ..model.store import Progress
+from ..model.batch import Segment
+from ..model.store import Progress, silent
 from ..registry import method_of
 from ..score.base import Scorer
 from .answers import Answers, Kind
-from .base import credit
+from .base import Search, credit
 from .judged import Judged
 from .pool import require_count, scored, write_on
 from .votes import elected, vote_weights
@@ -41,8 +44,8 @@ class Node:
     """A text that stands at the end of a step, or of itself.
 
     begin: how many tokens, prompt included, stand before its last step. number: of that step in the trace's `grown`, -1
-    where nothing is written. scores: of its steps so far, in order. children: how many continuations have been begun.
-    only: the one there is where the sampler draws nothing.
+    where nothing is written. scores: of its steps so far, in order; judged: whether that of the last one is among them.
+    children: how many continuations have been begun. only: the one there is where the sampler draws nothing.
     """
 
     seq: Sequence
@@ -51,6 +54,7 @@ class Node:
     scores: tuple[float, ...] = ()
     depth: int = 0
     children: int = 0
+    judged: bool = False
     only: Node | None = None
 
     @property
@@ -59,19 +63,46 @@ class Node:
 
 
 @dataclass(frozen=True)
-class StepSearch(Judged):
+class Stepped(Search):
+    """Settings of what writes its texts step by step; see the descriptions of the methods.
+
+    delimiter: what ends a step, and belongs to it: a text, which may stand within a token, or token ids; a step has
+    something before it; None where steps have a length alone. step_tokens: of a step at most. rounds: steps of a text;
+    the last one goes on to the text's end.
+    """
+
+    delimiter: str | tuple[int, ...] | None = "\n\n"
+    step_tokens: int = 2048
+    rounds: int = 40
+
+    def __post_init__(self) -> None:
+        for name in ("step_tokens", "rounds"):
+            require_count(self._name, name, getattr(self, name))
+        if self.delimiter is not None and not self.delimiter:
+            raise SettingsError(f"{self._name} needs a delimiter that ends a step, such as a blank line")
+
+    @property
+    def _name(self) -> str:
+        method = method_of(self)
+        return type(self).__name__ if method is None else method.name
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        return (yield from self.follow(Growth(engine, request, self, progress)))
+
+    @abstractmethod
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+        """What `find` finds, in texts that grow from `growth.root`."""
+
+
+@dataclass(frozen=True)
+class StepSearch(Stepped, Judged):
     """What searches over steps have in common; see their own descriptions.
 
-    scorer: of beginnings and answers, as in value-head(head=prm.safetensors). delimiter: what ends a step, and belongs
-    to it: a text, which may stand within a token, or token ids; a step has something before it. step_tokens: of a step
-    at most. rounds: steps of a text; the last one goes on to the text's end. aggregate: how the scores of its steps
+    scorer: of beginnings and answers, as in value-head(head=prm.safetensors). aggregate: how the scores of its steps
     make what a text is worth. choose: "best" returns the finished texts by worth; "vote" one for each of their answers,
     that of most weight first, see weighted-vote; answer, pattern: as there.
     """
 
-    delimiter: str | tuple[int, ...] = "\n\n"
-    step_tokens: int = 2048
-    rounds: int = 40
     aggregate: Aggregate = "last"
     choose: Literal["best", "vote"] = "best"
     answer: Kind = "auto"
@@ -79,10 +110,7 @@ class StepSearch(Judged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("step_tokens", "rounds"):
-            require_count(self._name, name, getattr(self, name))
-        if not self.delimiter:
-            raise SettingsError(f"{self._name} needs a delimiter that ends a step, such as a blank line")
+        Judged.__post_init__(self)
         if self.aggregate not in ("last", "min", "prod", "mean"):
             raise SettingsError(f"{self._name} aggregates by last, min, prod or mean, not {self.aggregate!r}")
         if self.choose not in ("best", "vote"):
@@ -90,11 +118,6 @@ class StepSearch(Judged):
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError(f"{self._name} judges texts step by step: give a scorer of beginnings and answers")
         Answers(self.answer, self.pattern)
-
-    @property
-    def _name(self) -> str:
-        method = method_of(self)
-        return type(self).__name__ if method is None else method.name
 
     def worth(self, node: Node) -> float:
         """What a text's scores make it worth; nothing is worth -inf."""
@@ -131,14 +154,15 @@ class Growth:
     followed again without a model. Texts that nobody holds any more give their memory back.
     """
 
-    def __init__(self, engine: Engine, request: Request, search: StepSearch, progress: Progress) -> None:
+    def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress) -> None:
         seq = engine.open(replace(request, search=search))
         self.engine = engine
         self.search = search
         self.progress = progress
         self.root = Node(seq, len(seq.tokens))
         self.trace = Trace(ledger=seq.trace.ledger)
-        search.judge.fits(seq.model)
+        self._scores: dict[tuple[int, ...], float | None] = {}
+        search.fits(seq.model)
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LM`")
 
@@ -159,7 +183,7 @@ class Growth:
         return [parent.only for parent in parents if parent.only is not None]
 
     def _written(self, made: list[Node]) -> Asking[None]:
-        yield from self._write([child.seq for child in made])
+        yield from self.write([child.seq for child in made])
         for child in made:
             grown = self.trace.grown[child.number]
             grown.tokens, grown.finish = child.seq.tokens[child.begin :], child.seq.finish_reason
@@ -169,33 +193,50 @@ class Growth:
 
         Raises the scorer's error where it fails for all.
         """
-        fresh = list({id(node): node for node in nodes if len(node.scores) < node.depth}.values())
-        if fresh:
-            scores = yield from scored(self.search.judge, [node.seq for node in fresh])
-            for node, score in zip(fresh, scores, strict=True):
-                if score is not None:
-                    node.scores = (*node.scores, score)
-                    self.trace.grown[node.number].score = score
-        return [node for node in nodes if len(node.scores) == node.depth]
+        assert isinstance(self.search, Judged)
+        fresh = list({id(node): node for node in nodes if not node.judged}.values())
+        texts = yield from self.shown(fresh)
+        keys = [tuple(text.tokens) for text in texts]
+        asked = {key: number for number, key in enumerate(keys) if key not in self._scores}
+        if asked:
+            begins = [fresh[number].begin - self.root.seq.prompt_length for number in asked.values()]
+            scores = yield from scored(self.search.judge, [texts[number] for number in asked.values()], begins)
+            self._scores |= dict(zip(asked, scores, strict=True))
+        for node, key in zip(fresh, keys, strict=True):
+            if (worth := self._scores[key]) is not None:
+                node.scores, node.judged = (*node.scores, worth), True
+                self.trace.grown[node.number].score = worth
+        return [node for node in nodes if node.judged]
+
+    def shown(self, nodes: Ordered[Node]) -> Asking[list[Sequence]]:
+        """The texts that the scorer sees for these: they themselves."""
+        return [node.seq for node in nodes]
+        yield
 
     def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> list[Sequence]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
-        weights: what each of them counts in a vote, at least 0; by default what it is worth. What else was written
-        counts as discarded.
+        weights: what each of them counts in a vote, at least 0; by default what it is worth.
         """
         search = self.search
+        assert isinstance(search, StepSearch)
         each = {id(node): node for node in found}.values()
         ranked = sorted(each, key=lambda node: -search.worth(node))
         texts = [node.seq for node in ranked]
         for seq, node in zip(texts, ranked, strict=True):
-            seq.score, seq.trace, seq.held = search.worth(node), self.trace, None
+            seq.score = search.worth(node)
         if search.choose == "vote":
             if weights is None:
                 weights = vote_weights(search.judge, [search.worth(node) for node in found])
             votes = dict(zip(map(id, found), weights, strict=True))
             answers = Answers(search.answer, search.pattern).of_texts(texts)
             texts = elected(texts, answers, [votes[id(node)] for node in ranked])
+        return self.close(texts)
+
+    def close(self, texts: list[Sequence]) -> list[Sequence]:
+        """These texts, best first, as the results; what else was written counts as discarded."""
+        for seq in texts:
+            seq.trace, seq.held = self.trace, None
         count("discarded", self.trace.ledger.tokens - len(texts[0].generated))
         credit(self.trace, texts[0])
         return texts
@@ -204,7 +245,7 @@ class Growth:
         """A child of which nothing is written."""
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
-            seq.held = StepEnd(seq, self.search.delimiter, self.search.step_tokens)
+            seq.held = self.step_end(seq)
         if parent is self.root and seq.cache.next_position == 0:
             # The first one reads the prompt for all.
             if parent.seq.like is None:
@@ -215,13 +256,28 @@ class Growth:
         self.trace.grown.append(Grown(parent.number, []))
         return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
 
+    def step_end(self, seq: Sequence) -> StepEnd:
+        """What holds a text at the end of the step that it is about to write."""
+        return StepEnd(seq, self.search.delimiter, self.search.step_tokens)
+
     def _seed(self, parent: Node) -> int:
         seed = parent.seq.seed
         if parent is self.root:
             return nth_seed(seed, parent.children)
         return mix(seed, PARTICLE, parent.seq.position, parent.children) if parent.children else seed
 
-    def _write(self, texts: list[Sequence]) -> Asking[None]:
+    def read(self, seq: Sequence) -> Asking[None]:
+        """Let a text's model read all of it but the last token, which its next turn reads."""
+        while (missing := unread(seq)) > 1:
+            start = seq.cache.next_position
+            chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
+            yield from score(seq.model, Segment.chunk(chunk, seq.cache, logit_rows=[]))
+            seq.cache.keep(range(len(chunk)))
+            self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
+
+    def write(self, texts: list[Sequence], trace: Trace | None = None) -> Asking[None]:
+        """A step of each of these texts, or all of those that nothing holds. trace: where its turns are recorded."""
+
         def goes_on(seq: Sequence) -> bool:
             return seq.held is None or seq.position == begun[id(seq)] or not seq.held(seq)
 
@@ -229,7 +285,7 @@ class Growth:
             self.progress("drawing steps", max(seq.position for seq in active), self.root.seq.max_new_tokens)
 
         begun = {id(seq): seq.position for seq in texts}
-        yield from write_on(self.engine, texts, self.trace, goes_on, note)
+        yield from write_on(self.engine, texts, trace or self.trace, goes_on, note)
         prompt = self.root.seq
         if prompt.like is not None:
             share_prompt(prompt, prompt.like)
@@ -238,10 +294,10 @@ class Growth:
 class StepEnd:
     """Whether a text that goes on from where `seq` stands has come to the end of a step.
 
-    delimiter: a text, or token ids. most: tokens of a step.
+    delimiter: a text, or token ids; None where only the length counts. most: tokens of a step.
     """
 
-    def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...], most: int) -> None:
+    def __init__(self, seq: Sequence, delimiter: str | tuple[int, ...] | None, most: int) -> None:
         self._delimiter = delimiter
         self._most = most
         self._tokens = len(seq.tokens)
@@ -250,6 +306,8 @@ class StepEnd:
     def __call__(self, seq: Sequence) -> bool:
         if len(seq.tokens) - self._tokens >= self._most:
             return True
+        if self._delimiter is None:
+            return False
         if isinstance(self._delimiter, str):
             assert seq.text is not None
             return self._in_text(seq.text.text[self._characters :], self._delimiter)
@@ -270,4 +328,7 @@ class StepEnd:
 
 def distinct(nodes: Iterable[Node]) -> list[Node]:
     """Of nodes with equal texts the first."""
-    return list({tuple(node.seq.tokens): node for node in reversed(list(nodes))}.values())[::-1]
+    first: dict[tuple[int, ...], Node] = {}
+    for node in nodes:
+        first.setdefault(tuple(node.seq.tokens), node)
+    return list(first.values())

@@ -1,0 +1,137 @@
+"""Arbitrage: a small model writes the steps, and the model itself writes those where it would do better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.named import Precision
+from ..model.protocol import LanguageModel, Reader
+from ..registry import register
+from ..sample.base import require_number
+from ..score.base import Scorer
+from .judged import Judged
+from .router import Router
+from .second import Second, second_model
+from .steps import Growth, Node, Stepped
+
+if TYPE_CHECKING:
+    from ..model.tokenizer import Tokenizer
+
+
+@register(
+    "arbitrage",
+    paper="Arbitrage: Efficient Reasoning via Advantage-Aware Speculation (2025)",
+    guarantee="lossy: by router=oracle no step is worth less than the other model's from the same place",
+    needs=(
+        "a second model with the same vocabulary, or the one that comes with the target",
+        "a scorer of beginnings, or a router made by decodery train router",
+    ),
+    texts=("delimiter",),
+)
+@dataclass(frozen=True)
+class Arbitrage(Stepped, Judged):
+    """Lets a second model write each step, and the model itself in its place where that is worth it.
+
+    router: a file made by `decodery train router`, or a `Router`, which tells by the second model's state how likely
+    the model itself would do better; the step is kept below `theta`, and the model reads nothing until it writes.
+    Without one: "threshold" keeps a step whose score reaches `theta` (reward-guided speculation, the baseline);
+    "oracle" has both models write it, and takes the model's own where that is worth more by over `theta`: no faster,
+    but what any router could reach, and what one is trained on. scorer: of beginnings and answers, for these two alone.
+    model, dtype: the second model, see spec-reason. The model writes from the same place with the same noise, by the
+    request's drafter, budget and rule. The trace's tree says who wrote each step and what it was worth; steps are
+    counted as "kept", those of the model itself as "escalated", and of these as "wasted" those that are worth no more
+    than the step that was left, where both are known.
+    """
+
+    scorer: Scorer | str | None = None  # type: ignore[assignment]
+    rounds: int = 150
+    step_tokens: int = 2048
+    router: Router | str = "oracle"
+    theta: float = 0.0
+    model: LanguageModel | str | None = None
+    dtype: Precision = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("the theta of arbitrage", self.theta)
+        if self.router not in ("threshold", "oracle"):
+            if self.scorer is not None:
+                raise SettingsError("arbitrage asks a trained router and no scorer: leave one of the two out")
+            if isinstance(self.router, str):
+                object.__setattr__(self, "router", Router.load(self.router))
+            return
+        if self.scorer is None:
+            raise SettingsError(f"arbitrage compares steps by a scorer where router={self.router}: give one")
+        Judged.__post_init__(self)
+        if not (self.judge.answers and self.judge.prefixes):
+            raise SettingsError("arbitrage judges texts step by step: give a scorer of beginnings and answers")
+
+    def second(self, target: Reader) -> LanguageModel:
+        """The second model for texts of `target`."""
+        return second_model(self.model, self.dtype, target)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs() if self.scorer is None else super().needs
+
+    def bind(self, tokenizer: Tokenizer) -> Arbitrage:
+        return self if self.scorer is None else super().bind(tokenizer)
+
+    def fits(self, model: Reader) -> None:
+        if self.scorer is not None:
+            super().fits(model)
+
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+        second, node = Second(growth, self.model, self.dtype), growth.root
+        if isinstance(self.router, Router):
+            self.router.fits(second.model)
+        else:
+            yield from growth.read(node.seq)
+        while not node.finished:
+            drafted = yield from second.write(node)
+            if isinstance(self.router, Router):
+                chosen = yield from self._by_router(self.router, growth, second, node, drafted)
+            else:
+                yield from growth.read(drafted.seq)
+                step = self._by_both if self.router == "oracle" else self._by_threshold
+                chosen = yield from step(growth, node, drafted)
+            node = chosen
+            count("kept" if node is drafted else "escalated")
+        yield from growth.read(node.seq)
+        return growth.close([node.seq])
+
+    def _by_router(self, router: Router, growth: Growth, second: Second, node: Node, drafted: Node) -> Asking[Node]:
+        state = yield from second.state(router.tap)
+        escalated = node.number >= 0 and not growth.trace.grown[node.number].author
+        if float(router.better(state[None], torch.tensor([escalated]))[0]) < self.theta:
+            return drafted
+        (own,) = yield from growth.extend([node])
+        return own
+
+    def _by_threshold(self, growth: Growth, node: Node, drafted: Node) -> Asking[Node]:
+        judged = yield from growth.judge([drafted])
+        if judged and drafted.scores[-1] >= self.theta:
+            return drafted
+        (own,) = yield from growth.extend([node])
+        return own
+
+    def _by_both(self, growth: Growth, node: Node, drafted: Node) -> Asking[Node]:
+        (own,) = yield from growth.extend([node])
+        judged = yield from growth.judge([drafted, own])
+        if own not in judged:
+            return drafted
+        if drafted not in judged:
+            return own
+        advantage = own.scores[-1] - drafted.scores[-1]
+        if advantage > self.theta:
+            count("wasted", advantage <= 0)
+            return own
+        return drafted

@@ -1,0 +1,97 @@
+"""Look-ahead: a search over steps whose texts are judged by where they lead, a few steps further on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.protocol import Reader
+from ..model.store import Progress, silent
+from ..registry import register, resolve
+from ..sample.sampler import Sampler
+from ..sample.temperature import Temperature
+from .base import Search
+from .pool import require_count
+from .steps import Growth, Node, Stepped, StepSearch
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
+
+
+@register(
+    "lookahead",
+    paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
+    guarantee="that of its search, whose texts keep nothing of what was looked at; none on quality",
+    needs=("a search over steps",),
+)
+@dataclass(frozen=True)
+class Lookahead(Search):
+    """Judges every text of a search over steps by how it goes on greedily for k more steps, which are then forgotten.
+
+    search: over steps, as in step-beam(scorer=self-evaluation,n=8,m=2) or dvts(...). k: steps, of each of which the
+    likeliest tokens after the request's warps are taken; a text that ends sooner is judged as it ends. Scores in the
+    trace are those of the ends. What was written to look at is in no part of the trace's tree: it is counted as
+    "rolled_out", among the "discarded" tokens. Cost: k + 1 steps in place of one, in passes that all texts share.
+    """
+
+    search: Search | str
+    k: int = 1
+
+    def __post_init__(self) -> None:
+        found = resolve("search", self.search)
+        if not isinstance(found, StepSearch):
+            raise SettingsError("lookahead judges the texts of a search over steps, such as step-beam or dvts")
+        object.__setattr__(self, "search", found)
+        require_count("lookahead", "k", self.k)
+
+    @property
+    def inner(self) -> StepSearch:
+        assert isinstance(self.search, StepSearch)
+        return self.search
+
+    @property
+    def needs(self) -> Needs:
+        return self.inner.needs
+
+    def bind(self, tokenizer: Tokenizer) -> Lookahead:
+        return replace(self, search=self.inner.bind(tokenizer))
+
+    def fits(self, model: Reader) -> None:
+        self.inner.fits(model)
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        return (yield from self.inner.follow(_Ahead(engine, request, self.inner, progress, self.k)))
+
+
+class _Ahead(Growth):
+    """Shows the scorer where texts lead in k steps."""
+
+    def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress, k: int) -> None:
+        super().__init__(engine, request, search, progress)
+        self.k = k
+
+    def shown(self, nodes: Ordered[Node]) -> Asking[list[Sequence]]:
+        ends = [node.seq if node.finished else _greedy(node.seq) for node in nodes]
+        for _ in range(self.k):
+            going = [seq for seq in ends if not seq.finished]
+            for seq in going:
+                seq.held = self.step_end(seq)
+            yield from self.write(going)
+        count("rolled_out", sum(len(end.tokens) - len(node.seq.tokens) for end, node in zip(ends, nodes, strict=True)))
+        return ends
+
+
+def _greedy(seq: Sequence) -> Sequence:
+    """A branch that goes on with what its sampler finds likeliest."""
+    twin, last = seq.branch(seq.seed), Temperature(0.0)
+    twin.sampler = Sampler([*seq.sampler.warps, last])
+    twin.sampler_state = (*seq.sampler_state, last.init(seq.tokens[: seq.prompt_length]))
+    return twin

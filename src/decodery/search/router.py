@@ -1,0 +1,71 @@
+"""A router between two models: how likely the larger one would write a better step than the smaller one has written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..errors import CorruptFile, SettingsError
+from ..model.artifact import Artifact, refuse_other, remembered
+from ..model.config import LAYERS
+from ..model.fields import Whole
+from ..model.protocol import Reader
+
+_MADE = "make one with `decodery train router`"
+_NAMES = "weight", "bias", "out", "out_bias"
+
+
+@dataclass(frozen=True, eq=False)
+class Router:
+    """Two layers on the second model's state of the last token of its step, and on who wrote the step before.
+
+    weight: [inner, hidden + 1], the last column that of the author; bias: [inner]; out: [inner]; out_bias: []; float32.
+    tap: after how many layers of the second model it reads. model: `fingerprint` of that, "" where it is not known.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    out: torch.Tensor
+    out_bias: torch.Tensor
+    tap: int
+    model: str = ""
+
+    def better(self, states: torch.Tensor, escalated: torch.Tensor) -> torch.Tensor:
+        """[n] probabilities that the larger model's step is worth more.
+
+        states: [n, hidden]; escalated: [n] whether the larger one wrote the step before.
+        """
+        rows = torch.cat([states.to(self.weight), escalated.to(self.weight)[:, None]], dim=1)
+        return torch.sigmoid(torch.tanh(rows @ self.weight.T + self.bias) @ self.out + self.out_bias)
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError for another second model than the one it was trained for."""
+        width, config = self.weight.shape[1] - 1, model.config
+        if width != config.hidden_size or not 0 <= self.tap <= config.num_layers:
+            raise SettingsError(
+                f"this router reads {width} numbers after layer {self.tap}, and the second model has "
+                f"{config.hidden_size} in {config.num_layers} layers: train one for it with `decodery train router`"
+            )
+        refuse_other("this router", self.model, model, "train one for it with `decodery train router`")
+
+    def save(self, path: Path) -> None:
+        """Write the router as a safetensors file, whole or not at all."""
+        tensors = {name: getattr(self, name) for name in _NAMES}
+        Artifact("router", tensors, {"tap": self.tap}, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Router:
+        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path)
+
+
+@remembered
+def _load(path: Path) -> Router:
+    found = Artifact.read(path, "router", _MADE, {"tap": Whole(0, LAYERS.most)})
+    tensors = [found.tensors.get(name, torch.empty(0, 0, 0)) for name in _NAMES]
+    weight, bias, out, out_bias = tensors
+    if [each.dim() for each in tensors] != [2, 1, 1, 0] or not len(weight) == len(bias) == len(out) > 0:
+        raise CorruptFile(f"{path} holds no router: its layers do not fit together; {_MADE}")
+    return Router(weight.float(), bias.float(), out.float(), out_bias.float(), found.facts["tap"], found.model)

@@ -1,0 +1,106 @@
+"""A second model that writes steps of a search's texts."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from ..core.ask import Asking, score
+from ..core.sequence import Sequence
+from ..core.trace import Grown, Trace
+from ..draft.draft_model import DraftModel
+from ..errors import SettingsError
+from ..model.batch import Segment
+from ..model.named import Precision
+from ..model.protocol import LanguageModel, Reader
+from ..model.sites import Tap
+from ..model.vocabularies import fitted
+from ..verify.coupled import Coupled
+from .steps import Growth, Node
+
+_ROLE = "draft"
+
+
+class Second:
+    """Writes steps as the request's sampler would, with the noise of the text, and so what it would write by itself.
+
+    model: a `LanguageModel`, a name `decodery.load` knows, or None for the draft that comes with this package for the
+    target; dtype: see `decodery.model.named`. Its cache holds what it has read of the text that it wrote on last; of
+    another one it reads again from where the two part. In ledgers it is the "draft", as it is in the tree.
+
+    Raises SettingsError for a model whose context is too short, VocabularyMismatch for one with other tokens.
+    """
+
+    def __init__(self, growth: Growth, model: LanguageModel | str | None, dtype: Precision = "auto") -> None:
+        root = growth.root.seq
+        self.growth = growth
+        self.model = second_model(model, dtype, root.model)
+        if (room := self.model.config.max_positions) < root.prompt_length + root.max_new_tokens:
+            raise SettingsError(
+                f"the second model has room for {room} tokens, and this text may have "
+                f"{root.prompt_length + root.max_new_tokens}: ask for fewer new tokens, or name another model"
+            )
+        self._text: Sequence | None = None
+
+    def write(self, parent: Node) -> Asking[Node]:
+        """A step behind a text, of which the text's own model has read nothing yet."""
+        written = self._taken_over(parent.seq)
+        if parent.depth + 1 < self.growth.search.rounds:
+            written.held = self.growth.step_end(written)
+        yield from self.growth.write([written], written.trace)
+        return Node(
+            self._given_back(parent.seq, written),
+            len(parent.seq.tokens),
+            self._entered(parent, written),
+            parent.scores,
+            parent.depth + 1,
+        )
+
+    def state(self, tap: Tap) -> Asking[torch.Tensor]:
+        """[hidden] of the last token that it has written, which is read on a fork."""
+        assert self._text is not None
+        segment = Segment.chunk([self._text.pending], self._text.cache.fork(), logit_rows=[])
+        return (yield from score(self.model, segment, (tap,), _ROLE)).hidden[tap][0]
+
+    def _entered(self, parent: Node, written: Sequence) -> int:
+        """The number of the step in the tree."""
+        tree = self.growth.trace.grown
+        step = written.tokens[len(parent.seq.tokens) :]
+        tree.append(Grown(parent.number, step, finish=written.finish_reason, author=_ROLE))
+        return len(tree) - 1
+
+    def _taken_over(self, seq: Sequence) -> Sequence:
+        """The same text, for this model to go on with: no drafts, no source, and no rule that is made for another."""
+        twin, before = seq.fork(), self._text
+        if before is None:
+            cache = self.model.new_cache()
+            if seq.slots is not None:
+                cache.provide(seq.slots)
+        else:
+            cache, known = before.cache, before.tokens[: before.cache.next_position]
+            pairs = enumerate(zip(known, seq.tokens, strict=False))
+            shared = next((at for at, (one, other) in pairs if one != other), min(len(known), len(seq.tokens)))
+            cache.truncate(min(shared, len(seq.tokens) - 1))
+        twin.model, twin.cache, twin.role, twin.rule = self.model, cache, _ROLE, Coupled()
+        twin.budget = twin.budget_state = twin.source = twin.like = twin.prompt_logprobs = None
+        twin.trace = Trace(ledger=seq.trace.ledger)
+        self._text = twin
+        return twin
+
+    def _given_back(self, seq: Sequence, written: Sequence) -> Sequence:
+        """What was written, as a text of the target."""
+        text = seq.branch(seq.seed)
+        text.like, text.tokens = None, list(written.tokens)
+        text.token_logprobs, text.sampler_state = list(written.token_logprobs), written.sampler_state
+        text.text = None if written.text is None else written.text.fork()
+        text.finish_reason, text.stopped_by = written.finish_reason, written.stopped_by
+        if text.drafter is not None:
+            text.draft_state, text.shown = text.drafter.start(text), len(text.tokens) - 1
+        return text
+
+
+def second_model(model: LanguageModel | str | None, dtype: Precision, target: Reader) -> LanguageModel:
+    """The model that steps beside `target`; see `Second`."""
+    (found,) = DraftModel(model, dtype).readers(target)
+    return cast(LanguageModel, fitted(found, target))

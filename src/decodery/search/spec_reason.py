@@ -1,0 +1,77 @@
+"""SpecReason: a small model writes the steps, and the model itself rewrites those that it does not find good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.named import Precision
+from ..model.protocol import LanguageModel
+from ..registry import register
+from ..sample.base import require_count, require_number
+from ..score.base import Scorer
+from .judged import Judged
+from .second import Second
+from .steps import Growth, Stepped
+
+_ASKED = (
+    'rating(question="\n\nHow correct and logically valid is the last step, from 0 to 9? Say one digit.\nScore: ",'
+    "words=0|1|2|3|4|5|6|7|8|9,values=0/1/2/3/4/5/6/7/8/9,how=argmax)"
+)
+
+
+@register(
+    "spec-reason",
+    paper="SpecReason: Fast and Accurate Inference-Time Compute via Speculative Reasoning (2025)",
+    guarantee="lossy: threshold above all scores is the model's own plain decoding, below them the second model's",
+    needs=("a second model with the same vocabulary, or the one that comes with the target",),
+    texts=("delimiter",),
+)
+@dataclass(frozen=True)
+class SpecReason(Stepped, Judged):
+    """Lets a second model write each step, has it scored, and keeps it where the score reaches the threshold.
+
+    scorer: by default the model itself is asked for a digit, in one token behind the step; its likeliest token counts,
+    and what is no digit is 0. Any scorer of beginnings and answers will do. model, dtype: the second model, as for the
+    drafter draft-model; it needs the same tokens. threshold: what a score must reach; a step that does not is left, and
+    the model writes it from the same place with the same noise, by the request's drafter, budget and rule: with
+    draft-model of the same second model both kinds of speculation work together. first: steps that the model writes
+    without asking. step_tokens, delimiter, rounds: see step-beam. Of a judged step the model reads the rows once, and
+    of the question on a fork; the trace counts steps "kept" and "rewritten", and its tree says who wrote each. What the
+    published code does to markers of thinking within a step, and to steps that repeat the one before, is not done here.
+    """
+
+    scorer: Scorer | str = _ASKED
+    step_tokens: int = 512
+    rounds: int = 150
+    model: LanguageModel | str | None = None
+    dtype: Precision = "auto"
+    threshold: float = 7.0
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Judged.__post_init__(self)
+        require_number("the threshold of spec-reason", self.threshold)
+        require_count("first of spec-reason", self.first)
+        if not (self.judge.answers and self.judge.prefixes):
+            raise SettingsError("spec-reason judges texts step by step: give a scorer of beginnings and answers")
+
+    def follow(self, growth: Growth) -> Asking[list[Sequence]]:
+        second, node = Second(growth, self.model, self.dtype), growth.root
+        yield from growth.read(node.seq)
+        while not node.finished:
+            if node.depth >= self.first:
+                drafted = yield from second.write(node)
+                yield from growth.read(drafted.seq)
+                judged = yield from growth.judge([drafted])
+                if judged and drafted.scores[-1] >= self.threshold:
+                    count("kept")
+                    node = drafted
+                    continue
+                count("rewritten")
+            (node,) = yield from growth.extend([node])
+        return growth.close([node.seq])
