@@ -76,6 +76,7 @@ from decodery.model.skips import SkipSet
 from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
+from decodery.puzzles.chain import Chain
 from decodery.sample import (
     DRY,
     XTC,
@@ -104,6 +105,7 @@ from decodery.score.length_normalised import LengthNormalised
 from decodery.score.log_probability import LogProbability
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
+from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
@@ -168,6 +170,16 @@ class Even(Scorer):
 
 def _numbers(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
+
+
+class _Numbers(Chain):
+    """A puzzle of any numbers: right texts have an even count of them, and open ones a one among them."""
+
+    def verify(self, prompt: str, text: str) -> bool:
+        return len(text.split()) % 2 == 0
+
+    def open(self, prompt: str, text: str) -> bool:
+        return "1" in text
 
 
 def _head() -> ValueHead:
@@ -375,6 +387,7 @@ SCORERS: dict[str, Scorer] = {
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
     "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
     "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
     "value-head": _head(),

@@ -69,7 +69,7 @@ class PuzzleRecipe:
     batch: int = 48
     lr: float = 1e-3
     seed: int = 0
-    every: int = 50
+    every: int = 10
     least: float = 0.25
     most: float = 0.55
     reach: float = 0.8
