@@ -103,6 +103,7 @@ from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
 from decodery.score.length_normalised import LengthNormalised
 from decodery.score.log_probability import LogProbability
+from decodery.score.process_reward import ProcessHead, ProcessReward
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
 from decodery.score.puzzle_oracle import PuzzleOracle
@@ -184,6 +185,12 @@ class _Numbers(Chain):
 
 def _head() -> ValueHead:
     return ValueHead(LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1))
+
+
+def _process() -> ProcessReward:
+    draws = torch.Generator().manual_seed(0)
+    shapes = {"inner.weight": (8, 32), "inner.bias": (8,), "outer.weight": (8,), "outer.bias": ()}
+    return ProcessReward(ProcessHead({name: torch.randn(shape, generator=draws) for name, shape in shapes.items()}, 2))
 
 
 _RATES = torch.tensor([[0.4, 0.2, 0.1], [0.3, 0.2, 0.1]])
@@ -383,6 +390,7 @@ SCORERS: dict[str, Scorer] = {
     "corrupted": Corrupted(Even(), confidence=2.0, optimism=1.0, noise=1.0, exploit=3.0, pattern=(7, 3), length=8),
     "length-normalised": LengthNormalised(LogProbability("sum"), penalty=0.7),
     "log-probability": LogProbability("mean"),
+    "process-reward": _process(),
     "product": Product((LogProbability("sum"), Even()), (0.5, 2.0)),
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))

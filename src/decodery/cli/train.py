@@ -13,7 +13,7 @@ from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import puzzle_model
+from .train_puzzles import prm, puzzle_model
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ for learned in (
     hidden_transfer,
     ngrams,
     ppd,
+    prm,
     puzzle_model,
     sec,
     swift,

@@ -1,12 +1,13 @@
-"""`decodery train puzzle-model`: what searches are measured with."""
+"""`decodery train puzzle-model` and `prm`: what searches are measured with."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .training import command_line, model_option, out_option, resumable, seed_option
 
 
 @click.command("puzzle-model", short_help="Train a small model that solves puzzles, sometimes.")
@@ -34,3 +35,55 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
         found = train_puzzle_model(asked, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"the model is ready: {out}")
     click.echo(f"on puzzles held out: greedy {found['greedy']:.1%}, one of 64 samples {found['pass@64']:.1%}")
+
+
+@click.command(short_help="Train a process reward model for --search best-of-n and others.")
+@click.argument("puzzle")
+@out_option
+@model_option("that solves the puzzles, and whose states are read")
+@click.option("--problems", default=200, show_default=True, help="Puzzles that are solved and labelled.")
+@click.option("--solutions", default=4, show_default=True, help="Solutions of each.")
+@click.option(
+    "--labels",
+    type=click.Choice(["rollouts", "reference"]),
+    default="rollouts",
+    show_default=True,
+    help="How steps are labelled: by completing them, or by comparison with a solution (SPARE).",
+)
+@click.option("--rollouts", default=8, show_default=True, help="Completions of each beginning.")
+@click.option("--missed", default=0.0, show_default=True, help="Share of steps that the comparison passes over.")
+@click.option("--flipped", default=0.0, show_default=True, help="Share of its labels that are wrong.")
+@seed_option("solutions, labels and training")
+def prm(
+    puzzle: str,
+    out: Path,
+    model: str,
+    problems: int,
+    solutions: int,
+    labels: Any,
+    rollouts: int,
+    missed: float,
+    flipped: float,
+    seed: int,
+) -> None:
+    """Train a head that tells how likely a solution of PUZZLE is to end rightly, step by step.
+
+    MODEL, such as one of decodery train puzzle-model, first samples solutions, whose steps are labelled by an exact
+    verifier; the head then learns to read the labels off its hidden states. It is a scorer for any search:
+    process-reward:head=DIR/process-reward.safetensors. Stop with Ctrl-C whenever you like: the same command goes on
+    where it stopped.
+    """
+    from ..model.load import load
+    from ..puzzles import puzzle as named
+    from ..train.prm import PRM, PRMRecipe, train_prm
+
+    recipe = PRMRecipe(problems, solutions, labels, rollouts, missed, flipped, seed=seed)
+    asked, loaded = named(puzzle), load(model)
+    with resumable(out) as progress:
+        found = train_prm(loaded.model, asked, out, recipe=recipe, command=command_line(), progress=progress)
+    facts = found.facts or {}
+    click.echo(f"the reward model is ready: process-reward:head={out / PRM}")
+    click.echo(
+        f"on puzzles held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
+        f"{facts['cross_entropy_of_the_mean']} of the mean"
+    )

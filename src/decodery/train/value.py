@@ -89,7 +89,7 @@ def fit_value(
     size = model.config.hidden_size + 1
     moments, targets = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
     for prompt, output, value in judged:
-        states = torch.nn.functional.pad(_states(model, prompt, output, tap), (0, 1), value=1.0)
+        states = torch.nn.functional.pad(states_of(model, prompt, output, tap), (0, 1), value=1.0)
         if not len(states):
             continue
         if method == "fudge":
@@ -137,7 +137,7 @@ def _sample(
 
 
 @torch.no_grad()
-def _states(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
+def states_of(model: LanguageModel, prompt: Ordered[int], output: Ordered[int], tap: int) -> torch.Tensor:
     """[output, hidden] float64: the states of the output tokens, as many as fit the model's context."""
     tokens, cache, parts = [*prompt, *output][: model.config.max_positions], model.new_cache(), []
     for start in range(0, len(tokens), _CHUNK):
