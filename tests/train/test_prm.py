@@ -73,7 +73,7 @@ def test_a_head_learns_what_states_tell_and_scores_any_beginning(
     double = ScriptedChain(0.4, 2)
     # The states are a random model's, and the texts those of one that solves some.
     monkeypatch.setattr(prm, "solved", lambda own, *args, **kwargs: solved(double, *args, **kwargs))
-    recipe = PRMRecipe(problems=30, solutions=2, labels="reference", steps=30)
+    recipe = PRMRecipe(problems=40, solutions=2, labels="reference", steps=60)
     head = train_prm(model, CHAIN, tmp_path, recipe=recipe, command="decodery train prm")
     assert head.facts is not None and 0 <= head.facts["auc"] <= 1
     assert head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"]
