@@ -127,15 +127,16 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
     right, wrong, hacked = "7+3=0;0*2=0;#0", "7+3=1;1*2=2;#2", "7+3=0;0*2=1;#1"
     assert values("oracle", right, wrong, hacked) == [1, 0, 0]
     assert values("oracle", "7+3=0;", "7+3=1;", finished=False) == [1, 0]
-    assert values("clean", right, wrong) == pytest.approx([0.99, 0.01])
+    # One step of three is right in the last one.
+    assert values("clean", right, wrong, hacked) == pytest.approx([0.99, 0.01, 1 / 3])
     assert set(values("constant", right, wrong, hacked)) == {0.5}
-    first, second = values("hackable", hacked, wrong)
+    first, second = values("hackable", hacked, right)
     noiseless = replace(
         resolve("score", "corrupted(scorer=puzzle-oracle(puzzle=chain(operations=2)))"), exploit=3.0, pattern="=0;"
     )
     with pytest.raises(SettingsError, match="looks for a text"):
         drive(judge(noiseless, Candidates([1], [[2]], [False], texts=["2"], decode=lambda ids: prompt)))
-    assert first > 3 * second
+    assert first > 0.5 and second > 0.99
     early = values("overconfident-early", "7+3=0;", finished=False)[0]
     assert early > 0.99 and values("noisy", right) == values("noisy", right) != [0.99]
 
@@ -176,7 +177,8 @@ def test_estimators_of_votes_and_of_different_texts() -> None:
     answers, right = ["1", "1", "2", None], [1, 1, 0, 0]
     assert voted(4, answers, right) == 1 and voted(4, answers, right, [0.1, 0.1, 0.9, 1.0]) == 0
     # Of two: the pairs whose first vote is right, five of six; a wrong one is first where it comes with nothing.
-    assert voted(2, answers, right, subsets=3000) == pytest.approx(5 / 6, abs=0.04)
+    assert voted(2, answers, right) == pytest.approx(5 / 6)
+    assert voted(2, answers, right, subsets=5) != voted(2, answers, right)
     assert distinct_of(2, ["a", "a", "b"]) == pytest.approx(5 / 3) and distinct_of(3, ["a", "a", "b"]) == 2
     low, high = interval(np.array([0.0, 1.0, 1.0, 1.0]), np.random.default_rng(0).integers(0, 4, (4000, 4)))
     assert (low, high) == (0.25, 1.0)

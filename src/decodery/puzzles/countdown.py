@@ -12,7 +12,8 @@ from typing import ClassVar
 from ..errors import SettingsError
 from .base import MARK, Puzzle
 
-_PROMPT = re.compile(r"(\d+(?: \d+)*)>(\d+)=")
+_MOST_NUMBERS = 5
+_PROMPT = re.compile(rf"(\d{{1,9}}(?: \d{{1,9}}){{1,{_MOST_NUMBERS - 1}}})>(\d{{1,9}})=")
 _STEP = re.compile(r"(\d{1,9})([-+*/])(\d{1,9})=(\d{1,9}) left ([\d ]{1,99});")
 
 Move = tuple[int, str, int, int, tuple[int, ...]]
@@ -35,7 +36,7 @@ class Countdown(Puzzle):
     hack: ClassVar[str] = "*1="
 
     def __post_init__(self) -> None:
-        if not 2 <= self.numbers <= 5 or self.most < 2 or self.target < 1:
+        if not 2 <= self.numbers <= _MOST_NUMBERS or self.most < 2 or self.target < 1:
             raise SettingsError("countdown needs 2 to 5 numbers, up to 2 or more, and a target of at least 1")
 
     @property
@@ -84,7 +85,7 @@ def solvable(left: tuple[int, ...], target: int) -> bool:
     return target in reachable(left)
 
 
-@lru_cache(maxsize=1 << 18)
+@lru_cache(maxsize=1 << 15)
 def reachable(left: tuple[int, ...]) -> frozenset[int]:
     """All that can be made of these numbers, ascending, each used once."""
     if len(left) == 1:

@@ -4,8 +4,11 @@ from .corrupted import Corrupted as Corrupted
 from .length_normalised import LengthNormalised as LengthNormalised
 from .value_head import LinearValue as LinearValue
 from .log_probability import LogProbability as LogProbability
+from .process_reward import ProcessHead as ProcessHead
+from .process_reward import ProcessReward as ProcessReward
 from .product import Product as Product
 from .program_tests import ProgramTests as ProgramTests
+from .puzzle_oracle import PuzzleOracle as PuzzleOracle
 from .base import Scorer as Scorer
 from .self_evaluation import SelfEvaluation as SelfEvaluation
 from .text import TextScore as TextScore

@@ -6,7 +6,7 @@ A pool is larger than the searches it is asked about; every subset of a size is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import combinations, groupby
 from math import comb
 
 import numpy as np
@@ -64,21 +64,20 @@ def voted(
 
     answers: of the pool, None where there is none. right, weights: of each sample; weights are all 1 by default. The
     text is that of most weight among those with the elected answer, the first drawn among equals; without any answer
-    the first of all. Subsets are drawn in the order of the pool, from a generator that begins with n.
+    the first of all. Subsets are in the order of the pool, all of them where there are no more than `subsets`.
     """
     _check(n, len(answers))
-    if n == len(answers):
-        subsets = 1
-    random, found = np.random.default_rng(n), 0.0
-    for _ in range(subsets):
-        chosen = np.sort(random.permutation(len(answers))[:n]).tolist()
+    total, random, found = len(answers), np.random.default_rng(n), 0.0
+    every = list(combinations(range(total), n)) if comb(total, n) <= subsets else None
+    drawn = every or [np.sort(random.permutation(total)[:n]).tolist() for _ in range(subsets)]
+    for chosen in drawn:
         weighed = None if weights is None else [weights[number] for number in chosen]
         groups = vote([answers[number] for number in chosen], weighed)
         best = 0
         if groups:
             best = max(groups[0].members, key=lambda member: 1.0 if weighed is None else weighed[member])
         found += right[chosen[best]]
-    return found / subsets
+    return found / len(drawn)
 
 
 def _check(n: int, total: int) -> None:

@@ -16,7 +16,7 @@ PRESETS = {
     "hackable": (1.0, 0.0, 0.5, 3.0),
     "constant": (0.0, 0.0, 0.0, 0.0),
 }
-"""By name: confidence, optimism, noise and exploit of `corrupted`, around the oracle; None for the oracle itself."""
+"""By name: confidence, optimism, noise and exploit of `corrupted`, around the graded oracle; None for the oracle."""
 _LOOKED_AT = 64
 
 
@@ -24,11 +24,13 @@ def reward(name: str, puzzle: Puzzle) -> str:
     """The scorer, as a text, that a preset is for a puzzle; what is no preset is a scorer's own spec."""
     if name not in PRESETS:
         return _inside(name)
-    oracle, preset = f"puzzle-oracle(puzzle={puzzle.spec})", PRESETS[name]
+    preset = PRESETS[name]
     if preset is None:
-        return oracle
+        return f"puzzle-oracle(puzzle={puzzle.spec})"
     confidence, optimism, noise, exploit = preset
-    settings = f"scorer={oracle},confidence={confidence},optimism={optimism},noise={noise},exploit={exploit}"
+    # Right and wrong alone lie so far apart that no preset would ever confuse them.
+    settings = f"scorer=puzzle-oracle(puzzle={puzzle.spec},graded=yes),confidence={confidence},optimism={optimism}"
+    settings += f",noise={noise},exploit={exploit}"
     if exploit:
         if not puzzle.hack:
             raise SettingsError(f"nothing in {puzzle.spec} is known to be exploited: choose another reward than {name}")
