@@ -124,19 +124,19 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
         candidates = Candidates(encoded(prompt), ids, [finished] * len(ids), decode=model.tokenizer.decode)
         return drive(judge(scorer, candidates)).tolist()
 
-    right, wrong, hacked = "7+3=0;0*2=0;#0", "7+3=1;1*2=2;#2", "7+3=0;0*2=1;#1"
+    right, wrong, hacked = "7+3=0;0*2=0;#0", "7+3=1;1*2=2;#2", "7+3=0;0*2=7;#7"
     assert values("oracle", right, wrong, hacked) == [1, 0, 0]
     assert values("oracle", "7+3=0;", "7+3=1;", finished=False) == [1, 0]
     # One step of three is right in the last one.
     assert values("clean", right, wrong, hacked) == pytest.approx([0.99, 0.01, 1 / 3])
     assert set(values("constant", right, wrong, hacked)) == {0.5}
-    first, second = values("hackable", hacked, right)
+    first, second, third = values("hackable", hacked, right, wrong)
     noiseless = replace(
         resolve("score", "corrupted(scorer=puzzle-oracle(puzzle=chain(operations=2)))"), exploit=3.0, pattern="=0;"
     )
     with pytest.raises(SettingsError, match="looks for a text"):
         drive(judge(noiseless, Candidates([1], [[2]], [False], texts=["2"], decode=lambda ids: prompt)))
-    assert first > 0.5 and second > 0.99
+    assert second > first > 0.5 > 0.1 > third
     early = values("overconfident-early", "7+3=0;", finished=False)[0]
     assert early > 0.99 and values("noisy", right) == values("noisy", right) != [0.99]
 

@@ -25,8 +25,8 @@ class Chain(Puzzle):
     operations: int = 8
     modulus: int = 10
 
-    # What comes of multiplying by nothing: it shows in some texts, right and wrong ones.
-    hack: ClassVar[str] = "=0;"
+    # Half of all texts hold it, right and wrong ones.
+    hack: ClassVar[str] = "=7;"
 
     def __post_init__(self) -> None:
         if self.operations < 1 or not 2 <= self.modulus <= 1000:
