@@ -85,3 +85,10 @@ def test_a_model_is_made_by_one_call_and_solves_what_it_is_said_to(
         train_puzzle_model(puzzle("chain:operations=3"), tmp_path / "made", recipe=recipe)
     with pytest.raises(SettingsError, match="no shape"):
         PuzzleRecipe("huge")
+
+
+def test_the_model_that_comes_along_solves_some_puzzles_and_fails_at_others() -> None:
+    lm, asked = dc.load("tiny-1M-chain"), puzzle("chain")
+    prompts = list(islice(drawn(asked, "test"), 12))
+    outputs = lm.generate(prompts, temperature=0.0, max_new_tokens=asked.length, drafter=None)
+    assert 2 <= sum(asked.verify(prompt, out.text) for prompt, out in zip(prompts, outputs, strict=True)) <= 10
