@@ -19,12 +19,11 @@ from typing import Any
 import numpy as np
 
 import decodery as dc
-from decodery.search.answers import Answers, vote
+from decodery.search.answers import Answers
 from decodery.search.best_of_n import BestOfN
-from decodery.search.estimators import best_of, pass_at
+from decodery.search.estimators import best_of, pass_at, voted
 
 ASK = "{}\nThink step by step, and end with a line #### and the number."
-SUBSETS = 200
 
 
 def drawn(lm: dc.LM, problem: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
@@ -48,17 +47,6 @@ def drawn(lm: dc.LM, problem: dict[str, str], options: argparse.Namespace) -> di
     }
 
 
-def voted(pool: dict[str, Any], n: int, weights: np.ndarray) -> float:
-    """The share of random subsets of n texts whose vote is right."""
-    chance = np.random.default_rng(n)
-    right = 0
-    for _ in range(SUBSETS):
-        chosen = chance.permutation(len(weights))[:n]
-        groups = vote([pool["answers"][i] for i in chosen], weights[chosen].tolist())
-        right += bool(groups) and pool["right"][chosen[groups[0].members[0]]]
-    return right / SUBSETS
-
-
 def _races(pool: dict[str, Any]) -> list[float]:
     """Minus the lengths; a text without an end or an answer comes last."""
     counts = zip(pool["lengths"], pool["ended"], pool["answers"], strict=True)
@@ -68,8 +56,8 @@ def _races(pool: dict[str, Any]) -> list[float]:
 METHODS: dict[str, Callable[[dict[str, Any], int], float]] = {
     "pass@n": lambda pool, n: pass_at(n, sum(pool["right"]), len(pool["right"])),
     "best-of-n": lambda pool, n: best_of(n, pool["scores"], pool["right"]),
-    "self-consistency": lambda pool, n: voted(pool, n, np.ones(len(pool["right"]))),
-    "weighted-vote": lambda pool, n: voted(pool, n, np.exp(pool["scores"])),
+    "self-consistency": lambda pool, n: voted(n, pool["answers"], pool["right"]),
+    "weighted-vote": lambda pool, n: voted(n, pool["answers"], pool["right"], np.exp(pool["scores"]).tolist()),
     "first-finish": lambda pool, n: best_of(n, _races(pool), pool["right"]),
 }
 

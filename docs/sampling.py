@@ -165,10 +165,34 @@ def warp_costs() -> str:
     return f"`{found['command']}`, one thread.\n\n" + table(["", *(f"{length} tokens" for length in lengths)], rows)
 
 
+def puzzles() -> str:
+    """What searches find on puzzles: accuracy by budget, and what the largest one costs."""
+    result = load("search-puzzles")
+    budgets = result["settings"]["budgets"]
+    found: dict[tuple[str, str], dict[int, Any]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["method"], row["reward"]), {})[row["n"]] = row
+    rows = []
+    for (method, reward), by_budget in found.items():
+        last = by_budget[max(by_budget)]
+        shares = [f"{by_budget[n]['accuracy']:.3f}" if n in by_budget else "" for n in budgets]
+        half = f"{(last['high'] - last['low']) / 2:.3f}"
+        costs = [f"{last[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
+        rows.append([f"`{method}`", reward, *shares, half, *costs])
+    head = ["method", "reward", *(f"n={n}" for n in budgets), "±", "tokens", "scorer calls", "depth"]
+    settings = result["settings"]
+    about = (
+        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
+        f"{settings['temperature']:g}, a pool of {settings['pool']}; ± and costs at the largest n."
+    )
+    return f"{about}\n\n{table(head, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "samplers": samplers,
     "speculation": speculation,
     "agreement": agreement,
     "searches": searches,
+    "puzzles": puzzles,
     "warp-costs": warp_costs,
 }

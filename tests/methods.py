@@ -76,6 +76,7 @@ from decodery.model.skips import SkipSet
 from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
+from decodery.puzzles.chain import Chain
 from decodery.sample import (
     DRY,
     XTC,
@@ -103,8 +104,10 @@ from decodery.score.corrupted import Corrupted
 from decodery.score.curiosity import Curiosity
 from decodery.score.length_normalised import LengthNormalised
 from decodery.score.log_probability import LogProbability
+from decodery.score.process_reward import ProcessHead, ProcessReward
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
+from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
@@ -186,8 +189,24 @@ def _numbers(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
+class _Numbers(Chain):
+    """A puzzle of any numbers: right texts have an even count of them, and open ones a one among them."""
+
+    def verify(self, prompt: str, text: str) -> bool:
+        return len(text.split()) % 2 == 0
+
+    def open(self, prompt: str, text: str) -> bool:
+        return "1" in text
+
+
 def _head() -> ValueHead:
     return ValueHead(LinearValue(torch.linspace(-1, 1, 32, dtype=torch.float64), torch.tensor(0.0), tap=1))
+
+
+def _process() -> ProcessReward:
+    draws = torch.Generator().manual_seed(0)
+    shapes = {"inner.weight": (8, 32), "inner.bias": (8,), "outer.weight": (8,), "outer.bias": ()}
+    return ProcessReward(ProcessHead({name: torch.randn(shape, generator=draws) for name, shape in shapes.items()}, 2))
 
 
 _RATES = torch.tensor([[0.4, 0.2, 0.1], [0.3, 0.2, 0.1]])
@@ -388,11 +407,13 @@ SCORERS: dict[str, Scorer] = {
     "curiosity": Curiosity(Even(), peak=3.0, width=2.0),
     "length-normalised": LengthNormalised(LogProbability("sum"), penalty=0.7),
     "log-probability": LogProbability("mean"),
+    "process-reward": _process(),
     "product": Product((LogProbability("sum"), Even()), (0.5, 2.0)),
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
+    "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
     "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
     "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
     "value-head": _head(),

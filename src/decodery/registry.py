@@ -149,11 +149,11 @@ def method_of(value: object) -> Method | None:
 
 
 def family_of(cls: type) -> str | None:
-    """The package below this one that `cls`, or the nearest of its bases, lives in."""
+    """The family whose package `cls`, or the nearest of its bases that is in one, lives in."""
     for base in cls.__mro__:
-        package = base.__module__.rpartition(".")[0]
-        if package.startswith(_PACKAGE + "."):
-            return package[len(_PACKAGE) + 1 :]
+        package = base.__module__.rpartition(".")[0].removeprefix(_PACKAGE + ".")
+        if package in FAMILIES:
+            return package
     return None
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from . import structured
 from .load import show as load
-from .result import LOAD, PASSES, Result
+from .result import LOAD, PASSES, SEARCH, Result
 from .rows import ALL
+from .searches import figures as searches
 
-_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "main.js")
-_TITLES = {PASSES: "passes", LOAD: "serving"}
+_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "search.js", "main.js")
+_TITLES = {PASSES: "passes", LOAD: "serving", SEARCH: "searches"}
 
 
 def page(result: Result) -> str:
@@ -44,7 +45,8 @@ def _embedded(result: Result) -> str:
 
 
 def table(result: Result, *, categories: bool = False) -> str:
-    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs or load.
+    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs, load
+    or searches.
 
     categories: with a table of speed-ups by category after each.
     """
@@ -52,6 +54,9 @@ def table(result: Result, *, categories: bool = False) -> str:
         return _passes_table(result)
     if result["kind"] == LOAD:
         return f"{load.title(result)}:\n\n{markdown(load.HEAD, [load.cells(row) for row in result['rows']])}"
+    if result["kind"] == SEARCH:
+        shown = [searches.shown(row) for row in result["rows"]]
+        return f"{searches.title(result)}:\n\n{markdown(searches.HEAD, shown)}"
     parts = []
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]

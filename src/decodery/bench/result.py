@@ -24,13 +24,15 @@ from .structured import Schema
 FORMAT = 1
 _MOST_BYTES = 1 << 28
 
-BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
+BENCHMARK, PASSES, LOAD, SEARCH = "benchmark", "passes", "load", "search"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
 _LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
+_SEARCH: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list}
 
 Result = dict[str, Any]
-"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers."""
+"""See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
+`searches.job` for searches."""
 
 
 def make_result(
@@ -121,7 +123,7 @@ def read(path: Path) -> Result:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD}.get(str(kind))
+    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD, SEARCH: _SEARCH}.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
     if result.get("format") != FORMAT:
@@ -139,7 +141,17 @@ def require_load(result: Result) -> Result:
     return _require(result, LOAD)
 
 
-_HOLDS = {BENCHMARK: "a benchmark of methods", PASSES: "costs of passes", LOAD: "the load of a server"}
+def require_search(result: Result) -> Result:
+    """The result itself if it is one of searches; raises CorruptFile for another kind."""
+    return _require(result, SEARCH)
+
+
+_HOLDS = {
+    BENCHMARK: "a benchmark of methods",
+    PASSES: "costs of passes",
+    LOAD: "the load of a server",
+    SEARCH: "a benchmark of searches",
+}
 
 
 def _require(result: Result, kind: str) -> Result:

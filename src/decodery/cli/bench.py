@@ -71,6 +71,10 @@ def _how(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="How", **settings)
 
 
+def _search(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="Searches on puzzles", **settings)
+
+
 def _load(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="Servers under load", **settings)
 
@@ -89,13 +93,15 @@ _PATH = click.Path(path_type=Path)
     "--methods",
     type=_Methods(),
     help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
-    "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers).",
+    "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
+    "best-of-n, self-consistency, weighted-vote, first-finish, and specs with {n} and {scorer} in them.",
 )
 @_what(
     "--workload",
     "workloads",
     type=_Names(),
-    help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in).",
+    help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in); search, alone: "
+    "searches on puzzles.",
 )
 @recorded_import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
@@ -118,6 +124,14 @@ _PATH = click.Path(path_type=Path)
 @_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
+@_search("--puzzle", metavar="SPEC", help="chain, retry-chain, countdown or dyck, as in chain:operations=12 (chain).")
+@_search(
+    "--rewards",
+    type=_Methods(),
+    help="oracle, clean, noisy, overconfident-early, hackable, constant, or scorers such as process-reward:head=FILE.",
+)
+@_search("--budgets", type=_Numbers(), help="Samples of a method, and what {n} in a search stands for (1,2,4,8,16).")
+@_search("--pool", type=int, metavar="N", help="Samples of a puzzle that methods are computed from (32).")
 @click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
 @click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
 @_load(
@@ -151,7 +165,17 @@ def bench(
     strange = sorted(given.keys() & {"rates", "trace", "first_token_limit", "gap_limit"})
     if strange and serve is None:
         raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to --serve")
-    if serve is not None:
+    puzzles = "search" in given.get("workloads", ())
+    strange = sorted(given.keys() & {"puzzle", "rewards", "budgets", "pool"})
+    if strange and not puzzles:
+        raise click.UsageError(f"--{strange[0]} belongs to --workload search")
+    if puzzles:
+        if compare or source or passes or rows is not None or serve is not None:
+            raise click.UsageError("--workload search goes without --compare, --from, --pass, --rows and --serve")
+        from .bench_search import measure as search
+
+        _ended(search(given, out, as_json=as_json, resume=resume), out, "decodery bench --workload search")
+    elif serve is not None:
         if compare or source or passes or rows is not None:
             raise click.UsageError("--serve goes without --compare, --from, --pass and --rows")
         from .bench_serve import measure

@@ -13,6 +13,7 @@ from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, ngrams, ppd, swift, units
+from .train_puzzles import prm, puzzle_model
 from .train_router import router
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
@@ -25,7 +26,23 @@ def train() -> None:
     """Make what some methods need, such as a datastore to draft from."""
 
 
-for learned in (acceptance, calm, contexts, draft, ftp, head, hidden_transfer, ngrams, ppd, router, sec, swift, units):
+for learned in (
+    acceptance,
+    calm,
+    contexts,
+    draft,
+    ftp,
+    head,
+    hidden_transfer,
+    ngrams,
+    ppd,
+    prm,
+    puzzle_model,
+    router,
+    sec,
+    swift,
+    units,
+):
     train.add_command(learned)
 
 

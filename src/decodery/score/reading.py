@@ -10,6 +10,7 @@ from ..core.ask import Asking, score_all
 from ..errors import PromptError, SettingsError
 from ..model.batch import Segment
 from ..model.protocol import Reader
+from ..model.sites import Tap
 from .base import Candidates
 
 _CHUNK = 64
@@ -29,11 +30,13 @@ def read(
     texts: Sequence[Sequence[int]],
     rows: Sequence[int],
     take: Callable[[int, int, torch.Tensor], None],
+    tap: Tap | None = None,
 ) -> Asking[None]:
     """Read `texts`, all together; each begins as its candidate does, or as long as that is read already.
 
     rows: how many of the last rows of each are wanted. take: called with the number of a text, of a row, counted from
-    its beginning, and logits [n, vocab] of that row and those after it. Raises PromptError for what is too long.
+    its beginning, and logits [n, vocab] of that row and those after it, or, where there is a `tap`, the hidden states
+    [n, hidden] read there. Raises PromptError for what is too long.
     """
     caches, open_ = [], []
     for number, (text, wanted) in enumerate(zip(texts, rows, strict=True)):
@@ -54,10 +57,11 @@ def read(
             chunk = texts[number][start : start + _CHUNK]
             wanted_rows = range(max(first - start, 0), len(chunk))
             segments.append(Segment.chunk(chunk, caches[number], logit_rows=list(wanted_rows)))
-        found = yield from score_all(model, segments)
+        found = yield from score_all(model, segments, () if tap is None else (tap,))
         for number, segment, scored in zip(open_, segments, found, strict=True):
             start = caches[number].next_position
             caches[number].keep(range(len(segment)))
             if segment.logit_rows:
-                take(number, start + segment.logit_rows[0], scored.logits)
+                rows_of = scored.logits if tap is None else scored.hidden[tap][list(segment.logit_rows)]
+                take(number, start + segment.logit_rows[0], rows_of)
         open_ = [number for number in open_ if caches[number].next_position < len(texts[number])]

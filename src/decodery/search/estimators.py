@@ -6,10 +6,15 @@ A pool is larger than the searches it is asked about; every subset of a size is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import combinations, groupby
 from math import comb
 
+import numpy as np
+
 from ..errors import SettingsError
+from .answers import vote
+
+_SUBSETS = 200
 
 
 def pass_at(k: int, right: int, total: int) -> float:
@@ -38,6 +43,41 @@ def best_of(n: int, scores: Sequence[float], right: Sequence[float]) -> float:
         found += chance * sum(ties) / len(ties)
         below += len(ties)
     return found
+
+
+def distinct_of(n: int, texts: Sequence[str]) -> float:
+    """How many different texts there are, on average, among n of these: as often is a scorer asked."""
+    total = len(texts)
+    _check(n, total)
+    return sum(1 - comb(total - texts.count(each), n) / comb(total, n) for each in set(texts))
+
+
+def voted(
+    n: int,
+    answers: Sequence[str | None],
+    right: Sequence[float],
+    weights: Sequence[float] | None = None,
+    *,
+    subsets: int = _SUBSETS,
+) -> float:
+    """How right, on average over random subsets of n samples, the text is that a vote elects.
+
+    answers: of the pool, None where there is none. right, weights: of each sample; weights are all 1 by default. The
+    text is that of most weight among those with the elected answer, the first drawn among equals; without any answer
+    the first of all. Subsets are in the order of the pool, all of them where there are no more than `subsets`.
+    """
+    _check(n, len(answers))
+    total, random, found = len(answers), np.random.default_rng(n), 0.0
+    every = list(combinations(range(total), n)) if comb(total, n) <= subsets else None
+    drawn = every or [np.sort(random.permutation(total)[:n]).tolist() for _ in range(subsets)]
+    for chosen in drawn:
+        weighed = None if weights is None else [weights[number] for number in chosen]
+        groups = vote([answers[number] for number in chosen], weighed)
+        best = 0
+        if groups:
+            best = max(groups[0].members, key=lambda member: 1.0 if weighed is None else weighed[member])
+        found += right[chosen[best]]
+    return found / len(drawn)
 
 
 def _check(n: int, total: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -15,20 +15,16 @@ from torch.nn.functional import linear, silu
 from ..core.needs import Gives
 from ..errors import CorruptFile, UnsupportedModel
 from ..model.artifact import Artifact, refuse_other, remembered
-from ..model.attention import attend, rotate
+from ..model.attention import Rows, attend, rotate
 from ..model.batch import Segment
 from ..model.cache import KVCache, Mark
 from ..model.config import LAYERS, ModelConfig
 from ..model.fields import Flag
-from ..model.graphs import StaticStep
 from ..model.protocol import LanguageModel, Reader
-from ..model.transformer import Transformer
+from ..model.transformer import Transformer, _Pass
 from ..model.weights import Dense, Layer
 from ..registry import register
 from .base import Source
-
-if TYPE_CHECKING:
-    from ..model.transformer import _Pass
 
 __all__ = ["PartialWeights"]
 
@@ -222,9 +218,9 @@ class PartialTransformer(Transformer):
     def new_cache(self) -> KVCache:
         return PartialCache.beside(self.config, self.source_length, self.dtype, self.device)
 
-    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: _Pass | StaticStep) -> torch.Tensor:
+    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
         own = super()._attention(index, layer, normed, step)
-        assert not isinstance(step, StaticStep)
+        assert isinstance(step, _Pass)
         weights, config = self.partial.layers[index], self.config
         if not weights:
             return own

@@ -3,6 +3,7 @@
 from .caches import check_cache
 from .constraints import check_constraint
 from .distributions import check_distribution, enumerate_law
+from .doubles import ScriptedChain, Tabular, TabularReward, best_of_law
 from .drafters import Garbage, Oracle
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
@@ -19,7 +20,11 @@ __all__ = [
     "LawBroken",
     "Oracle",
     "ReferenceRegex",
+    "ScriptedChain",
     "TableModel",
+    "Tabular",
+    "TabularReward",
+    "best_of_law",
     "check_batch",
     "check_cache",
     "check_constraint",

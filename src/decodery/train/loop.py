@@ -76,6 +76,7 @@ def train(
     validate: Callable[[], Mapping[str, float]],
     metric: str,
     higher: bool = False,
+    enough: Callable[[Mapping[str, float]], bool] = lambda values: False,
     settings: Mapping[str, object] | None = None,
     progress: Progress = silent,
     what: str = "training",
@@ -85,7 +86,8 @@ def train(
     loss: the loss of step s, a scalar that depends on `parameters`, s and nothing else: with batches that are a
     function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
     validate: called every `plan.validate_every` steps, at the start and at the end; metric: the name among its values
-    that decides, the lowest being best unless `higher`. out: the folder of the checkpoint. settings: whatever else the
+    that decides, the lowest being best unless `higher`; enough: of these values, whether to end before the last step,
+    with the parameters as they are then. out: the folder of the checkpoint. settings: whatever else the
     run depends on; a checkpoint of other settings is refused. progress: told how many steps of how many are done.
 
     Raises NumericalError when the loss is no longer finite.
@@ -98,17 +100,20 @@ def train(
         history = _restore(path, made, parameters, best, optimizer)
     saved, total, counted = monotonic(), 0.0, 0
 
-    def judge() -> None:
+    def judge() -> bool:
         values = {name: float(value) for name, value in validate().items()}
         history.metrics[str(history.step)] = values
         if history.best is None or (values[metric] > history.best if higher else values[metric] < history.best):
             history.best, history.best_step = values[metric], history.step
             for name, value in parameters.items():
                 best[name].copy_(value.detach())
+        return enough(values)
 
     if not history.metrics:
         judge()
-    while history.step < plan.steps:
+    # A run that was interrupted behind its last step had ended.
+    ended = enough(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
+    while history.step < plan.steps and not ended:
         for group in optimizer.param_groups:
             group["lr"] = plan.rate(history.step)
         value = loss(history.step)
@@ -124,9 +129,9 @@ def train(
         if due:
             history.losses[str(history.step)] = total / counted
             total, counted = 0.0, 0
-            judge()
+            ended = judge()
         # Only where the mean loss starts anew, so that a resumed run reports the same one.
-        if due and (monotonic() - saved > plan.save_seconds or history.step == plan.steps):
+        if due and (monotonic() - saved > plan.save_seconds or history.step == plan.steps or ended):
             _save(path, made, history, parameters, best, optimizer)
             saved = monotonic()
         progress(what, history.step, plan.steps)

@@ -1,4 +1,4 @@
-// Puts the page together: a benchmark of methods, the costs of passes, or servers under load.
+// Puts the page together: a benchmark of methods, the costs of passes, servers under load, or searches.
 function details(title, values) {
   const show = (value) => (Array.isArray(value) ? value.join(", ") || "none" : value === null || value === "" ? "–" : String(value));
   return el("section", {}, el("h2", {}, title),
@@ -120,4 +120,5 @@ function passesPage() {
 
 if (result.kind === "passes") passesPage();
 else if (result.kind === "load") loadPage();
+else if (result.kind === "search") searchPage();
 else benchmarkPage();

@@ -1,0 +1,106 @@
+"""From traces to figures: accuracy with its interval, and what was spent for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .pools import estimated
+from .settings import GREEDY, POOLED, SCORED, Cell, SearchSettings
+
+RESAMPLES = 10_000
+COSTS = ("tokens", "scorer_calls", "depth")
+
+Row = dict[str, Any]
+
+
+def cells(settings: SearchSettings) -> Iterator[Cell]:
+    """All that is measured, in order."""
+    yield GREEDY, "", 1
+    for method in settings.methods:
+        asks = method in SCORED or "{scorer}" in method
+        widths = settings.budgets if method in POOLED or "{n}" in method else (1,)
+        for reward in settings.rewards if asks else ("",):
+            for budget in widths:
+                yield method, reward, budget
+
+
+def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row]:
+    """A row for every cell, over the puzzles that all of them have.
+
+    accuracy, low, high: with a 95 % bootstrap interval over puzzles; tokens, scorer_calls, depth: means; gain and its
+    interval: over one plain sample, on the same puzzles, paired. puzzles: how many.
+    """
+    pools = {trace["puzzle"]: trace for trace in traces if trace["kind"] == "pool"}
+    runs = {(t["method"], t["reward"], t["n"], t["puzzle"]): t for t in traces if t["kind"] == "run"}
+    asked = list(cells(settings))
+    done = [
+        number
+        for number, pool in sorted(pools.items())
+        if pool and all(cell[0] in POOLED or (*cell, number) in runs for cell in asked)
+    ]
+    found: list[Row] = []
+    if not done:
+        return found
+    plain = np.array([estimated(pools[number], "pass@n", "", 1)["right"] for number in done])
+    resamples = np.random.default_rng(settings.seed).integers(0, len(done), (RESAMPLES, len(done)), dtype=np.int32)
+    for method, reward, budget in asked:
+        each = [
+            estimated(pools[number], method, reward, budget)
+            if method in POOLED
+            else runs[(method, reward, budget, number)]
+            for number in done
+        ]
+        right = np.array([one["right"] for one in each], dtype=np.float64)
+        low, high = interval(right, resamples)
+        gain_low, gain_high = interval(right - plain, resamples)
+        found.append(
+            {
+                "method": method,
+                "reward": reward,
+                "n": budget,
+                "puzzles": len(done),
+                "accuracy": round(float(right.mean()), 4),
+                "low": low,
+                "high": high,
+                "gain": round(float((right - plain).mean()), 4),
+                "gain_low": gain_low,
+                "gain_high": gain_high,
+                **{name: round(float(np.mean([one[name] for one in each])), 2) for name in COSTS},
+            }
+        )
+    return found
+
+
+def interval(values: np.ndarray, resamples: np.ndarray) -> tuple[float, float]:
+    """95 % of the means of these resamples of [n] values lie between; resamples: [m, n] places."""
+    low, high = np.quantile(values[resamples].mean(axis=1), (0.025, 0.975))
+    return round(float(low), 4), round(float(high), 4)
+
+
+HEAD = ("method", "reward", "n", "accuracy (95 %)", "over one sample", "tokens", "scorer calls", "depth")
+
+
+def shown(row: Row) -> list[str]:
+    """A row's figures under `HEAD`."""
+    return [
+        row["method"],
+        row["reward"],
+        str(row["n"]),
+        f"{row['accuracy']:.3f} ({row['low']:.3f}–{row['high']:.3f})",
+        f"{row['gain']:+.3f} ({row['gain_low']:+.3f} to {row['gain_high']:+.3f})",
+        f"{row['tokens']:.0f}",
+        f"{row['scorer_calls']:.1f}",
+        f"{row['depth']:.0f}",
+    ]
+
+
+def title(result: dict[str, Any]) -> str:
+    settings = result["settings"]
+    puzzles = max((row["puzzles"] for row in result["rows"]), default=0)
+    return (
+        f"{result['model']['name']} on {puzzles} puzzles of {settings['puzzle']}, temperature "
+        f"{settings['temperature']:g}, a pool of {settings['pool']}"
+    )

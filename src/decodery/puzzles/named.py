@@ -1,0 +1,29 @@
+"""Puzzles by name, with their settings: `chain:operations=12,modulus=23`."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+from ..errors import SettingsError
+from ..spec import given, parts
+from .base import Puzzle
+from .chain import Chain
+from .countdown import Countdown
+from .dyck import Dyck
+from .retry_chain import RetryChain
+
+PUZZLES: dict[str, type[Puzzle]] = {"chain": Chain, "countdown": Countdown, "dyck": Dyck, "retry-chain": RetryChain}
+
+
+def puzzle(spec: str | Puzzle) -> Puzzle:
+    """The puzzle that a text names; raises SettingsError for what is none."""
+    if isinstance(spec, Puzzle):
+        return spec
+    name, settings = parts(spec)
+    cls = PUZZLES.get(name)
+    if cls is None:
+        raise SettingsError(f"there is no puzzle {name!r}: choose among {', '.join(PUZZLES)}")
+    kinds = typing.get_type_hints(cls)
+    values = given(name, settings, {field.name: kinds[field.name] for field in dataclasses.fields(cls)})
+    return cls(**values)
