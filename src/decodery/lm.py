@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from .budget.base import MOST_NODES, Policy
+from .core.conversation import Conversation, Prompt
 from .core.memory import Memory
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
@@ -36,9 +37,6 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 
 MOST_TEXTS = 32
 """Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
-
-Message = Mapping[str, Any]
-Prompt = str | Ordered[Message]
 
 
 class LM:
@@ -119,7 +117,7 @@ class LM:
         `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
         """
         method = resolve("search", search).bind(self.tokenizer)
-        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None, "raw": raw} | settings)
+        request = self._asked(prompt, raw, {"drafter": None} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     def hide(
@@ -274,6 +272,7 @@ class LM:
             trace=seq.trace,
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             score=seq.score,
+            complete=seq.complete,
             kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache else None,
         )
 
@@ -290,9 +289,18 @@ class LM:
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        tokens = self.encode(prompt, raw=raw)
-        settings = {"raw": raw, **settings}
-        first = engine.submit(self.request(tokens, **settings))
-        seeds = [nth_seed(first.seed, number) for number in range(1, n)]
-        others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
+        asked = self._asked(prompt, raw, settings)
+        first = engine.submit(asked)
+        others = []
+        for number in range(1, n):
+            asked = self._asked(prompt, raw, settings | {"seed": nth_seed(first.seed, number)}, asked.prompt)
+            others.append(engine.submit(asked, like=first))
         return [first, *others]
+
+    def _asked(
+        self, prompt: Prompt, raw: bool, settings: dict[str, Any], tokens: Ordered[int] | None = None
+    ) -> Request:
+        """A request that knows what its prompt was made of. tokens: the prompt's, where they are known."""
+        request = self.request(tokens or self.encode(prompt, raw=raw), **{"raw": raw} | settings)
+        request.conversation = Conversation(prompt, partial(self.encode, raw=raw), self._compiled)
+        return request

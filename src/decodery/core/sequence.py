@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
+from .conversation import Conversation
 from .memory import Memory
 from .trace import Trace
 
 if TYPE_CHECKING:
     from ..budget.base import Policy
+    from ..decode.calls import Calls
     from ..draft.base import Drafter
     from ..model.cache import KVCache
     from ..model.protocol import Reader
@@ -60,7 +62,10 @@ class Sequence:
     prompt_kept: whether it has been left for others in turn.
     paused: takes part in no pass until that is taken back. shown: the first tokens whose rows the drafter has seen:
     where they are read again, because the cache was given up, it is not shown them twice. branches: all forks of a text
-    that a search has, itself included, while they are about; None for a text that is decoded by itself.
+    that a search has, itself included, while they are about; None for a text that is decoded by itself. conversation:
+    what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one, None where nobody
+    can. written_by: what a model that writes texts by itself keeps of this one. complete: False where it is not all
+    that it would have been, because whoever wrote it went away.
     """
 
     tokens: list[int]
@@ -102,6 +107,10 @@ class Sequence:
     trees: bool = False
     cached: int = 0
     prompt_kept: bool = False
+    conversation: Conversation | None = None
+    calls: Calls | None = field(default=None, repr=False, compare=False)
+    written_by: Any = field(default=None, repr=False, compare=False)
+    complete: bool = True
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""

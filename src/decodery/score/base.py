@@ -19,6 +19,7 @@ from ..model.protocol import Reader
 from ..model.sites import Tap
 
 if TYPE_CHECKING:
+    from ..decode.calls import Calls
     from ..model.tokenizer import Tokenizer
 
 __all__ = ["Candidates", "Scorer", "judge", "log_scores"]
@@ -32,7 +33,8 @@ class Candidates:
     whether it is an answer or a beginning. hidden: {tap: [m, hidden]} states of the last tokens, where the scorer
     needs them. texts: the outputs as text where somebody has it already; decode: ids to text, None without a tokenizer.
     model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
-    end, to be forked and never changed; None to read all of it.
+    end, to be forked and never changed; None to read all of it. calls: opens texts behind prompts of a scorer's own;
+    None where the prompt is token ids alone.
     """
 
     prompt: Sequence[int]
@@ -43,6 +45,7 @@ class Candidates:
     decode: Callable[[Sequence[int]], str] | None = None
     model: Reader | None = None
     states: Sequence[KVCache] | None = None
+    calls: Calls | None = None
 
     def __len__(self) -> int:
         return len(self.outputs)

@@ -45,7 +45,7 @@ class Search(Contract):
     @property
     def needs(self) -> Needs:
         """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
-        return Needs(alone=True, greedy=True, law=True)
+        return Needs(rows=True, alone=True, greedy=True, law=True)
 
     def bind(self, tokenizer: Tokenizer) -> Search:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
@@ -140,6 +140,7 @@ def candidates(branches: Ordered[Sequence], hidden: Mapping[Tap, torch.Tensor] |
         decode=None if first.detokenizer is None else partial(_decoded, first),
         model=first.model,
         states=[seq.cache for seq in branches],
+        calls=first.calls,
     )
 
 

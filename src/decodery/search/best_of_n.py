@@ -52,7 +52,7 @@ class BestOfN(Search):
 
     @property
     def needs(self) -> Needs:
-        return Needs(taps=self.judge.needs.taps)
+        return self.judge.needs
 
     def bind(self, tokenizer: Tokenizer) -> BestOfN:
         return replace(self, scorer=self.judge.bind(tokenizer))

@@ -60,7 +60,7 @@ class WeightedVote(Search):
 
     @property
     def needs(self) -> Needs:
-        return Needs(taps=self.judge.needs.taps)
+        return self.judge.needs
 
     def bind(self, tokenizer: Tokenizer) -> WeightedVote:
         return replace(self, scorer=self.judge.bind(tokenizer))
