@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from .decode.engine import Engine
     from .lm import LM, Output, Piece
     from .registry import methods
+    from .remote_lm import remote
 
 __version__ = "0.1.0"
 
-__all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "stream"]
+__all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
 
 _HOMES = {
     "LM": ".lm",
@@ -30,6 +31,7 @@ _HOMES = {
     "Piece": ".lm",
     "Engine": ".decode.engine",
     "methods": ".registry",
+    "remote": ".remote_lm",
 }
 
 

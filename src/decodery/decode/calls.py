@@ -14,6 +14,7 @@ from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..core.trace import Trace
 from ..errors import ServerError
+from ..model.protocol import writes
 from ..model.store import Progress, silent
 from ..sample.constraint import Constrained, constrained
 from ..sample.sampler import Sampler
@@ -86,12 +87,12 @@ class Calls:
         request.max_new_tokens = most or request.max_new_tokens
         seed = nth_seed(self.request.seed, _JUDGED)
         texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]
-        # A judge is greedy unless it is asked otherwise, so that equal prompts have equal answers.
+        read = charged().counts.get("prompt_tokens", 0)
         yield from self._write(texts, Trace(ledger=charged()), progress)
-        counts = charged().counts
+        counts, own = charged().counts, sum(seq.prompt_length for seq in texts)
         for name, amount in (
             ("judge_calls", len(texts)),
-            ("judge_tokens_in", sum(seq.prompt_length for seq in texts)),
+            ("judge_tokens_in", charged().counts.get("prompt_tokens", 0) - read if writes(self.engine.model) else own),
             ("judge_tokens_out", sum(len(seq.generated) for seq in texts)),
         ):
             counts[name] = counts.get(name, 0) + amount

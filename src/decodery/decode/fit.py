@@ -61,6 +61,10 @@ def _parts(request: Request) -> Iterator[tuple[str, Any]]:
             yield role, part
 
 
+def _of_model(model: LanguageModel) -> str:
+    return "a model that only writes texts" if writes(model) else type(model).__name__
+
+
 def _acts_on_rows(role: str, part: Any) -> bool:
     """Whether a part sees the rows of a text as they are scored, whatever else it needs."""
     return role in ("constraint", "drafter", "budget", "source") or (role == "rule" and not isinstance(part, Coupled))
@@ -90,14 +94,14 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
                 raise SettingsError(f"{_who(role, part)} needs {words}: {error}") from error
             if place.name != "residual" and place.name not in model.capabilities.sites:
                 words = f"the hidden states at {tap}"
-                raise UnsupportedModel(_LACKS.format(_who(role, part), words, type(model).__name__, role))
+                raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
     elif name == "gradients" and not model.capabilities.gradients and not writes(model):
         raise UnsupportedModel(
             f"{_who(role, part)} needs gradients, which passes over quantized and packed weights do not have: load the "
             "model with dtype=float32"
         )
     elif not getattr(model.capabilities, name):
-        raise UnsupportedModel(_LACKS.format(_who(role, part), words, type(model).__name__, role))
+        raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
 
 
 def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:

@@ -37,23 +37,26 @@ class WholeTexts:
         self.refuse("scores no rows")
 
     def refuse(self, why: str) -> NoReturn:
-        raise UnsupportedModel(f"{self.name} writes whole texts and {why}: load the model here with decodery.load")
+        joint = "" if why.endswith(" or") else ":"
+        raise UnsupportedModel(
+            f"{self.name} writes whole texts and {why}{joint} load the model here with decodery.load"
+        )
 
     def grow(self, seq: Sequence, pieces: Ordered[str], told: Ordered[TokenLogprob] = ()) -> bool:
-        """Append pieces of text up to the first stop; returns whether the text has ended by one, or by its length.
+        """Append pieces of text up to the first stop; returns whether the text has ended by one, or is too long.
 
         told: log-probabilities of the pieces, where they are known.
         """
         before = seq.position
         for number, piece in enumerate(pieces):
+            if seq.remaining <= 0:
+                seq.finish_reason = "length"
+                break
             seq.tokens.append(self.pieces.id_of(piece))
             if number < len(told):
                 seq.token_logprobs.append(told[number])
             if seq.text is not None and (found := seq.text.push(seq.pending)) is not None:
                 seq.finish_reason, seq.stopped_by = "stop", found
-            elif seq.remaining <= 0:
-                seq.finish_reason = "length"
-            if seq.finished:
                 break
         if seq.position > before:
             seq.trace.steps.append(Step(emitted=seq.position - before))

@@ -23,10 +23,12 @@ class Pieces:
     """
 
     eos_ids: tuple[int, ...] = ()
+    special_ids: frozenset[int] = frozenset()
     bos_id = None
 
     def __init__(self) -> None:
-        self._texts = [""]
+        # The first two stand for prompts.
+        self._texts = ["", ""]
         self._ids: dict[str, int] = {}
         self._lock = Lock()
 
