@@ -21,7 +21,7 @@ PROMPTS = [[11], [5] * 6 + [7, 8, 9] * 4]
 
 
 def test_the_list_names_every_registered_search() -> None:
-    assert {*SEARCHES, *PIPELINES, "cheatsheet"} == {method.name for method in methods("search")}
+    assert {*SEARCHES, *PIPELINES, "cheatsheet", "query-ttt"} == {method.name for method in methods("search")}
 
 
 @pytest.mark.parametrize("name", SEARCHES)
