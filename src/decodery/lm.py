@@ -117,7 +117,7 @@ class LM:
         `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
         """
         method = resolve("search", search).bind(self.tokenizer)
-        request = self._asked(prompt, raw, {"drafter": None} | settings)
+        request = self.request_for(prompt, raw=raw, **{"drafter": None} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     def hide(
@@ -257,6 +257,21 @@ class LM:
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
         )
 
+    def request_for(
+        self, prompt: Prompt, *, raw: bool = False, tokens: Ordered[int] | None = None, **settings: Any
+    ) -> Request:
+        """A `request` that knows what its prompt was made of, as some searches and models behind servers must.
+
+        tokens: the prompt's, where they are known already.
+        """
+        request = self.request(tokens or self.encode(prompt, raw=raw), **{"raw": raw} | settings)
+        request.conversation = self.conversation(prompt, raw=raw)
+        return request
+
+    def conversation(self, prompt: Prompt, *, raw: bool = False) -> Conversation:
+        """A prompt before it is rendered, of which others can be made. raw: those are plain texts, too."""
+        return Conversation(prompt, partial(self.encode, raw=raw), self._compiled)
+
     def output(self, seq: Sequence, *, keep_cache: bool = False) -> Output:
         """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
         if seq.error is not None:
@@ -289,18 +304,8 @@ class LM:
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        asked = self._asked(prompt, raw, settings)
-        first = engine.submit(asked)
-        others = []
-        for number in range(1, n):
-            asked = self._asked(prompt, raw, settings | {"seed": nth_seed(first.seed, number)}, asked.prompt)
-            others.append(engine.submit(asked, like=first))
-        return [first, *others]
-
-    def _asked(
-        self, prompt: Prompt, raw: bool, settings: dict[str, Any], tokens: Ordered[int] | None = None
-    ) -> Request:
-        """A request that knows what its prompt was made of. tokens: the prompt's, where they are known."""
-        request = self.request(tokens or self.encode(prompt, raw=raw), **{"raw": raw} | settings)
-        request.conversation = Conversation(prompt, partial(self.encode, raw=raw), self._compiled)
-        return request
+        asked = self.request_for(prompt, raw=raw, **settings)
+        first, tokens = engine.submit(asked), asked.prompt
+        seeds = [nth_seed(first.seed, number) for number in range(1, n)]
+        others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
+        return [first, *(engine.submit(each, like=first) for each in others)]

@@ -15,8 +15,8 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import CorruptFile, ServerError, SettingsError
 from decodery.model.store import silent
-from decodery.score import TextScore
-from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG
+from decodery.score import LLMJudge, TextScore
+from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote
 from decodery.search.archon_layers import ranking
 from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
@@ -45,7 +45,7 @@ def test_pipelines_are_repeatable_whoever_shares_their_passes(lm: Any, name: str
     assert all(out.complete and out.prompt_tokens == lm.encode("Is it so?") for out in alone)
     assert ledger.counts["discarded"] == ledger.tokens - len(alone[0].tokens) and ledger.passes["model"] == ledger.depth
     engine = lm.engine()
-    requests = [lm._asked("Is it so?", False, settings), lm._asked("Why?", False, settings)]
+    requests = [lm.request_for("Is it so?", **settings), lm.request_for("Why?", **settings)]
     jobs = [engine.enter(search.find(engine, request)) for request in requests]
     for _ in range(3):
         engine.step()
@@ -253,6 +253,12 @@ def test_what_stands_is_returned_where_a_server_goes_away() -> None:
     with pytest.warns(UserWarning):
         (found,) = ScriptedLM([Said("begun and", gone=True)]).search("?", BestOfN(LONGEST, n=1))
     assert found.text == "begun and" and not found.complete
+    # Nobody is left to judge.
+    script = lambda asked: Said("", gone=True) if "Question:" in asked.text else "text"  # noqa: E731
+    for search in (BestOfN(LLMJudge(), n=2), WeightedVote(LLMJudge(), n=2, answer="whole"), IAD(LLMJudge(), n=2)):
+        with pytest.warns(UserWarning, match="not judged|found before"):
+            (found, *_) = ScriptedLM(script).search("?", search, temperature=1.0)
+        assert found.text == "text" and not found.complete
     with pytest.raises(ServerError):
         ScriptedLM([Said("", gone=True)] * 2).search("?", IAD(LAST, n=2))
 
@@ -260,7 +266,7 @@ def test_what_stands_is_returned_where_a_server_goes_away() -> None:
 def test_calls_of_one_layer_share_passes(lm: Any) -> None:
     """Four judged texts cost as many passes as one, and are what they are alone."""
     engine = lm.engine()
-    request = lm._asked("Is it so?", False, {"max_new_tokens": 5, "drafter": None})
+    request = lm.request_for("Is it so?", max_new_tokens=5, drafter=None)
     assert request.conversation is not None
 
     def asking(prompts: list[str], apart: bool) -> Any:

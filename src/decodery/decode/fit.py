@@ -95,7 +95,7 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
             if place.name != "residual" and place.name not in model.capabilities.sites:
                 words = f"the hidden states at {tap}"
                 raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
-    elif name == "gradients" and not model.capabilities.gradients and not writes(model):
+    elif name == "gradients" and model.capabilities.parts and not model.capabilities.gradients:
         raise UnsupportedModel(
             f"{_who(role, part)} needs gradients, which passes over quantized and packed weights do not have: load the "
             "model with dtype=float32"

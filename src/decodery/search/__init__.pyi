@@ -1,17 +1,25 @@
 # Written by docs/generate.py.
+from .archon import Archon as Archon
 from .beam import Beam as Beam
 from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
 from .budget_forcing import BudgetForcing as BudgetForcing
+from .cheatsheet import Cheatsheet as Cheatsheet
 from .contrastive_search import ContrastiveSearch as ContrastiveSearch
 from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
+from .drag import DRAG as DRAG
+from .drag import Demonstration as Demonstration
 from .diverse_beam import DiverseBeam as DiverseBeam
+from .drag import Documents as Documents
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
 from .first_finish import FirstFinish as FirstFinish
+from .iad import IAD as IAD
+from .iter_drag import IterDRAG as IterDRAG
 from .pg_td import PGTD as PGTD
 from .smc import Posterior as Posterior
+from .query_ttt import QueryTTT as QueryTTT
 from .coupling import Reading as Reading
 from .smc import SMC as SMC
 from .base import Search as Search

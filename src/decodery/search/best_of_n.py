@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..errors import SettingsError
+from ..errors import ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import register, resolve
 from ..score.base import Scorer
@@ -61,7 +61,10 @@ class BestOfN(Search):
         pool = Pool(engine, request, self, self.n)
         self.judge.fits(pool.texts[0].model)
         yield from pool.write(progress)
-        scores = yield from scored(self.judge, pool.texts)
+        try:
+            scores = yield from scored(self.judge, pool.texts)
+        except ServerError as error:
+            return pool.finish(pool.unjudged(error))
         for seq, score in zip(pool.texts, scores, strict=True):
             seq.score = score
         ranked = [seq for seq in pool.texts if seq.score is not None]

@@ -83,6 +83,7 @@ class IAD(Pipeline):
             if seen and self.feedback != "none":
                 said = said.asking((yield from self._prompt(calls, seen)))
             texts = yield from calls.answer([said] * self.n, progress)
+            calls.standing = seen or texts
             scores = yield from worth(self.judge, calls, texts)
             before = seen[0].score if seen else None
             for seq, score in zip(texts, scores, strict=True):

@@ -77,6 +77,12 @@ class Pool:
         self.complete, self.texts = False, whole or begun
         warnings.warn(f"{len(cut)} texts were cut, because whoever wrote them went away", stacklevel=2)
 
+    def unjudged(self, error: ServerError) -> list[Sequence]:
+        """The texts in the order they were drawn, because whoever was to judge them went away."""
+        warnings.warn(f"these texts were not judged: {error}", stacklevel=2)
+        self.complete = False
+        return self.texts
+
     def finish(self, found: list[Sequence]) -> list[Sequence]:
         """`found`, best first, as the results of the search; what else was written counts as discarded."""
         count("discarded", self.trace.ledger.tokens - len(found[0].generated))

@@ -10,7 +10,7 @@ import torch
 from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..errors import SettingsError
+from ..errors import ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import register, resolve
 from ..score.base import Scorer, log_scores
@@ -75,7 +75,11 @@ class WeightedVote(Search):
         pool = Pool(engine, request, self, self.n)
         self.judge.fits(pool.texts[0].model)
         yield from pool.write(progress)
-        scores = yield from scored(self.judge, pool.texts)
+        try:
+            scores = yield from scored(self.judge, pool.texts)
+        except ServerError as error:
+            texts = pool.unjudged(error)
+            return pool.finish(elected(texts, self._answers().of_texts(texts)))
         voting = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]
         logs = log_scores(self.judge, torch.tensor([score for _, score in voting], dtype=torch.float64))
         # What all have in common changes no vote, and what is left does not vanish.
