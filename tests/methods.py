@@ -102,7 +102,9 @@ from decodery.sample import (
 from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
 from decodery.score.curiosity import Curiosity
+from decodery.score.infalign import InfAlign
 from decodery.score.length_normalised import LengthNormalised
+from decodery.score.llm_judge import LLMJudge
 from decodery.score.log_probability import LogProbability
 from decodery.score.process_reward import ProcessHead, ProcessReward
 from decodery.score.product import Product
@@ -114,6 +116,7 @@ from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.a_star import AStar
 from decodery.search.arbitrage import Arbitrage
+from decodery.search.archon import Archon
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
@@ -122,12 +125,16 @@ from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
 from decodery.search.diverse_beam import DiverseBeam
+from decodery.search.documents import Documents
+from decodery.search.drag import DRAG
 from decodery.search.dvts import DVTS
 from decodery.search.edge import Edge
 from decodery.search.entropic_particle_filter import EntropicParticleFilter
 from decodery.search.exact_extract import ExactExtract
 from decodery.search.feature_vote import FeatureVote
 from decodery.search.first_finish import FirstFinish
+from decodery.search.iad import IAD
+from decodery.search.iter_drag import IterDRAG
 from decodery.search.lookahead import Lookahead as LookaheadSearch
 from decodery.search.mcts import MCTS
 from decodery.search.parallel_tempering import ParallelTempering
@@ -451,6 +458,17 @@ SEARCHES: dict[str, Search] = {
     "value-guided": ValueGuided(Even(), step_tokens=4, n=4, choose="best"),
     "weighted-vote": WeightedVote(Even(), n=4),
 }
+
+PIPELINES: dict[str, Search] = {
+    "archon": Archon((("generator(n=2)",), ("critic(tries=2)",), ("ranker(top_k=1)",), ("fuser",))),
+    "drag": DRAG(Documents(("the sky is blue", "grass is green")), k=1),
+    "iad": IAD(LLMJudge(), n=2, rounds=1),
+    "iter-drag": IterDRAG(Documents(("the sky is blue", "grass is green")), k=1, n=1),
+}
+"""Searches by prompts of their own, which are searched for through an `LM`; cheatsheet, with a file, is not here."""
+
+ASKING = {"infalign": InfAlign(LLMJudge(), samples=2), "llm-judge": LLMJudge()}
+"""Scorers by prompts of their own."""
 
 SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
 """Searches that choose among n samples."""

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from .decode.engine import Engine
     from .lm import LM, Output, Piece
     from .registry import methods
+    from .remote_lm import remote
 
 __version__ = "0.1.0"
 
-__all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "stream"]
+__all__ = ["LM", "Engine", "Output", "Piece", "generate", "load", "methods", "remote", "stream"]
 
 _HOMES = {
     "LM": ".lm",
@@ -30,16 +31,22 @@ _HOMES = {
     "Piece": ".lm",
     "Engine": ".decode.engine",
     "methods": ".registry",
+    "remote": ".remote_lm",
 }
 
 
 def load(name: str = "smollm2", **options: Any) -> LM:
-    """A ready model: an embedded name, a folder, a `.gguf` file or a Hub id.
+    """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
 
     options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8",
     "int4"), `device`,
     `revision`.
     """
+    if name.startswith(("http://", "https://")):
+        from .remote_lm import remote
+
+        # A server has chosen all of these itself.
+        return remote(name, **{key: value for key, value in options.items() if (key, value) != ("dtype", "auto")})
     from .lm import LM
     from .model.load import load as load_model
 

@@ -53,3 +53,7 @@ class NumericalError(DecoderyError):
 
 class OutOfMemory(DecoderyError):
     """There is no memory for a larger cache."""
+
+
+class ServerError(DecoderyError):
+    """A server that was asked for texts is not there, went away, or does not answer as such servers do."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from .budget.base import MOST_NODES, Policy
+from .core.conversation import Conversation, Prompt
 from .core.memory import Memory
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
@@ -36,9 +37,6 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 
 MOST_TEXTS = 32
 """Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
-
-Message = Mapping[str, Any]
-Prompt = str | Ordered[Message]
 
 
 class LM:
@@ -119,7 +117,7 @@ class LM:
         `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
         """
         method = resolve("search", search).bind(self.tokenizer)
-        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None, "raw": raw} | settings)
+        request = self.request_for(prompt, raw=raw, **{"drafter": None} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 
     def hide(
@@ -259,6 +257,21 @@ class LM:
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
         )
 
+    def request_for(
+        self, prompt: Prompt, *, raw: bool = False, tokens: Ordered[int] | None = None, **settings: Any
+    ) -> Request:
+        """A `request` that knows what its prompt was made of, as some searches and models behind servers must.
+
+        tokens: the prompt's, where they are known already.
+        """
+        request = self.request(tokens or self.encode(prompt, raw=raw), **{"raw": raw} | settings)
+        request.conversation = self.conversation(prompt, raw=raw)
+        return request
+
+    def conversation(self, prompt: Prompt, *, raw: bool = False) -> Conversation:
+        """A prompt before it is rendered, of which others can be made. raw: those are plain texts, too."""
+        return Conversation(prompt, partial(self.encode, raw=raw), self._compiled)
+
     def output(self, seq: Sequence, *, keep_cache: bool = False) -> Output:
         """What a finished sequence became; raises the error that ended it, if one did. keep_cache: see `generate`."""
         if seq.error is not None:
@@ -274,6 +287,7 @@ class LM:
             trace=seq.trace,
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             score=seq.score,
+            complete=seq.complete,
             kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache else None,
         )
 
@@ -290,9 +304,8 @@ class LM:
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        tokens = self.encode(prompt, raw=raw)
-        settings = {"raw": raw, **settings}
-        first = engine.submit(self.request(tokens, **settings))
+        asked = self.request_for(prompt, raw=raw, **settings)
+        first, tokens = engine.submit(asked), asked.prompt
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
-        others = [engine.submit(self.request(tokens, **settings | {"seed": s}), like=first) for s in seeds]
-        return [first, *others]
+        others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
+        return [first, *(engine.submit(each, like=first) for each in others)]

@@ -14,7 +14,8 @@ class Output:
     """One generated text. tokens: its ids, an EOS token included; text ends before EOS and before a stop string.
 
     prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
-    ranked. kept: what a further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
+    ranked. complete: False where a server went away before all was written that had been asked for. kept: what a
+    further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Output:
     trace: Trace
     logprobs: list[TokenLogprob] | None
     score: float | None = None
+    complete: bool = True
     kept: KeptText | None = field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,6 +44,8 @@ class Output:
         }
         if self.score is not None:
             result["score"] = self.score
+        if not self.complete:
+            result["complete"] = False
         if self.logprobs is not None:
             result["logprobs"] = [
                 {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs

@@ -31,7 +31,7 @@ from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search import PGTD, SMC, ControlledBlocks
 from decodery.source import ControlledDecoding
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
-from methods import SCORERS, Even
+from methods import ASKING, SCORERS, Even
 
 MODEL = tiny_transformer(0)
 TEXTS = [([5, 9, 2], [7, 3, 9]), ([5, 9, 2], [1]), ([5, 9, 2], [8] * 70), ([4] * 70, [11, 14, 5]), ([4] * 70, [7, 3])]
@@ -43,7 +43,7 @@ def score(scorer: Scorer, *outputs: list[int], prompt: tuple[int, ...] = (5, 9, 
 
 
 def test_the_list_names_every_registered_scorer() -> None:
-    assert {method.name for method in dc.methods("score")} == set(SCORERS)
+    assert {method.name for method in dc.methods("score")} == {*SCORERS, *ASKING}
 
 
 @pytest.mark.parametrize("name", sorted(SCORERS))

@@ -14,14 +14,14 @@ from decodery.errors import SettingsError
 from decodery.registry import methods
 from decodery.search.base import Search
 from decodery.testing import LawBroken, check_search, tiny_transformer
-from methods import CHOOSING, DRAWING, LOSSY_RULES, SAMPLERS, SEARCHES, WRITTEN_BY_THE_LOOP
+from methods import CHOOSING, DRAWING, LOSSY_RULES, PIPELINES, SAMPLERS, SEARCHES, WRITTEN_BY_THE_LOOP
 
 MODEL = tiny_transformer(3)
 PROMPTS = [[11], [5] * 6 + [7, 8, 9] * 4]
 
 
 def test_the_list_names_every_registered_search() -> None:
-    assert set(SEARCHES) == {method.name for method in methods("search")}
+    assert {*SEARCHES, *PIPELINES, "cheatsheet", "query-ttt"} == {method.name for method in methods("search")}
 
 
 @pytest.mark.parametrize("name", SEARCHES)

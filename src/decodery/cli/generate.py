@@ -78,11 +78,10 @@ def generate(
         if found[0].score is not None and (lacking := method.shortcoming(found[0].score)) is not None:
             raise Unsolved(lacking)
         return
-    tokens = lm.encode(text, raw=raw)
-    settings["raw"] = raw
-    first = lm.request(tokens, logprobs=logprobs, **settings)
+    first = lm.request_for(text, raw=raw, logprobs=logprobs, **settings)
     seeds = [nth_seed(first.seed, number) for number in range(1, n)]
-    requests = [first, *(lm.request(tokens, logprobs=logprobs, **settings | {"seed": seed}) for seed in seeds)]
+    again: dict[str, Any] = {"raw": raw, "tokens": first.prompt, "logprobs": logprobs}
+    requests = [first, *(lm.request_for(text, **again, **settings | {"seed": seed}) for seed in seeds)]
     if as_json:
         outputs = [output.to_dict() for output in decode(lm, requests)]
         click.echo(json.dumps(outputs if n > 1 else outputs[0], ensure_ascii=False))

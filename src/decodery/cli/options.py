@@ -97,7 +97,7 @@ model_options = together(
         *("-m", "--model"),
         default="smollm2",
         show_default=True,
-        help="An embedded model, a folder, a .gguf file or a Hub id.",
+        help="An embedded model, a folder, a .gguf file, a Hub id or the URL of a server.",
     ),
     _option(
         "Model",
@@ -204,6 +204,6 @@ search_option = together(
         "--search",
         metavar="SPEC",
         help="Follow several texts at once, such as beam:width=4 at temperature 0, or smc:particles=8 at a higher one; "
-        "without a drafter.",
+        "or ask several times, such as archon, or iad:scorer=llm-judge; without a drafter.",
     ),
 )

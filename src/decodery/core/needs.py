@@ -45,6 +45,8 @@ class Needs:
     parts: bool = False
     exact_rows: bool = False
     gradients: bool = False
+    rows: bool = False
+    logprobs: bool = False
     drafts: tuple[Origin, ...] | None = None
     laws: bool = False
     pauses: bool = False
@@ -118,6 +120,8 @@ WORDS = {
     "parts": "the final norm and the head by themselves",
     "exact_rows": "rows that are the same whatever shares their pass",
     "gradients": "gradients",
+    "rows": "rows scored one by one",
+    "logprobs": "the log-probabilities of likely tokens",
     "drafts": "drafts",
     "laws": "the distributions that drafts come from",
     "pauses": "a question before each draw",

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakValueDictionary
 
+from .conversation import Conversation
 from .memory import Memory
 from .trace import Trace
 
 if TYPE_CHECKING:
     from ..budget.base import Policy
+    from ..decode.calls import Calls
     from ..draft.base import Drafter
     from ..model.cache import KVCache
     from ..model.protocol import Reader
@@ -63,6 +65,9 @@ class Sequence:
     that a search has, itself included, while they are about; None for a text that is decoded by itself. held: where a
     search writes it in parts, whether it has come to the end of one; asked after every token that is committed, and
     what was accepted behind it is left. role: what `model` goes by in the ledger where it is not the engine's own.
+    conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
+    None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
+    it is not all that it would have been, because whoever wrote it went away.
     """
 
     tokens: list[int]
@@ -106,6 +111,10 @@ class Sequence:
     prompt_kept: bool = False
     held: Callable[[Sequence], bool] | None = None
     role: str = ""
+    conversation: Conversation | None = None
+    calls: Calls | None = field(default=None, repr=False, compare=False)
+    written_by: Any = field(default=None, repr=False, compare=False)
+    complete: bool = True
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""

@@ -26,7 +26,7 @@ class TextStream:
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
         self._detokenizer = detokenizer
-        self._stop = tuple(stop)
+        self.stop = tuple(stop)
         self._longest = max((len(string) for string in stop), default=0)
         self._released = 0
         self.text = ""
@@ -55,7 +55,7 @@ class TextStream:
     def _append(self, piece: str) -> str | None:
         start = max(0, len(self.text) - self._longest + 1)
         self.text += piece
-        found = [(at, string) for string in self._stop if (at := self.text.find(string, start)) >= 0]
+        found = [(at, string) for string in self.stop if (at := self.text.find(string, start)) >= 0]
         if not found:
             return None
         at, string = min(found, key=lambda hit: (hit[0], -len(hit[1])))
@@ -66,6 +66,6 @@ class TextStream:
         """Length of the longest end of the text that begins some stop string."""
         for length in range(min(self._longest - 1, len(self.text)), 0, -1):
             end = self.text[-length:]
-            if any(string.startswith(end) for string in self._stop):
+            if any(string.startswith(end) for string in self.stop):
                 return length
         return 0

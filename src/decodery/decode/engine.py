@@ -22,6 +22,7 @@ from ..core.trace import Step, Trace
 from ..errors import OutOfMemory, SettingsError
 from ..model.protocol import LanguageModel
 from .account import StepClock, aside, new_steps, spend
+from .calls import Calls
 from .opening import opened
 from .preempt import read_again
 from .prefixes import PrefixCache
@@ -99,6 +100,8 @@ class Engine:
     def open(self, request: Request) -> Sequence:
         """A text of which nothing is read yet, for a task that decodes it by itself or lets `write` do so."""
         seq = self._text(request)
+        if request.conversation is not None:
+            seq.calls = Calls(self, request, request.conversation)
         if self._running is not None:
             self._running.traces.append(seq.trace)
             seq.branches = self._running.branches
@@ -131,14 +134,15 @@ class Engine:
         before = [len(seq.trace.steps) for seq in texts]
         yield from together([turn(seq, share) for seq, share in zip(texts, shares, strict=True)])
         steps = [step for seq, known in zip(texts, before, strict=True) for step in seq.trace.steps[known:]]
-        trace.steps.append(
-            Step(
-                nodes=sum(step.nodes for step in steps),
-                accepted=sum(step.accepted for step in steps),
-                rows=sum(step.rows for step in steps),
-                prefill=all(step.prefill for step in steps),
+        if steps:
+            trace.steps.append(
+                Step(
+                    nodes=sum(step.nodes for step in steps),
+                    accepted=sum(step.accepted for step in steps),
+                    rows=sum(step.rows for step in steps),
+                    prefill=all(step.prefill for step in steps),
+                )
             )
-        )
 
     @property
     def running(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.needs import Needs, in_words
 from ..errors import SettingsError, UnsupportedModel
+from ..model.protocol import writes
 from ..model.sites import site
 from ..registry import method_of
 from ..sample.base import Stage
@@ -19,8 +20,14 @@ if TYPE_CHECKING:
     from .request import Request
 
 _LACKS = "{} needs {}, which {} does not give: use another {}, or a model that this package runs itself"
-_NAMES = tuple(each.name for each in fields(Needs))
-_OF_MODEL = ("taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows", "gradients")
+_NAMES = sorted((each.name for each in fields(Needs)), key=("rows", "logprobs").__contains__, reverse=True)
+"""What everything else rests on comes first."""
+_OF_MODEL = (
+    *("rows", "logprobs", "taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows"),
+    "gradients",
+)
+_IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
+"""What a model gives is had through any source."""
 
 
 def refuse(request: Request, model: LanguageModel | None = None) -> None:
@@ -31,6 +38,8 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
     """
     for role, part in _parts(request):
         needs = part.needs
+        if model is not None and writes(model) and _acts_on_rows(role, part):
+            needs = Needs(rows=True)
         for name in _NAMES:
             value = getattr(needs, name)
             if not value:
@@ -52,6 +61,15 @@ def _parts(request: Request) -> Iterator[tuple[str, Any]]:
             yield role, part
 
 
+def _of_model(model: LanguageModel) -> str:
+    return "a model that only writes texts" if writes(model) else type(model).__name__
+
+
+def _acts_on_rows(role: str, part: Any) -> bool:
+    """Whether a part sees the rows of a text as they are scored, whatever else it needs."""
+    return role in ("constraint", "drafter", "budget", "source") or (role == "rule" and not isinstance(part, Coupled))
+
+
 def _who(role: str, part: Any) -> str:
     return "the constraint" if role == "constraint" else f"the {role} {name_of(part)}"
 
@@ -60,7 +78,7 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
     """What is needed of the model, and of the source in its place."""
     words, source = in_words(name, value), request.source
     # Sources pass rows on as they stand to each other.
-    if source is not None and role != "source" and name != "trees" and not getattr(source.gives, name):
+    if source is not None and role != "source" and name not in _IN_SPITE_OF_SOURCES and not getattr(source.gives, name):
         raise SettingsError(
             f"{_who(role, part)} needs {words}, which the source {name_of(source)} does not give: leave the source "
             f"out, or use another {role}"
@@ -76,9 +94,14 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
                 raise SettingsError(f"{_who(role, part)} needs {words}: {error}") from error
             if place.name != "residual" and place.name not in model.capabilities.sites:
                 words = f"the hidden states at {tap}"
-                raise UnsupportedModel(_LACKS.format(_who(role, part), words, type(model).__name__, role))
+                raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
+    elif name == "gradients" and model.capabilities.parts and not model.capabilities.gradients:
+        raise UnsupportedModel(
+            f"{_who(role, part)} needs gradients, which passes over quantized and packed weights do not have: load the "
+            "model with dtype=float32"
+        )
     elif not getattr(model.capabilities, name):
-        raise UnsupportedModel(_LACKS.format(_who(role, part), words, type(model).__name__, role))
+        raise UnsupportedModel(_LACKS.format(_who(role, part), words, _of_model(model), role))
 
 
 def _lacking(request: Request, name: str, value: Any) -> tuple[str, str] | None:

@@ -47,6 +47,7 @@ def opened(
         prompt_logprobs=request.prompt_logprobs,
         salt=request.salt,
         trees=request.trees,
+        conversation=request.conversation,
     )
     if detokenizer is not None:
         seq.text = TextStream(detokenizer(), request.stop)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..budget.base import LARGEST, MOST_NODES, Policy
+from ..core.conversation import Conversation
 from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
@@ -45,7 +46,8 @@ class Request:
     whose cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes
     the logits out of one or more models and contexts, None for the model alone. search: whose branches these are, None
     for a text of its own. salt: texts share what was read of their prompts with those of the same salt only. trees:
-    keep the draft of every step in the trace.
+    keep the draft of every step in the trace. conversation: what the prompt was made of, for searches that ask for
+    texts behind other prompts.
 
     drafter, rule, budget and source may be names, as in "prompt-lookup:length=5".
 
@@ -70,6 +72,7 @@ class Request:
     prompt_logprobs: int | None = None
     salt: str = ""
     trees: bool = False
+    conversation: Conversation | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:

@@ -16,7 +16,7 @@ from ..core.trace import DraftTree, Step
 from ..core.tree import TokenTree
 from ..draft.base import Observation
 from ..model.batch import Segment
-from ..model.protocol import EmbeddingModel
+from ..model.protocol import EmbeddingModel, writes
 from ..model.route import WHOLE, Route
 from ..model.sites import OF_OUTPUTS, Intervention, Tap, site
 from ..verify.base import Accepted, Laws
@@ -43,6 +43,9 @@ def reads(seq: Sequence) -> bool:
 
 def turn(seq: Sequence, share: Share) -> Asking[None]:
     """One turn of a text. Where it ends early by an error or because it is closed, nothing tentative is left."""
+    if writes(seq.model):
+        seq.model.advance(seq)
+        return
     try:
         yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
     finally:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
 
 import torch
 
@@ -14,6 +14,9 @@ from .config import ModelConfig
 from .route import WHOLE, Route
 from .sites import Tap
 from .weights import Linear
+
+if TYPE_CHECKING:
+    from ..core.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class Capabilities:
     states for rows, and gives the embeddings of tokens, see `EmbeddingModel`. routes: enters and leaves at any layer
     and skips sublayers. sites: names of those that can be read and changed, see `sites.site`. policies: attention asks
     the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and vocabulary
-    projection can be called apart, see `OpenModel`. gradients: passes can be differentiated.
+    projection can be called apart, see `OpenModel`. gradients: passes can be differentiated. rows: scores rows of
+    tokens at all; without it, it writes whole texts by itself, see `Writer`. logprobs: such a model tells the
+    log-probabilities of likely tokens.
     """
 
     trees: bool = True
@@ -36,6 +41,8 @@ class Capabilities:
     policies: bool = False
     parts: bool = False
     gradients: bool = False
+    rows: bool = True
+    logprobs: bool = True
 
     @property
     def changes(self) -> bool:
@@ -79,11 +86,22 @@ class Reader(Protocol):
 class LanguageModel(Reader, Protocol):
     """Anything that scores rows of tokens against a cache."""
 
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
+    def forward(self, batch: Batch, *, taps: Ordered[Tap] = (), route: Route = WHOLE) -> Scores:
         """Run the rows of `batch` once; each segment's cache then holds them as scratch.
 
         taps: where hidden states are read, see `sites.site`. route: which way the rows take. Raises SettingsError for
         what the model does not have, UnsupportedModel for what it cannot do.
+        """
+        ...
+
+
+class Writer(LanguageModel, Protocol):
+    """A model without `Capabilities.rows`: somebody else's, whose texts come as they are written."""
+
+    def advance(self, seq: Sequence) -> None:
+        """Let a text grow by what has come of it, and end where it has ended. The first call begins it, and returns.
+
+        A later one returns as soon as there is something of any text that this thread has begun.
         """
         ...
 
@@ -120,3 +138,8 @@ def takes_states(model: Reader) -> TypeGuard[EmbeddingModel]:
 def is_open(model: Reader) -> TypeGuard[OpenModel]:
     """Whether the parts of a model can be called apart."""
     return model.capabilities.parts
+
+
+def writes(model: Reader) -> TypeGuard[Writer]:
+    """Whether a model writes whole texts by itself and scores no rows."""
+    return not model.capabilities.rows

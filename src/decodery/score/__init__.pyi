@@ -2,6 +2,8 @@
 from .base import Candidates as Candidates
 from .corrupted import Corrupted as Corrupted
 from .curiosity import Curiosity as Curiosity
+from .infalign import InfAlign as InfAlign
+from .llm_judge import LLMJudge as LLMJudge
 from .length_normalised import LengthNormalised as LengthNormalised
 from .value_head import LinearValue as LinearValue
 from .log_probability import LogProbability as LogProbability
@@ -17,3 +19,5 @@ from .text import TextScore as TextScore
 from .value_head import ValueHead as ValueHead
 from .base import judge as judge
 from .base import log_scores as log_scores
+from .infalign import transform as transform
+from .infalign import win_rate as win_rate

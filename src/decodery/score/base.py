@@ -19,6 +19,7 @@ from ..model.protocol import Reader
 from ..model.sites import Tap
 
 if TYPE_CHECKING:
+    from ..decode.calls import Calls
     from ..model.tokenizer import Tokenizer
 
 __all__ = ["Candidates", "Scorer", "judge", "log_scores"]
@@ -33,7 +34,8 @@ class Candidates:
     needs them. texts: the outputs as text where somebody has it already; decode: ids to text, None without a tokenizer.
     begins: how many ids of each output stand before its last step, None where texts do not grow by steps.
     model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
-    end, to be forked and never changed; None to read all of it.
+    end, to be forked and never changed; None to read all of it. calls: opens texts behind prompts of a scorer's own;
+    None where the prompt is token ids alone.
     """
 
     prompt: Sequence[int]
@@ -45,6 +47,7 @@ class Candidates:
     model: Reader | None = None
     states: Sequence[KVCache] | None = None
     begins: Sequence[int] | None = None
+    calls: Calls | None = None
 
     def __len__(self) -> int:
         return len(self.outputs)

@@ -78,7 +78,7 @@ class Curiosity(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs() if self.inner is None else self.inner.needs
+        return Needs(rows=True, taps=() if self.inner is None else self.inner.needs.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Curiosity:
         return self if self.inner is None else replace(self, coherence=self.inner.bind(tokenizer))

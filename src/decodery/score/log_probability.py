@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..errors import SettingsError
 from ..registry import register
 from .base import Candidates, Scorer
@@ -30,6 +31,8 @@ class LogProbability(Scorer):
     def __post_init__(self) -> None:
         if self.of not in ("sum", "mean", "min"):
             raise SettingsError(f"log-probability knows the sum, the mean and the min, not {self.of!r}")
+
+    needs = Needs(rows=True)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import relu
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..errors import CorruptFile, SettingsError
 from ..model.artifact import Artifact, refuse_other, remembered
 from ..model.config import LAYERS
@@ -70,6 +71,7 @@ class ProcessReward(Scorer):
     head: ProcessHead | str
 
     bounds = 0.0, 1.0
+    needs = Needs(rows=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.head, str):

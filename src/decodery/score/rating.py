@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.noise import gumbel, mix
 from ..errors import SettingsError
 from ..model.protocol import Reader
@@ -48,6 +49,8 @@ class Rating(Scorer):
     values: tuple[float, ...] = (0.001, 1.0, 20.0)
     how: Literal["mean", "argmax", "drawn"] = "mean"
     draws: int = 3
+
+    needs = Needs(rows=True)
 
     def __post_init__(self) -> None:
         if self.how not in ("mean", "argmax", "drawn"):

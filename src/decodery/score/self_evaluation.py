@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.protocol import Reader
 from ..registry import register
@@ -39,6 +40,8 @@ class SelfEvaluation(Scorer):
     question: str | tuple[int, ...] = _QUESTION
     yes: str | tuple[int, ...] = "Yes| Yes|yes| yes"
     no: str | tuple[int, ...] = "No| No|no| no"
+
+    needs = Needs(rows=True)
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -70,7 +70,7 @@ class ValueHead(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(taps=(self.trained.tap,))
+        return Needs(rows=True, taps=(self.trained.tap,))
 
     def fits(self, model: Reader) -> None:
         head, config = self.trained, model.config

@@ -1,20 +1,27 @@
 # Written by docs/generate.py.
 from .a_star import AStar as AStar
 from .arbitrage import Arbitrage as Arbitrage
+from .archon import Archon as Archon
 from .beam import Beam as Beam
 from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
 from .budget_forcing import BudgetForcing as BudgetForcing
+from .cheatsheet import Cheatsheet as Cheatsheet
 from .contrastive_search import ContrastiveSearch as ContrastiveSearch
 from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
+from .drag import DRAG as DRAG
 from .dvts import DVTS as DVTS
+from .drag import Demonstration as Demonstration
 from .diverse_beam import DiverseBeam as DiverseBeam
+from .drag import Documents as Documents
 from .edge import Edge as Edge
 from .entropic_particle_filter import EntropicParticleFilter as EntropicParticleFilter
 from .exact_extract import ExactExtract as ExactExtract
 from .feature_vote import FeatureVote as FeatureVote
 from .first_finish import FirstFinish as FirstFinish
+from .iad import IAD as IAD
+from .iter_drag import IterDRAG as IterDRAG
 from .lookahead import Lookahead as Lookahead
 from .mcts import MCTS as MCTS
 from .pg_td import PGTD as PGTD
@@ -22,6 +29,7 @@ from .parallel_tempering import ParallelTempering as ParallelTempering
 from .particle_filter import ParticleFilter as ParticleFilter
 from .particle_gibbs import ParticleGibbs as ParticleGibbs
 from .smc import Posterior as Posterior
+from .query_ttt import QueryTTT as QueryTTT
 from .coupling import Reading as Reading
 from .smc import SMC as SMC
 from .base import Search as Search

@@ -80,7 +80,7 @@ class Arbitrage(Stepped, Judged):
 
     @property
     def needs(self) -> Needs:
-        return Needs() if self.scorer is None else super().needs
+        return Needs(rows=True, taps=() if self.scorer is None else self.judge.needs.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Arbitrage:
         return self if self.scorer is None else super().bind(tokenizer)

@@ -46,7 +46,7 @@ class Search(Contract):
     @property
     def needs(self) -> Needs:
         """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
-        return Needs(alone=True, greedy=True, law=True)
+        return Needs(rows=True, alone=True, greedy=True, law=True)
 
     def bind(self, tokenizer: Tokenizer) -> Search:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
@@ -148,6 +148,7 @@ def candidates(
         model=first.model,
         states=[seq.cache for seq in branches],
         begins=begins,
+        calls=first.calls,
     )
 
 

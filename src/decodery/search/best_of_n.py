@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
-from ..errors import SettingsError
+from ..errors import ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from .judged import Judged
@@ -45,7 +45,10 @@ class BestOfN(Judged):
         pool = Pool(engine, request, self, self.n)
         self.judge.fits(pool.texts[0].model)
         yield from pool.write(progress)
-        scores = yield from scored(self.judge, pool.texts)
+        try:
+            scores = yield from scored(self.judge, pool.texts)
+        except ServerError as error:
+            return pool.finish(pool.unjudged(error))
         for seq, score in zip(pool.texts, scores, strict=True):
             seq.score = score
         ranked = [seq for seq in pool.texts if seq.score is not None]

@@ -47,7 +47,7 @@ class BudgetForcing(Search):
     ignore: int = 1
     most: int | None = None
 
-    needs = Needs()
+    needs = Needs(rows=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.ignore, int) or self.ignore < 0:

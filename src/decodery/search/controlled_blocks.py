@@ -48,7 +48,7 @@ class ControlledBlocks(Search):
 
     @property
     def needs(self) -> Needs:
-        return Needs(alone=True, law=True, taps=self.scorer.needs.taps)
+        return Needs(rows=True, alone=True, law=True, taps=self.scorer.needs.taps)
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block < 1:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.ask import Asking, together
 from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step, Trace
 from ..errors import SettingsError
@@ -65,6 +66,10 @@ class Edge(Judged):
         if not self.judge.answers:
             raise SettingsError("edge judges whole texts: give a scorer of answers")
         Answers(self.answer, self.pattern)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows=True, taps=self.judge.needs.taps)
 
     def bind(self, tokenizer: Tokenizer) -> Edge:
         def ids(words: str | tuple[int, ...]) -> tuple[int, ...]:

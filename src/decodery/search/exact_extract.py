@@ -57,7 +57,7 @@ class ExactExtract(Search):
     normalised: bool = False
     rows: int = 64
 
-    needs = Needs(trees=True, alone=True, greedy=True, law=True, plain=True, ends=True)
+    needs = Needs(rows=True, trees=True, alone=True, greedy=True, law=True, plain=True, ends=True)
 
     def __post_init__(self) -> None:
         if not isinstance(self.rows, int) or self.rows < 1:

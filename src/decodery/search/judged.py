@@ -31,7 +31,7 @@ class Judged(Search):
 
     @property
     def needs(self) -> Needs:
-        return Needs(taps=self.judge.needs.taps)
+        return self.judge.needs
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where texts of this model cannot be judged."""

@@ -17,7 +17,7 @@ from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..core.trace import Trace
 from ..decode.schedule import share_prompt
-from ..errors import OutOfMemory, SettingsError
+from ..errors import OutOfMemory, ServerError, SettingsError
 from ..model.batch import Segment
 from ..model.sites import Tap
 from ..model.store import Progress
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class Pool:
     """Texts of one prompt that are drawn apart: number i is what the request would write with its seed + i.
 
-    They share what is read of the prompt, and their passes. trace: of all of them together.
+    They share what is read of the prompt, and their passes. trace: of all of them together. complete: whether none was
+    cut because whoever wrote it went away.
     """
 
     def __init__(self, engine: Engine, request: Request, search: Search, count: int) -> None:
@@ -40,6 +41,7 @@ class Pool:
         first = replace(request, search=search)
         self.texts = [engine.open(_drawn_apart(first, number)) for number in range(count)]
         self.trace = Trace(ledger=self.texts[0].trace.ledger)
+        self.complete = True
         for seq in self.texts[1:]:
             seq.like = self.texts[0]
 
@@ -54,6 +56,29 @@ class Pool:
             progress("drawing texts", max(seq.position for seq in active), first.max_new_tokens)
 
         yield from write_on(self.engine, self.texts, self.trace, goes_on, note)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Go on without texts that were cut because whoever wrote them went away, where there are others.
+
+        Without any that is whole, those go on that have begun. Raises the error where none has.
+        """
+        cut = [seq for seq in self.texts if not seq.complete]
+        if not cut:
+            return
+        whole = [seq for seq in self.texts if seq.complete and seq.finished]
+        begun = [seq for seq in cut if seq.generated]
+        if not whole and not begun:
+            raise cut[0].error or ServerError("a server went away before it wrote anything")
+        count("cut", len(cut))
+        self.complete, self.texts = False, whole or begun
+        warnings.warn(f"{len(cut)} texts were cut, because whoever wrote them went away", stacklevel=2)
+
+    def unjudged(self, error: ServerError) -> list[Sequence]:
+        """The texts in the order they were drawn, because whoever was to judge them went away."""
+        warnings.warn(f"these texts were not judged: {error}", stacklevel=2)
+        self.complete = False
+        return self.texts
 
     def finish(self, found: list[Sequence]) -> list[Sequence]:
         """`found`, best first, as the results of the search; what else was written counts as discarded."""
@@ -61,6 +86,7 @@ class Pool:
         credit(self.trace, found[0])
         for seq in found:
             seq.trace = self.trace
+            seq.complete = seq.complete and self.complete
         return found
 
 

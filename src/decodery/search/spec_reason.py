@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..core.ask import Asking
 from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.named import Precision
@@ -59,6 +60,10 @@ class SpecReason(Stepped, Judged):
         require_count("first of spec-reason", self.first)
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError("spec-reason judges texts step by step: give a scorer of beginnings and answers")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows=True, taps=self.judge.needs.taps)
 
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         second, node = Second(growth, self.model, self.dtype), growth.root

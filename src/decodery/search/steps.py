@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.ask import Asking, score
 from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.noise import PARTICLE, mix, nth_seed
 from ..core.sequence import Sequence
 from ..core.trace import Grown, Step, Trace
@@ -118,6 +119,10 @@ class StepSearch(Stepped, Judged):
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError(f"{self._name} judges texts step by step: give a scorer of beginnings and answers")
         Answers(self.answer, self.pattern)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows=True, taps=self.judge.needs.taps)
 
     def worth(self, node: Node) -> float:
         """What a text's scores make it worth; nothing is worth -inf."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
-from ..errors import SettingsError
+from ..errors import ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from .answers import Answers, Kind
@@ -57,7 +57,11 @@ class WeightedVote(Judged):
         pool = Pool(engine, request, self, self.n)
         self.judge.fits(pool.texts[0].model)
         yield from pool.write(progress)
-        scores = yield from scored(self.judge, pool.texts)
+        try:
+            scores = yield from scored(self.judge, pool.texts)
+        except ServerError as error:
+            texts = pool.unjudged(error)
+            return pool.finish(elected(texts, self._answers().of_texts(texts)))
         voting = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]
         weights = vote_weights(self.judge, [score for _, score in voting])
         texts = [seq for seq, _ in voting]

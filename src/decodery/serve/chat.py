@@ -14,7 +14,7 @@ from . import answer
 from .errors import invalid
 from .fields import ChatRequest
 from .job import News, Written
-from .messages import render, tools_in_use
+from .messages import rendered, tools_in_use
 from .methods import search_of, settings_of
 from .plan import Form, Plan, several
 
@@ -33,7 +33,7 @@ async def plan(desk: Desk, body: ChatRequest) -> Plan:
 
 def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     lm = desk.lm
-    text = render(desk, body.messages, tools_in_use(body))
+    text, turns = rendered(desk, body.messages, tools_in_use(body))
     tokens = lm.tokenizer.encode(text, special=False)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
@@ -55,6 +55,8 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     if search is not None:
         settings.setdefault("drafter", "none")
     request = lm.request(tokens, **settings)
+    if search is not None:
+        request.conversation = lm.conversation(turns)
     own = body.decodery
     request.trees = own is not None and own.trace == "steps"
     form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, request.trees, bool(tools_in_use(body)))

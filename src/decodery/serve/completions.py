@@ -65,7 +65,8 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
         most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS), 1)
         request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
         told = logprobs if echo and logprobs is not None else None
-        request = replace(request, trees=steps, prompt_logprobs=told)
+        said = None if search is None else lm.conversation(lm.tokenizer.decode(tokens), raw=True)
+        request = replace(request, trees=steps, prompt_logprobs=told, conversation=said)
         requests += [request] if search is not None else several(request, n)
     shown = [(text, tokens) for text, tokens in zip(texts, prompts, strict=True) for _ in range(n)] if echo else []
     form = CompletionForm(lm.tokenizer, logprobs is not None, own is not None, steps, shown, body.max_tokens == 0)

@@ -31,6 +31,12 @@ def tools_in_use(body: ChatRequest) -> list[Tool]:
 
 def render(desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
     """The prompt for these messages, which ends where the model's answer begins."""
+    text, _ = rendered(desk, messages, tools)
+    return text
+
+
+def rendered(desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, list[dict[str, Any]]]:
+    """The prompt for these messages, and the turns that the template made it of."""
     chat = desk.lm.chat
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
@@ -45,7 +51,7 @@ def render(desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
             turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
         else:
             turns.insert(0, {"role": "system", "content": text})
-    return chat.render(turns, tools=told if told and knows else None)
+    return chat.render(turns, tools=told if told and knows else None), turns
 
 
 def _turn(message: Message, knows: bool) -> dict[str, Any]:

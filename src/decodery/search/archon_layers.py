@@ -1,0 +1,287 @@
+"""What Archon's layers are made of: components that write, criticise, order, merge and test candidates."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..contract import Contract
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.sequence import Sequence
+from ..decode.calls import Calls
+from ..model.store import Progress
+from ..sample.sampler import Sampler
+from ..sample.temperature import Temperature
+from .pool import require_count
+
+_NUMBERED = re.compile(r"^[ \t]*\[(\d{1,4})\]", re.MULTILINE)
+_INDEX = re.compile(r"\[?\b(\d{1,4})\b\]?")
+_VERDICT = re.compile(r"\b(in)?correct\b", re.IGNORECASE)
+_RESULT = re.compile(r"^\W*(\d{1,4})\b.*?\b(passed|failed)\b", re.MULTILINE | re.IGNORECASE)
+_ITEM = re.compile(r"^[ \t]*(?:\d{1,4}[.):]|[-*])[ \t]+(.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a layer finds and leaves. candidates: texts; critiques: of each, "" for none; tests: of a good answer."""
+
+    candidates: tuple[Sequence, ...] = ()
+    critiques: tuple[str, ...] = ()
+    tests: tuple[str, ...] = ()
+
+    def of(self, numbers: Ordered[int]) -> State:
+        """Some candidates in this order, with the critiques that belong to them."""
+        return replace(
+            self,
+            candidates=tuple(self.candidates[n] for n in numbers),
+            critiques=tuple(self.critiques[n] for n in numbers) if self.critiques else (),
+        )
+
+
+@dataclass(frozen=True)
+class Component(Contract):
+    """A part of a layer."""
+
+    @abstractmethod
+    def calls(self, candidates: int) -> tuple[int, int]:
+        """How many texts it asks for where there are so many candidates, without retries, and how many it leaves."""
+
+    @abstractmethod
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        """What becomes of the state."""
+
+
+@dataclass(frozen=True)
+class Generator(Component):
+    """Writes n answers. temperature: in place of the request's."""
+
+    n: int = 1
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        require_count("a generator of archon", "n", self.n)
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return self.n, self.n
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        texts = yield from calls.answer([calls.conversation] * self.n, progress, sampler=_at(calls, self.temperature))
+        return replace(state, candidates=tuple(texts))
+
+
+@dataclass(frozen=True)
+class Critic(Component):
+    """Says of every candidate what is strong and weak, all in one text; asks again, at most `tries` times in all, where
+    that is not a critique for each."""
+
+    tries: int = 10
+
+    def __post_init__(self) -> None:
+        require_count("a critic of archon", "tries", self.tries)
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return 1, candidates
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        prompt = (
+            f"{_task(calls)}\n\nHere are {len(state.candidates)} answers:\n\n{_listed(state)}\n\nFor every answer "
+            f"write one "
+            "line that begins with its number in brackets, such as [1], and names its strengths and weaknesses."
+        )
+        for _ in range(self.tries if not calls.request.sampler.greedy else 1):
+            said = yield from _said(calls, [prompt], progress)
+            found = _sections(said[0], len(state.candidates))
+            if found is not None:
+                return replace(state, critiques=tuple(found))
+            count("malformed")
+        return replace(state, critiques=("",) * len(state.candidates))
+
+
+@dataclass(frozen=True)
+class Ranker(Component):
+    """Orders the candidates and keeps the `top_k` best; what it forgets to name comes behind what it names."""
+
+    top_k: int = 5
+
+    def __post_init__(self) -> None:
+        require_count("a ranker of archon", "top_k", self.top_k)
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return 1, min(candidates, self.top_k)
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        prompt = (
+            f"{_task(calls)}\n\nHere are {len(state.candidates)} answers:\n\n{_listed(state)}\n\nRank them from best "
+            f"to worst. "
+            "Write one line with their numbers in brackets, such as [2] > [1], and nothing else."
+        )
+        said = yield from _said(calls, [prompt], progress)
+        return state.of(ranking(said[0], len(state.candidates))[: self.top_k])
+
+
+@dataclass(frozen=True)
+class Fuser(Component):
+    """Writes n new answers out of all candidates, and of their critiques where there are any."""
+
+    n: int = 1
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        require_count("a fuser of archon", "n", self.n)
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return self.n, self.n
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        said = calls.conversation.asking(
+            f"{calls.conversation.question}\n\nThese answers were given to this by others; some of what they say may "
+            f"be "
+            f"wrong:\n\n{_listed(state)}\n\nWrite one answer of your own that is better than each of them."
+        )
+        texts = yield from calls.answer([said] * self.n, progress, sampler=_at(calls, self.temperature))
+        return replace(state, candidates=tuple(texts), critiques=())
+
+
+@dataclass(frozen=True)
+class Verifier(Component):
+    """Argues for every candidate, and keeps those that are judged correct in that light; all of them where none is."""
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return 2 * candidates, candidates
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        begun = [f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\n" for seq in state.candidates]
+        why = yield from _said(
+            calls, [each + "Give the reasoning by which this answer is right." for each in begun], progress
+        )
+        verdicts = yield from _said(
+            calls,
+            [
+                f"{each}Reasoning:\n{reasons}\n\nGiven this reasoning, is the answer correct? Write Correct or "
+                f"Incorrect."
+                for each, reasons in zip(begun, why, strict=True)
+            ],
+            progress,
+        )
+        found = [_VERDICT.search(verdict) for verdict in verdicts]
+        kept = [n for n, verdict in enumerate(found) if verdict is not None and not verdict[1]]
+        return state.of(kept or range(len(state.candidates)))
+
+
+@dataclass(frozen=True)
+class UnitTests(Component):
+    """Writes statements, `most` of them at most, that are true of a good answer."""
+
+    most: int = 10
+
+    def __post_init__(self) -> None:
+        require_count("unit-tests of archon", "most", self.most)
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return 1, candidates
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        prompt = (
+            f"{_task(calls)}\n\nWrite up to {self.most} short statements, in a numbered list, each of which is true of "
+            f"every "
+            "good answer and can be checked."
+        )
+        said = yield from _said(calls, [prompt], progress)
+        return replace(state, tests=tuple(each.strip() for each in _ITEM.findall(said[0])[: self.most]))
+
+
+@dataclass(frozen=True)
+class Evaluator(Component):
+    """Puts every candidate to the tests and keeps the `top_k` that pass most of them, in that order."""
+
+    top_k: int = 5
+
+    def __post_init__(self) -> None:
+        require_count("an evaluator of archon", "top_k", self.top_k)
+
+    def calls(self, candidates: int) -> tuple[int, int]:
+        return candidates, min(candidates, self.top_k)
+
+    def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        if not state.tests:
+            return state.of(range(len(state.candidates))[: self.top_k])
+        tests = "\n".join(f"{number}. {test}" for number, test in enumerate(state.tests, 1))
+        prompts = [
+            f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\nTests:\n{tests}\n\nFor every test write a line with its "
+            f"number and "
+            "Passed or Failed."
+            for seq in state.candidates
+        ]
+        said = yield from _said(calls, prompts, progress)
+        passed = [_passed(each, len(state.tests)) for each in said]
+        return state.of(sorted(range(len(passed)), key=lambda n: -passed[n])[: self.top_k])
+
+
+COMPONENTS: dict[str, type[Any]] = {
+    "generator": Generator,
+    "critic": Critic,
+    "ranker": Ranker,
+    "fuser": Fuser,
+    "verifier": Verifier,
+    "unit-tests": UnitTests,
+    "evaluator": Evaluator,
+}
+"""By the name they have in a text."""
+
+
+def ranking(said: str, n: int) -> list[int]:
+    """An order of n candidates, from 0, by the first line that names one: doubles dropped, those missing appended."""
+    lines = ([int(index) - 1 for index in _INDEX.findall(line) if 1 <= int(index) <= n] for line in said.splitlines())
+    return list(dict.fromkeys([*next(filter(None, lines), []), *range(n)]))
+
+
+def _sections(said: str, n: int) -> list[str] | None:
+    """What stands behind [1] to [n], each of which is there once; None otherwise."""
+    marks = list(_NUMBERED.finditer(said))
+    if sorted(int(mark[1]) for mark in marks) != [*range(1, n + 1)]:
+        return None
+    ends = [mark.start() for mark in marks[1:]] + [len(said)]
+    found = {int(mark[1]): said[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)}
+    return [found[number] for number in range(1, n + 1)]
+
+
+def _passed(said: str, tests: int) -> int:
+    """How many of the tests are said to be passed; the last word on each counts."""
+    results = {int(number): result.lower() == "passed" for number, result in _RESULT.findall(said)}
+    return sum(results.get(number, False) for number in range(1, tests + 1))
+
+
+def _said(calls: Calls, prompts: list[str], progress: Progress) -> Asking[list[str]]:
+    """What the model says to prompts of its own, at the request's temperature."""
+    asked = [calls.conversation.apart(prompt) for prompt in prompts]
+    found = yield from calls.judge(asked, sampler=calls.request.sampler, progress=progress)
+    return [_text(seq) for seq in found]
+
+
+def _at(calls: Calls, temperature: float | None) -> Sampler | None:
+    """The request's sampler at another temperature; None for its own."""
+    if temperature is None:
+        return None
+    others = [warp for warp in calls.request.sampler.warps if not isinstance(warp, Temperature)]
+    return Sampler([*others, Temperature(temperature)])
+
+
+def _task(calls: Calls) -> str:
+    return f"Task:\n{calls.conversation.question}"
+
+
+def _listed(state: State) -> str:
+    parts = []
+    for number, seq in enumerate(state.candidates):
+        critique = state.critiques[number] if state.critiques else ""
+        parts.append(f"[{number + 1}] {_text(seq)}" + (f"\nCritique: {critique}" if critique else ""))
+    return "\n\n".join(parts)
+
+
+def _text(seq: Sequence) -> str:
+    assert seq.text is not None
+    return seq.text.text.strip()

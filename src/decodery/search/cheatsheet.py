@@ -1,0 +1,131 @@
+"""Dynamic Cheatsheet: what the model learned from earlier questions is shown with the next one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.retrieval import Keywords
+from ..core.sequence import Sequence
+from ..decode.calls import Calls
+from ..errors import SettingsError
+from ..model.store import Progress
+from ..registry import register
+from .memory_file import EMPTY, Sheet, SheetFile, unless_changed
+from .pipeline import Pipeline
+from .pool import require_count
+
+_TAGGED = re.compile(r"<cheatsheet>(.*?)</cheatsheet>", re.DOTALL)
+_TRIES = 4
+"""Times that a memory is curated anew because somebody else has changed it in between."""
+_CURATE = (
+    "You keep a cheatsheet for a stream of questions: short items with strategies, facts, code and pitfalls that will "
+    "help "
+    "with later questions of the same kind, each with an example and how often it was used. Keep what is still useful, "
+    "correct what was wrong, add what is new, and leave out what is particular to one question. At most {most} "
+    "characters."
+)
+_FORM = "Write the whole new cheatsheet between <cheatsheet> and </cheatsheet>."
+
+Mode = Literal["cumulative", "synthesis", "retrieval", "history", "empty"]
+
+
+@register(
+    "cheatsheet",
+    paper="Dynamic Cheatsheet: Test-Time Learning with Adaptive Memory (2025)",
+    guarantee="none: what is shown comes from earlier questions alone, and from no labels",
+    needs=("a prompt that is text or chat", "a file"),
+)
+@dataclass(frozen=True)
+class Cheatsheet(Pipeline):
+    """Answers with a memory that the model itself keeps across questions, in a file.
+
+    file: the memory of one stream; another stream has another file. mode: "cumulative" answers with the memory, and
+    then lets the model rewrite it with question and answer; "synthesis" rewrites it first, for this question, from the
+    k earlier questions that are most like it; "retrieval" shows those as they are, "history" all of them, "empty"
+    nothing, which is the baseline with the same prompt. A rewriting that has no tags leaves the memory as it was; of
+    synthesis the earlier questions themselves are shown then. most: characters of the memory; what goes beyond is cut
+    at a line. The file is never half written: where another process has changed it in between, the newer memory is
+    rewritten, and `conflicts` counts that. The last 1000 questions are kept. Likeness is of words (BM25), where the
+    paper has embeddings. No code is run. One text a question, at the request's temperature, and one greedy rewriting of
+    at most twice its length.
+    """
+
+    file: str
+    mode: Mode = "cumulative"
+    k: int = 3
+    most: int = 8000
+
+    def __post_init__(self) -> None:
+        require_count("cheatsheet", "k", self.k)
+        require_count("cheatsheet", "most", self.most)
+        if not self.file:
+            raise SettingsError("cheatsheet keeps its memory in a file: name one, as in cheatsheet:file=memory.json")
+
+    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+        file, question = SheetFile(self.file), calls.conversation.question
+        sheet = file.read()
+        shown, memory = self._shown(sheet, question), None
+        if self.mode == "synthesis":
+            memory = yield from self._curated(calls, sheet, f"{shown}\n\nNext question:\n{question}")
+            shown = shown if memory is None else memory
+        prompt = (
+            "You may use this cheatsheet, made from earlier questions, as far as it helps:\n"
+            f"<cheatsheet>\n{shown}\n</cheatsheet>\n\n{question}"
+        )
+        texts = calls.standing = yield from calls.answer([calls.conversation.asking(prompt)], progress)
+        assert texts[0].text is not None
+        answer = texts[0].text.text
+        for _ in range(_TRIES):
+            if self.mode == "cumulative":
+                memory = yield from self._curated(calls, sheet, _pairs([(question, answer)]))
+            if (
+                now := file.change(unless_changed(sheet, sheet.after(question, answer, memory)))
+            ).version == sheet.version:
+                return texts
+            sheet = now
+            count("conflicts")
+            if self.mode == "synthesis":
+                about = f"{self._shown(sheet, question)}\n\nNext question:\n{question}"
+                memory = yield from self._curated(calls, sheet, about)
+        # Others write faster than this one reads: what was asked and answered is kept in any case.
+        file.change(lambda newest: newest.after(question, answer))
+        return texts
+
+    def _shown(self, sheet: Sheet, question: str) -> str:
+        """What is shown of the sheet, before anything is rewritten."""
+        if self.mode == "cumulative":
+            return sheet.memory
+        if self.mode == "empty" or not sheet.entries:
+            return EMPTY
+        if self.mode == "history":
+            return _pairs(sheet.entries)
+        near = Keywords([asked for asked, _ in sheet.entries]).best(question, self.k)
+        # The most alike stands last, nearest to the question.
+        return _pairs([sheet.entries[number] for number in reversed(near)])
+
+    def _curated(self, calls: Calls, sheet: Sheet, about: str) -> Asking[str | None]:
+        """The memory as the model rewrites it; None where it writes none."""
+        asked = calls.conversation.apart(
+            f"{_CURATE.format(most=self.most)}\n\nThe cheatsheet so far:\n{sheet.memory}\n\n{about}\n\n{_FORM}"
+        )
+        (said,) = yield from calls.judge([asked], most=2 * calls.request.max_new_tokens)
+        assert said.text is not None
+        found = _TAGGED.search(said.text.text)
+        if found is None:
+            count("malformed")
+            return None
+        memory = found[1].strip() or EMPTY
+        if len(memory) <= self.most:
+            return memory
+        count("memory_cut")
+        head = memory[: self.most]
+        return head[: head.rfind("\n")] if "\n" in head else head
+
+
+def _pairs(entries: Ordered[tuple[str, str]]) -> str:
+    return "\n\n".join(f"Question:\n{question}\nAnswer:\n{answer}" for question, answer in entries)

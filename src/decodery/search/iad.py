@@ -1,0 +1,132 @@
+"""Iterative agent decoding: rounds of samples, each of which is shown the best and the worst of those before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, Literal
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..decode.calls import Calls
+from ..errors import SettingsError
+from ..model.store import Progress
+from ..registry import register, resolve
+from ..score.base import Scorer
+from .pipeline import Pipeline, require_texts, worth
+from .pool import require_count
+
+if TYPE_CHECKING:
+    from ..model.tokenizer import Tokenizer
+
+_PATIENCE = 2
+"""Rounds without a better text, after which no more follow."""
+_CRITIQUE = (
+    "Task:\n{task}\n\nAnswer:\n{answer}\n\nSay in a few sentences what is wrong or weak in this answer, and how it "
+    "could be "
+    "better. Do not write a new answer."
+)
+
+Feedback = Literal["none", "score", "best", "best-worst", "critique"]
+
+
+@register(
+    "iad",
+    paper="Review, Refine, Repeat: Understanding Iterative Decoding of AI Agents (2025)",
+    guarantee="the score of what is returned never falls from round to round; feedback=none is best-of-n",
+    needs=("a scorer of answers", "a prompt that is text or chat"),
+)
+@dataclass(frozen=True)
+class IAD(Pipeline):
+    """Draws n texts a round and scores them; from the second round on the prompt shows what was best and worst so far.
+
+    scorer: of finished texts. n: texts a round; rounds: with feedback, behind the first one. feedback: what later
+    prompts show, each level with what those before it show: "none" nothing, which is best-of-n of all rounds, "score"
+    the best score, "best" the best text, "best-worst" the worst one too, "critique" also what the model says of the
+    best one. A text takes the place of the best only where its score is higher. It ends early where the largest score
+    there can be is reached, or no better text was found in 2 rounds. Memory: a cache per text of a round.
+    """
+
+    scorer: Scorer | str
+    n: int = 4
+    rounds: int = 3
+    feedback: Feedback = "best-worst"
+
+    def __post_init__(self) -> None:
+        require_count("iad", "n", self.n)
+        if not isinstance(self.rounds, int) or self.rounds < 0:
+            raise SettingsError(f"iad needs 0 rounds with feedback or more, not {self.rounds!r}")
+        object.__setattr__(self, "scorer", resolve("score", self.scorer))
+        require_texts(self.judge, "iad")
+
+    @property
+    def judge(self) -> Scorer:
+        assert isinstance(self.scorer, Scorer)
+        return self.scorer
+
+    @property
+    def needs(self) -> Needs:
+        return self.judge.needs
+
+    def bind(self, tokenizer: Tokenizer) -> IAD:
+        return replace(self, scorer=self.judge.bind(tokenizer))
+
+    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+        self.judge.fits(calls.engine.model)
+        seen: list[Sequence] = []
+        stale = 0
+        for number in range(self.rounds + 1):
+            said = calls.conversation
+            if seen and self.feedback != "none":
+                said = said.asking((yield from self._prompt(calls, seen)))
+            texts = yield from calls.answer([said] * self.n, progress)
+            calls.standing = seen or texts
+            scores = yield from worth(self.judge, calls, texts)
+            before = seen[0].score if seen else None
+            for seq, score in zip(texts, scores, strict=True):
+                seq.score = score
+            # A stable sort: of equal scores the earlier text stays ahead.
+            seen = sorted([*seen, *(seq for seq in texts if seq.score is not None)], key=_falling)
+            calls.standing = seen
+            count("rounds")
+            if not seen:
+                break
+            best = seen[0].score
+            stale = 0 if before is None or (best is not None and best > before) else stale + 1
+            if best == self.judge.bounds[1] < inf or (self.feedback != "none" and stale >= _PATIENCE):
+                break
+            progress("iad", number + 1, self.rounds + 1)
+        return seen
+
+    def _prompt(self, calls: Calls, seen: Ordered[Sequence]) -> Asking[str]:
+        """The task again, and what is known of the answers so far."""
+        task, best, worst = calls.conversation.question, seen[0], seen[-1]
+        parts = [task, ""]
+        if self.feedback == "score":
+            parts += [f"The best answer so far reached a score of {best.score:.4g}. Write a better one."]
+            return "\n".join(parts)
+        parts += [f"The best answer so far, with a score of {best.score:.4g}:", _text(best), ""]
+        if self.feedback in ("best-worst", "critique") and worst is not best:
+            parts += [
+                f"The worst answer so far, with a score of {worst.score:.4g}; avoid what it does:",
+                _text(worst),
+                "",
+            ]
+        if self.feedback == "critique":
+            asked = calls.conversation.apart(_CRITIQUE.format(task=task, answer=_text(best)))
+            (said,) = yield from calls.judge([asked])
+            parts += ["What is said of the best one:", _text(said), ""]
+        return "\n".join([*parts, "Improve on the best answer. Write a complete answer to the task."])
+
+
+def _falling(seq: Sequence) -> float:
+    assert seq.score is not None
+    return -seq.score
+
+
+def _text(seq: Sequence) -> str:
+    assert seq.text is not None
+    return seq.text.text.strip()

@@ -1,0 +1,113 @@
+"""Retrieval in rounds: follow-up questions, each with documents of its own, until the answer is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.sequence import Sequence
+from ..decode.calls import Calls
+from ..errors import SettingsError
+from ..model.protocol import writes
+from ..model.store import Progress
+from ..registry import register
+from ..sample.constraint import Constrained, constrained
+from ..sample.sampler import Sampler
+from .documents import Demonstration, Documents, demonstrations, library
+from .drag import listed, require_sizes
+from .pipeline import Pipeline
+
+FOLLOW_UP, INTERMEDIATE, FINAL = "Follow up:", "Intermediate answer:", "So the final answer is:"
+_LINE = re.compile(rf"\s*({FOLLOW_UP}|{INTERMEDIATE}|{FINAL})([^\n]*)")
+
+
+@register(
+    "iter-drag",
+    paper="Inference Scaling for Long-Context Retrieval Augmented Generation (2024)",
+    guarantee="none; what is written is one of three kinds of lines",
+    needs=("documents", "a prompt that is text or chat"),
+)
+@dataclass(frozen=True)
+class IterDRAG(Pipeline):
+    """Asks follow-up questions line by line, finds documents for each, and ends with a final answer.
+
+    documents, examples, k, m, most_words: as for drag; the steps of an example are shown with it. n: follow-up
+    questions at most, behind which the final answer is asked for. A line is a follow-up question, an intermediate
+    answer or the final answer, and nothing else: a model that is run here is held to that by a constraint, and what a
+    server writes is taken for the final answer where it is none of them, and counted as `malformed`. The text found is
+    the final answer alone. The trace counts `context_tokens`, those read in all calls, and `retrievals`.
+    """
+
+    documents: str | Documents
+    examples: str | tuple[Demonstration, ...] = ()
+    k: int = 5
+    m: int = 0
+    n: int = 5
+    most_words: int = 700
+
+    def __post_init__(self) -> None:
+        require_sizes("iter-drag", k=self.k, m=self.m, n=self.n)
+        if self.m > len(demonstrations(self.examples)):
+            raise SettingsError(
+                f"iter-drag shows {self.m} of {len(demonstrations(self.examples))} examples: give more of them"
+            )
+        library(self.documents, self.most_words)
+
+    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+        if constrained(calls.request.sampler.warps) is not None:
+            raise SettingsError("iter-drag constrains what is written itself: leave the constraint out")
+        found, question = library(self.documents, self.most_words), calls.conversation.question
+        shown = [self._example(each) for each in demonstrations(self.examples)[: self.m]]
+        documents, lines, asked = found.best(question, self.k), list[str](), 0
+        after: tuple[str, ...] = (FOLLOW_UP, FINAL)
+        while True:
+            allowed = after if asked < self.n or after == (INTERMEDIATE,) else (FINAL,)
+            prompt = "".join([*shown, listed(documents), f"Question: {question}\n", *lines])
+            (text,) = yield from self._line(calls, prompt, allowed, progress)
+            count("context_tokens", text.prompt_length)
+            kind, said = _read(text, allowed)
+            if kind == FINAL:
+                return [text]
+            lines.append(f"{kind} {said}\n")
+            if kind == FOLLOW_UP:
+                asked += 1
+                count("retrievals")
+                known = set(documents)
+                documents += [each for each in found.best(said, self.k) if each not in known]
+                after = (INTERMEDIATE,)
+            else:
+                after = (FOLLOW_UP, FINAL)
+            progress("iter-drag", asked, self.n)
+
+    def _example(self, each: Demonstration) -> str:
+        found = library(self.documents, self.most_words)
+        steps = "".join(f"{FOLLOW_UP} {asked}\n{INTERMEDIATE} {said}\n" for asked, said in each.steps)
+        documents = listed(found.best(each.question, self.k))
+        return f"{documents}Question: {each.question}\n{steps}{FINAL} {each.answer}\n\n"
+
+    def _line(self, calls: Calls, prompt: str, allowed: tuple[str, ...], progress: Progress) -> Asking[list[Sequence]]:
+        kinds = " or ".join(f'"{each}"' for each in allowed)
+        said = calls.conversation.asking(f"{prompt}\nWrite the next line and nothing else. It begins with {kinds}.")
+        sampler = calls.request.sampler
+        if not writes(calls.engine.model):
+            from ..constrain.regex import Regex
+
+            pattern = f"({'|'.join(allowed)}) [^\\n]+\\n?"
+            sampler = Sampler((Constrained(said.compile(Regex(pattern))), *sampler.warps))
+        return (yield from calls.answer([said], progress, sampler=sampler))
+
+
+def _read(text: Sequence, allowed: tuple[str, ...]) -> tuple[str, str]:
+    """Kind and content of a line; its text becomes the answer where it is the final one."""
+    assert text.text is not None
+    found = _LINE.match(text.text.text)
+    if found is not None and found[1] in allowed:
+        kind, said = found[1], found[2].strip()
+        if kind == FINAL:
+            text.text.text = said
+        return kind, said
+    count("malformed")
+    # Whoever was to say what an intermediate answer is has said it in other words.
+    return (INTERMEDIATE if allowed == (INTERMEDIATE,) else FINAL), " ".join(text.text.text.split())

@@ -1,0 +1,98 @@
+"""What pipelines have in common: searches that ask for several texts, each behind a prompt of its own."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..decode.calls import Calls
+from ..errors import ServerError, SettingsError
+from ..model.store import Progress, silent
+from ..registry import method_of
+from ..score.base import Scorer
+from .base import Search, credit
+from .pool import scored
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+
+@dataclass(frozen=True)
+class Pipeline(Search):
+    """A search by several prompts, which are made of the request's own.
+
+    What it finds are answers to the request, whatever prompts they were written behind; nothing of them is kept in a
+    cache. Where a server goes away, the best that stands is found, with `complete=False`.
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs()
+
+    @abstractmethod
+    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+        """The texts found, best first, with their `score` where they have one; asked for through `calls`.
+
+        `calls.standing` is to hold what would be found if nothing more came.
+        """
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        if request.conversation is None:
+            method = method_of(self)
+            name = type(self).__name__ if method is None else method.name
+            raise SettingsError(f"{name} writes prompts of its own, and this one is token ids: search through `LM`")
+        calls = Calls(engine, replace(request, search=self), request.conversation)
+        complete = True
+        try:
+            found = yield from self.follow(calls, progress)
+        except ServerError as error:
+            if not calls.standing:
+                raise
+            warnings.warn(f"this is what was found before: {error}", stacklevel=2)
+            found, complete = calls.standing, False
+        count("discarded", calls.trace.ledger.tokens - len(found[0].generated))
+        credit(calls.trace, found[0])
+        answers = as_answers(calls, found)
+        for seq in answers:
+            seq.trace, seq.complete = calls.trace, complete
+        return answers
+
+
+def as_answers(calls: Calls, texts: Ordered[Sequence]) -> list[Sequence]:
+    """The texts as answers to the request's own prompt, behind which nothing of them is read."""
+    prompt = [int(token) for token in calls.request.prompt]
+    return [
+        replace(
+            seq,
+            tokens=[*prompt, *seq.generated],
+            prompt_length=len(prompt),
+            cache=seq.model.new_cache(),
+            conversation=calls.conversation,
+            calls=calls,
+            written_by=None,
+            drafter=None,
+            draft_state=None,
+        )
+        for seq in texts
+    ]
+
+
+def worth(scorer: Scorer, calls: Calls, texts: Ordered[Sequence]) -> Asking[list[float | None]]:
+    """What a scorer says of texts as answers to the request, of equal ones once; None where it fails."""
+    return (yield from scored(scorer, as_answers(calls, texts)))
+
+
+def require_texts(scorer: Scorer, name: str) -> None:
+    """Raise SettingsError for a scorer that sees more of an answer than a pipeline keeps, or scores none."""
+    if not scorer.answers:
+        raise SettingsError(f"{name} judges whole texts: give a scorer of answers")
+    if scorer.needs.taps:
+        raise SettingsError(f"{name} keeps no hidden states of its texts: give a scorer that reads texts")

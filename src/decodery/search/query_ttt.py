@@ -1,0 +1,122 @@
+"""Query-only test-time training: a few gradient steps on the query projections, over a prompt that is read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..core.ask import Asking, score_all
+from ..core.ledger import charged, count
+from ..core.needs import Needs
+from ..core.noise import draw, mix
+from ..core.sequence import Sequence
+from ..errors import SettingsError, UnsupportedModel
+from ..model.batch import Segment
+from ..model.cache import KVCache
+from ..model.queries import Span, queries_of, with_queries
+from ..model.store import Progress, silent
+from ..model.transformer import Transformer
+from ..registry import register
+from ..sample.base import require_number
+from .base import Search, credit
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+_CLIP, _DECAY, _MOST_RISE = 1.0, 0.01, 1.5
+
+
+@register(
+    "query-ttt",
+    paper="Let's (not) just put things in Context: Test-Time Training for Long-Context LLMs (2025)",
+    guarantee="lossy: another model for one text; steps=0 is plain decoding, and the model itself never changes",
+    needs=("weights in float32",),
+)
+@dataclass(frozen=True)
+class QueryTTT(Search):
+    """Trains the query projections on the prompt for a few steps, then writes one text with them.
+
+    The prompt is read once, by the model as it is, and its keys and values stay. A step draws `span` tokens of it in a
+    row, and lowers their cross-entropy by AdamW (weight decay 0.01, gradients clipped at 1) in the query weights of all
+    layers and nothing else. lr: 1e-6 to 1e-5 in the paper, by data set. recompute: the span's own keys and values are
+    computed by the weights so far, and only those before it are the kept ones. Where a step's loss exceeds 1.5 times
+    the first one's, the text is written by the model as it is, and `aborted` is counted. The last token of the prompt
+    is read by the trained weights. Spans are drawn by a hash of the prompt, so that a request is repeatable.
+
+    Trained is a copy, which this text alone is written with, in passes of its own; nothing has to be restored. Memory:
+    the query, key and value weights once and the query weights three times more while it trains, and activations of a
+    span. Cost: each step about 3 passes over `span` rows; passes of others wait for all steps. It pays for long
+    prompts, if at all. The ledger has the rows of the steps under "training".
+    """
+
+    steps: int = 32
+    span: int = 128
+    lr: float = 1e-5
+    recompute: bool = False
+
+    needs = Needs(rows=True, gradients=True, alone=True)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, int) or self.steps < 0 or not isinstance(self.span, int) or self.span < 1:
+            raise SettingsError("query-ttt needs 0 steps or more, over a span of at least 1 token")
+        require_number("the lr of query-ttt", self.lr, above=0.0)
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        seq = engine.open(replace(request, search=self))
+        model = seq.model
+        if not isinstance(model, Transformer) or model.dtype not in (torch.float32, torch.float64):
+            raise UnsupportedModel("query-ttt trains weights in float32: load the model with dtype=float32")
+        if not isinstance(seq.cache, KVCache) or not seq.cache.plain or seq.cache.prefix:
+            raise UnsupportedModel("query-ttt needs all keys and values of the prompt: leave cache policies out")
+        yield from _read(seq, engine.prefill_chunk)
+        if seq.branches is not None:
+            # What is read so far is the other model's, so nobody may have it read again by this one.
+            seq.branches.pop(id(seq), None)
+        seq.model = self.adapted(model, seq.tokens, seq.cache, progress)
+        while not seq.finished:
+            yield from engine.write([seq], seq.trace)
+            progress("query-ttt", seq.position, seq.max_new_tokens)
+        credit(seq.trace, seq)
+        return [seq]
+
+    def adapted(
+        self, model: Transformer, tokens: Ordered[int], cache: KVCache, progress: Progress = silent
+    ) -> Transformer:
+        """The model with queries trained on `tokens`, of which `cache` holds all but the last; itself without steps."""
+        # A row needs the token behind it, and what is kept ends before the last one.
+        length = min(self.span, len(tokens) - 1)
+        if not self.steps or length < 1:
+            return model
+        place, begin, ledger = mix(0, *tokens), perf_counter(), charged()
+        queries = queries_of(model)
+        optimiser = torch.optim.AdamW(queries, lr=self.lr, weight_decay=_DECAY)
+        first: float | None = None
+        for step in range(self.steps):
+            start = min(int(draw(place, step) * (len(tokens) - length)), len(tokens) - 1 - length)
+            with torch.enable_grad():
+                loss = Span(model, cache, start, length, self.recompute).loss(with_queries(model, queries), tokens)
+                loss.backward()
+            first = loss.item() if first is None else first
+            if not loss.item() <= _MOST_RISE * first:
+                count("aborted")
+                return model
+            torch.nn.utils.clip_grad_norm_(queries, _CLIP)
+            optimiser.step()
+            optimiser.zero_grad()
+            ledger.spend("training", length, perf_counter() - begin, first=True)
+            begin = perf_counter()
+            progress("training queries", step + 1, self.steps)
+        return with_queries(model, [each.detach() for each in queries])
+
+
+def _read(seq: Sequence, chunk: int) -> Asking[None]:
+    """All of the prompt but its last token, by the model as it is."""
+    while (start := seq.cache.next_position) < len(seq.tokens) - 1:
+        rows = seq.tokens[start : min(start + chunk, len(seq.tokens) - 1)]
+        yield from score_all(seq.model, [Segment.chunk(rows, seq.cache, logit_rows=[])])
+        seq.cache.keep(range(len(rows)))

@@ -1,0 +1,289 @@
+"""Searches that ask behind prompts of their own: what they ask, what they keep, and what they spend."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decodery.core.ask import together
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.errors import CorruptFile, ServerError, SettingsError
+from decodery.model.store import silent
+from decodery.score import LLMJudge, TextScore
+from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote
+from decodery.search.archon_layers import ranking
+from decodery.search.drag import Demonstration
+from decodery.search.memory_file import Sheet, SheetFile, unless_changed
+from decodery.testing import tiny_transformer
+from decodery.testing.scripted import Asked, Said, ScriptedLM
+from methods import PIPELINES
+from serving import tiny_lm
+
+LAST = TextScore(lambda text: float(re.findall(r"\d+", text)[-1]))
+LONGEST = TextScore(lambda text: float(len(text)))
+
+
+@pytest.fixture(scope="module")
+def lm() -> Any:
+    return tiny_lm(max_positions=4096)
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_pipelines_are_repeatable_whoever_shares_their_passes(lm: Any, name: str) -> None:
+    """On a real model: the same alone, beside another one, and preempted on the way."""
+    search = PIPELINES[name].bind(lm.tokenizer)
+    settings = {"temperature": 1.0, "max_new_tokens": 6 if name != "iter-drag" else 28, "drafter": None}
+    alone = lm.search("Is it so?", search, **settings)
+    ledger = alone[0].trace.ledger
+    assert "malformed" not in alone[0].trace.ledger.counts or name == "archon"
+    assert all(out.complete and out.prompt_tokens == lm.encode("Is it so?") for out in alone)
+    assert ledger.counts["discarded"] == ledger.tokens - len(alone[0].tokens) and ledger.passes["model"] == ledger.depth
+    engine = lm.engine()
+    requests = [lm.request_for("Is it so?", **settings), lm.request_for("Why?", **settings)]
+    jobs = [engine.enter(search.find(engine, request)) for request in requests]
+    for _ in range(3):
+        engine.step()
+    engine.preempt(jobs[0])
+    engine.run(jobs)
+    assert [seq.generated for seq in jobs[0].result] == [out.tokens for out in alone]
+    # Passes of the two were shared.
+    assert engine._passes < 1.5 * ledger.passes["model"] + 10
+
+
+def test_a_prompt_of_token_ids_alone_is_refused() -> None:
+    for search in PIPELINES.values():
+        with pytest.raises(SettingsError, match="search through `LM`"):
+            search.run(Engine(tiny_transformer(3)), Request([1, 2]))
+
+
+def test_iad_shows_best_and_worst_and_never_falls() -> None:
+    for level in ("none", "score", "best", "best-worst", "critique"):
+        lm = ScriptedLM(lambda asked: "be bold" if "wrong or weak" in asked.text else f"try {(asked.number * 7) % 10}")
+        found = lm.search("Count up.", IAD(LAST, n=2, rounds=2, feedback=level), temperature=0.6, seed=5)
+        answers = [asked for asked in lm.asked if "wrong or weak" not in asked.text]
+        assert [asked.seed for asked in answers] == list(range(5, 5 + len(answers)))
+        assert found[0].score == max(out.score for out in found) and len(found) == len(answers)
+        later = answers[2].text
+        assert ("try 7" in later) == (level in ("best", "best-worst", "critique"))
+        assert ("try 0" in later) == (level in ("best-worst", "critique")) and ("be bold" in later) == (
+            level == "critique"
+        )
+        assert ("7" in later) == (level != "none")
+    # Without feedback it is best-of-n of all rounds, text by text.
+    script = lambda asked: f"try {(asked.seed * 3) % 7}"  # noqa: E731
+    rounds = ScriptedLM(script).search("Count.", IAD(LAST, n=3, rounds=1, feedback="none"), temperature=1.0)
+    pooled = ScriptedLM(script).search("Count.", BestOfN(LAST, n=6), temperature=1.0)
+    assert [(out.text, out.score) for out in rounds] == [(out.text, out.score) for out in pooled]
+    # A later text as good as the best does not take its place, and two such rounds are the last.
+    lm = ScriptedLM(lambda asked: f"{asked.number} and 5")
+    assert lm.search("?", IAD(LAST, n=1, rounds=9), temperature=1.0)[0].text == "0 and 5" and len(lm.asked) == 3
+
+
+def _archon(asked: Asked) -> str:
+    if "numbers in brackets" in asked.text:
+        return "[2] > [9] > [2]"
+    if "number in brackets" in asked.text:
+        return "\n".join(f"[{n}] note {n}" for n in range(1, 1 + len(re.findall(r"^\[\d+\]", asked.text, re.M))))
+    if "Correct or Incorrect" in asked.text:
+        return "Incorrect." if "odd" in asked.text else "Correct."
+    if "Give the reasoning" in asked.text:
+        return "because"
+    if "numbered list" in asked.text:
+        return "1. It is short.\n2. It is true."
+    if "Passed or Failed" in asked.text:
+        return "1. Passed\n2. " + ("Passed" if "odd" in asked.text else "Failed")
+    return f"{'odd' if asked.number % 2 else 'even'}-{asked.number}"
+
+
+def test_archon_asks_as_often_as_its_layers_cost() -> None:
+    draw = random.Random(0)
+    for _ in range(25):
+        layers = [":".join(f"generator(n={draw.randint(1, 3)})" for _ in range(draw.randint(1, 2)))]
+        for _ in range(draw.randint(0, 3)):
+            layers += draw.choice(
+                [
+                    ["critic", "ranker(top_k=2)"],
+                    ["fuser(n=2)"],
+                    ["unit-tests", "evaluator(top_k=3)"],
+                    ["critic", "fuser"],
+                ]
+            )
+        search = Archon(tuple(tuple(layer.split(":")) for layer in layers))
+        lm = ScriptedLM(_archon)
+        found = lm.search("Why?", search, temperature=0.7)
+        assert len(lm.asked) == search.cost(), layers
+        ledger = found[0].trace.ledger
+        written = sum("generator" in name or "fuser" in name for name in layers)
+        assert ledger.counts.get("judge_calls", 0) <= len(lm.asked) - written
+
+
+def test_archons_components() -> None:
+    def asked(layers: str) -> tuple[list[str], ScriptedLM]:
+        lm = ScriptedLM(_archon)
+        return [out.text for out in lm.search("Why?", f"archon:layers={layers}", temperature=0.7)], lm
+
+    assert ranking("none\n[2] > [9] > [2]", 3) == [1, 0, 2] and ranking("", 2) == [0, 1]
+    assert asked("generator(n=3)/ranker(top_k=3)")[0] == ["odd-1", "even-0", "even-2"]
+    # Critiques stay with the candidates that a ranker moves.
+    assert (
+        "[1] odd-1\nCritique: note 2\n\n[2] even-0\nCritique: note 1"
+        in asked("generator(n=3)/critic/ranker/fuser")[1].asked[-1].text
+    )
+    # A verdict of incorrect is not read as correct; where none passes all stay.
+    assert asked("generator(n=3)/verifier")[0] == ["even-0", "even-2"]
+    assert len(asked("generator(n=1)/verifier")[0]) == 1
+    assert asked("generator(n=2)/unit-tests/evaluator(top_k=1)")[0] == ["odd-1"]
+    # A critic whose notes do not match is asked again, at another seed.
+    answers = ["a", "b", "[1] only one", "[1] x\n[2] y", "fused"]
+    lm = ScriptedLM(answers)
+    assert lm.search("Why?", "archon:layers=generator(n=2)/critic/fuser", temperature=0.7)[0].text == "fused"
+    assert lm.asked[2].text == lm.asked[3].text and lm.asked[2].seed != lm.asked[3].seed
+    for layers, rule in (
+        ("fuser", "first layer"),
+        ("generator/generator", "first layer"),
+        ("generator/critic", "right before a ranker"),
+        ("generator/ranker:fuser", "alone in its layer"),
+        ("generator/evaluator", "right behind unit-tests"),
+        ("generator/unit-tests/ranker", "right before an evaluator"),
+        ("generator(n=5000)", "at most"),
+        ("oracle", "no component"),
+    ):
+        with pytest.raises(SettingsError, match=rule):
+            asked(layers)
+
+
+def _curator(asked: Asked) -> str:
+    if "whole new cheatsheet" in asked.text:
+        seen = re.findall(r"item \d+", asked.text)
+        return f"<cheatsheet>{' '.join(seen)} item {asked.number}</cheatsheet>"
+    return f"answer {asked.number}"
+
+
+def test_a_cheatsheet_knows_the_past_and_nothing_else(tmp_path: Path) -> None:
+    for mode in ("cumulative", "synthesis", "retrieval", "history", "empty"):
+        file, lm = str(tmp_path / f"{mode}.json"), ScriptedLM(_curator)
+        for number, question in enumerate(("red apple", "blue sea", "red rose", "green sea")):
+            before = len(lm.asked)
+            lm.search(question, Cheatsheet(file, mode=mode, k=1), max_new_tokens=50)
+            asked = lm.asked[before:]
+            assert len(asked) == (2 if mode in ("cumulative", "synthesis") else 1)
+            later = (
+                {"red apple", "blue sea", "red rose", "green sea"}
+                - {question}
+                - {e[0] for e in SheetFile(file).read().entries}
+            )
+            assert not any(word in each.text for each in asked for word in later)
+            shown = next(each.text for each in asked if "whole new" not in each.text)
+            if mode == "retrieval" and number == 3:
+                assert "blue sea" in shown and "red" not in shown
+            if mode == "history":
+                assert shown.count("Question:\n") == number
+        sheet = SheetFile(file).read()
+        assert sheet.version == 4 and sheet.entries[0][0] == "red apple"
+        # The curator may write twice as much as the answer.
+        assert {each.max_tokens for each in lm.asked} <= {50, 100}
+        assert SheetFile(file).read() == sheet and json.loads(Path(file).read_text())["version"] == 4
+    # Without tags the memory stays, and one that is too long is cut at a line.
+    for said, memory in (("no tags", "(empty)"), ("<cheatsheet>aaaa\nbbbb\ncccc</cheatsheet>", "aaaa")):
+        file = str(tmp_path / f"{len(said)}.json")
+        ScriptedLM(["x", said]).search("q", Cheatsheet(file, most=8))
+        assert SheetFile(file).read().memory == memory
+
+
+def test_a_cheatsheet_loses_nothing_where_two_write(tmp_path: Path) -> None:
+    file = str(tmp_path / "memory.json")
+    lm = ScriptedLM(_curator)
+
+    def meanwhile(asked: Asked) -> str:
+        if asked.number == 0:
+            lm.search("the other", Cheatsheet(file))
+        return _curator(asked)
+
+    first = ScriptedLM(meanwhile)
+    (found,) = first.search("the first", Cheatsheet(file))
+    sheet = SheetFile(file).read()
+    assert found.trace.ledger.counts["conflicts"] == 1 and len(first.asked) == 3
+    assert [question for question, _ in sheet.entries] == ["the other", "the first"]
+    # What the other one noted was in front of the curator when it wrote again.
+    assert sheet.memory == "item 1 item 2"
+    # A blind write would have lost it, and is not done.
+    assert SheetFile(file).change(unless_changed(Sheet(), Sheet(9))).version == 2 and SheetFile(file).read() == sheet
+    whole = Path(file).read_text()
+    for damaged in (whole[: len(whole) // 2], "[]", '{"format": "x"}', "[" * 10000):
+        Path(file).write_text(damaged)
+        with pytest.raises(CorruptFile, match="name another file"):
+            lm.search("q", Cheatsheet(file))
+        assert Path(file).read_text() == damaged
+
+
+def test_documents_stand_worst_to_best_and_count() -> None:
+    documents = Documents(("cats sleep", "red apples and red roses", "a red car", "nothing"))
+    examples = (Demonstration("What do cats do?", "sleep", (("Which animal?", "cats"),)),)
+    lm = ScriptedLM(lambda asked: "blue")
+    lm.search("Which apples are red?", DRAG(documents, examples, k=2, m=1))
+    text = lm.asked[0].text
+    order = [
+        text.rindex(part) for part in ("cats sleep", "What do cats do?", "a red car", "red apples", "Which apples")
+    ]
+    assert order == sorted(order) and "Which animal" not in text
+    lm = ScriptedLM(["Follow up: who sleeps?", "Intermediate answer: cats", "So the final answer is: red", "unused"])
+    (found,) = lm.search("Which apples are red?", IterDRAG(documents, examples, k=1, m=1, n=1))
+    assert found.text == "red" and len(lm.asked) == 3 and "malformed" not in found.trace.ledger.counts
+    first, second, third = (asked.text for asked in lm.asked)
+    assert first.count("cats sleep") == 1 and second.count("cats sleep") == 2 and "who sleeps?\n" in third
+    assert '"Follow up:" or "So the final' in first and 'Follow up:" or' not in third.rpartition("Write")[2]
+    # What is no line of the three kinds is the answer, and is counted.
+    (found,) = ScriptedLM(["Let me think."]).search("Which?", IterDRAG(documents))
+    assert found.text == "Let me think." and found.trace.ledger.counts["malformed"] == 1
+
+
+def test_what_stands_is_returned_where_a_server_goes_away() -> None:
+    with pytest.warns(UserWarning, match="found before"):
+        (found, *_) = ScriptedLM(["1", "2", Said("3 4", gone=True), "5"]).search("?", IAD(LAST, n=2), temperature=1.0)
+    assert found.text == "2" and not found.complete and found.to_dict()["complete"] is False
+    with pytest.warns(UserWarning):
+        (found, *_) = ScriptedLM(["1", "22", Said("", gone=True)]).search("?", BestOfN(LONGEST, n=3), temperature=1.0)
+    assert found.text == "22" and not found.complete and found.trace.ledger.counts["cut"] == 1
+    with pytest.warns(UserWarning):
+        (found,) = ScriptedLM([Said("begun and", gone=True)]).search("?", BestOfN(LONGEST, n=1))
+    assert found.text == "begun and" and not found.complete
+    # Nobody is left to judge.
+    script = lambda asked: Said("", gone=True) if "Question:" in asked.text else "text"  # noqa: E731
+    for search in (BestOfN(LLMJudge(), n=2), WeightedVote(LLMJudge(), n=2, answer="whole"), IAD(LLMJudge(), n=2)):
+        with pytest.warns(UserWarning, match="not judged|found before"):
+            (found, *_) = ScriptedLM(script).search("?", search, temperature=1.0)
+        assert found.text == "text" and not found.complete
+    with pytest.raises(ServerError):
+        ScriptedLM([Said("", gone=True)] * 2).search("?", IAD(LAST, n=2))
+
+
+def test_calls_of_one_layer_share_passes(lm: Any) -> None:
+    """Four judged texts cost as many passes as one, and are what they are alone."""
+    engine = lm.engine()
+    request = lm.request_for("Is it so?", max_new_tokens=5, drafter=None)
+    assert request.conversation is not None
+
+    def asking(prompts: list[str], apart: bool) -> Any:
+        from decodery.decode.calls import Calls
+
+        calls = Calls(engine, request, request.conversation)
+        said = [calls.conversation.apart(prompt) for prompt in prompts]
+        groups = [[each] for each in said] if apart else [said]
+        found = yield from together([calls.judge(group, progress=silent) for group in groups])
+        return [seq.generated for group in found for seq in group]
+
+    alone = []
+    for prompt in ("one", "two", "three", "four"):
+        before = engine._passes
+        alone += engine.finish(asking([prompt], False))
+        passes = engine._passes - before
+    for apart in (False, True):
+        before = engine._passes
+        assert engine.finish(asking(["one", "two", "three", "four"], apart)) == alone
+        assert engine._passes - before <= passes + 1
