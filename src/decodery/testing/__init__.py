@@ -2,6 +2,7 @@
 
 from .caches import check_cache
 from .constraints import check_constraint
+from .denoisers import OracleDenoiser
 from .distributions import check_distribution, enumerate_law
 from .drafters import Garbage, Oracle
 from .laws import check_batch, check_identical
@@ -18,6 +19,7 @@ __all__ = [
     "Garbage",
     "LawBroken",
     "Oracle",
+    "OracleDenoiser",
     "ReferenceRegex",
     "TableModel",
     "check_batch",
