@@ -31,7 +31,7 @@ FRESH = ["prefix(refresh=1)", "dual(refresh=1)", "dkv(refresh=1)", "window(inner
 def test_a_cache_that_is_always_fresh_changes_nothing(kind: str) -> None:
     """Nor does the prefix cache of a model whose rows see nothing of later blocks, fresh or not."""
     model, block = denoiser(**KINDS[kind]), "" if kind == "blocks" else ",block=8"
-    for method in ("static", "threshold:tau=0.3"):
+    for method in ("static", "threshold:tau=0.3") if kind == "full" else ("static",):
         spec = f"{method}{',' if ':' in method else ':'}cache="
         bare = fill(model, f"{spec}none{block}", temperature=0.7)
         for cache in ("prefix", "prefix(refresh=2)") if kind == "blocks" else FRESH:
@@ -148,7 +148,7 @@ def test_freedave_writes_what_static_decoding_writes_in_the_same_order(kind: str
         model = denoiser(seed, **KINDS[kind])
         for cache in ("none", "prefix") if kind == "blocks" else ("none", "prefix", "dual"):
             static = fill(model, f"static:cache={cache}{block}", seed=seed, temperature=0.7 * (seed % 2), eos=[7])
-            for drafts in (1, 3, 8):
+            for drafts in (1, 4):
                 spec = f"freedave:drafts={drafts},cache={cache}{block}"
                 free = fill(model, spec, seed=seed, temperature=0.7 * (seed % 2), eos=[7])
                 assert order(free) == order(static) and free.output == static.output

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .train_diffusion import diffusion
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
@@ -24,7 +25,21 @@ def train() -> None:
     """Make what some methods need, such as a datastore to draft from."""
 
 
-for learned in (acceptance, calm, contexts, draft, ftp, head, hidden_transfer, ngrams, ppd, sec, swift, units):
+for learned in (
+    acceptance,
+    calm,
+    contexts,
+    diffusion,
+    draft,
+    ftp,
+    head,
+    hidden_transfer,
+    ngrams,
+    ppd,
+    sec,
+    swift,
+    units,
+):
     train.add_command(learned)
 
 
