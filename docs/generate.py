@@ -25,6 +25,7 @@ from decodery.registry import Method
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import drafting
+import filling
 import loads
 import sampling
 import steering
@@ -144,6 +145,7 @@ MADE: dict[str, Callable[[], str]] = {
     **drafting.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
+    **filling.SECTIONS,
     **loads.SECTIONS,
 }
 """What was measured; whole on the pages of results."""

@@ -15,9 +15,8 @@ from .core.sequence import KeptText, Sequence
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
-from .diffuse.base import Diffusion
 from .diffuse.canvas import Canvas
-from .diffuse.run import filled
+from .diffuse.texts import fill_all, written
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .model.load import LoadedModel
@@ -143,33 +142,16 @@ class LM:
         lists them. A list of outputs for a list of texts or for n > 1; all of them share passes, and each is what it
         would be alone; sample i of n has seed `seed + i`. `Output.trace` counts passes, rows and tokens.
         """
-        chosen: Diffusion = resolve("diffuse", method)
         several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
         prompts: list[Any] = list(prompt) if several else [prompt]
-        engine, eos = self.engine(), self.tokenizer.eos_ids
-        canvases = []
-        for tokens in (self.encode(one, raw=raw) for one in prompts):
-            seeds = [nth_seed(seed, number) for number in range(n)]
-            canvases += [Canvas.of(self.model, tokens, max_new_tokens, eos_ids=eos, seed=each) for each in seeds]
-        runs = [filled(self.model, canvas, chosen, temperature) for canvas in canvases]
-        engine.run([engine.enter(run, canvas.trace) for run, canvas in zip(runs, canvases, strict=True)])
-        outputs = [self._written(canvas) for canvas in canvases]
+        canvases = [
+            Canvas.of(self.model, tokens, max_new_tokens, eos_ids=self.tokenizer.eos_ids, seed=nth_seed(seed, number))
+            for tokens in (self.encode(one, raw=raw) for one in prompts)
+            for number in range(n)
+        ]
+        fill_all(self.engine(), self.model, canvases, resolve("diffuse", method), temperature)
+        outputs = [written(canvas, self._continuation) for canvas in canvases]
         return outputs if several or n > 1 else outputs[0]
-
-    def _written(self, canvas: Canvas) -> Output:
-        """What a canvas became; its text ends before the end token."""
-        tokens, prompt = canvas.output, [int(token) for token in canvas.tokens[: canvas.prompt_length]]
-        stopped = tokens[-1] if tokens and tokens[-1] in canvas.eos_ids else None
-        return Output(
-            text=self._continuation(prompt, tokens if stopped is None else tokens[:-1]),
-            tokens=tokens,
-            prompt_tokens=prompt,
-            finish_reason="length" if stopped is None else "stop",
-            stopped_by=stopped,
-            seed=canvas.seed,
-            trace=canvas.trace,
-            logprobs=None,
-        )
 
     def hide(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any

@@ -6,16 +6,45 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
+from decodery.core.ask import drive, together
 from decodery.diffuse.base import Policy
 from decodery.diffuse.canvas import Canvas
 from decodery.diffuse.dystruct import Dystruct
 from decodery.diffuse.r2 import R2, Streaks, clusters, runs
-from decodery.diffuse.run import Run
+from decodery.diffuse.run import Run, filled
 from decodery.diffuse.scheduled import quotas
 from decodery.diffuse.view import View
+from decodery.errors import SettingsError
+from decodery.registry import methods
 from decodery.testing import OracleDenoiser
-from diffusing import denoiser, fill, named, order
+from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
+
+
+@pytest.mark.parametrize("name", [method.name for method in methods("diffuse")])
+@torch.no_grad()
+def test_every_method_fills_canvases_of_every_model_alike_alone_and_together(name: str) -> None:
+    """With every cache, or it says why not; what is written stays, and is never the mask."""
+    for kind, config in KINDS.items():
+        model = denoiser(**config)
+        if name == "dystruct" and kind == "blocks":
+            with pytest.raises(SettingsError, match="see what comes later"):
+                fill(model, name)
+            continue
+        alone = [fill(model, name, 8, prompt=PROMPT[:n], seed=n, temperature=0.7, eos=[7]) for n in (2, 5)]
+        both = [Canvas.of(model, PROMPT[:n], 8, eos_ids=[7], seed=n) for n in (2, 5)]
+        drive(together([filled(model, canvas, named(name), 0.7) for canvas in both]))
+        assert [order(canvas) for canvas in both] == [order(canvas) for canvas in alone]
+        for canvas in both:
+            places = [place for place, _ in order(canvas)]
+            assert len(set(places)) == len(places) or name == "dystruct"
+            assert MASK not in canvas.output and (canvas.ended or not canvas.masked.any())
+    for cache in methods("diffuse.cache"):
+        try:
+            canvas = fill(denoiser(shifted=True), f"{name}:cache={cache.name}", 8)
+        except SettingsError as error:
+            assert "leave" in str(error) and "cache" in str(error)
+        else:
+            assert not canvas.masked.any()
 
 
 def view(confidence: list[float], tokens: list[int] | None = None, places: list[int] | None = None) -> View:
