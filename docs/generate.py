@@ -25,6 +25,7 @@ from decodery.registry import Method
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import drafting
+import filling
 import loads
 import sampling
 import steering
@@ -44,7 +45,8 @@ FAMILIES = {
     "search": ("searches", "several texts for one answer"),
     "score": ("scorers", "how good a text is"),
     "suggest": ("way of suggesting", "what a few short continuations may be"),
-    "diffuse": ("unmasking policies", "which masked token is settled next"),
+    "diffuse": ("ways of filling a canvas", "which masked tokens are written next"),
+    "diffuse.cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
     "kv": ("cache policies", "what is remembered"),
     "monitor": ("monitors", "what is watched while decoding"),
     "transform": ("transformations", "how a model is changed"),
@@ -144,6 +146,7 @@ MADE: dict[str, Callable[[], str]] = {
     **drafting.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
+    **filling.SECTIONS,
     **loads.SECTIONS,
 }
 """What was measured; whole on the pages of results."""

@@ -20,6 +20,8 @@ from decodery.budget.base import Policy
 from decodery.catalogue import catalogue
 from decodery.constrain.base import Language
 from decodery.core.ask import Composed
+from decodery.diffuse.base import Diffusion
+from decodery.diffuse.cache.base import Cache
 from decodery.draft.base import Composite, Drafter, Expander
 from decodery.draft.combine import First, Fuse
 from decodery.draft.copyspec import CopySpec
@@ -93,7 +95,7 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
     ("family", "base"),
     [
         *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
-        *(("source", Source), ("search", Search), ("budget", Policy)),
+        *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
     ],
 )
 def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import budget as budget
     from . import constrain as constrain
+    from . import diffuse as diffuse
     from . import draft as draft
     from . import sample as sample
     from . import score as score

@@ -16,6 +16,8 @@ from .core.sequence import KeptText, Sequence
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
+from .diffuse.canvas import Canvas
+from .diffuse.texts import fill_all, written
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .model.load import LoadedModel
@@ -119,6 +121,35 @@ class LM:
         method = resolve("search", search).bind(self.tokenizer)
         request = self.request_for(prompt, raw=raw, **{"drafter": None} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
+
+    @checked()
+    def diffuse(
+        self,
+        prompt: Prompt | list[str],
+        method: Any = "static",
+        *,
+        n: int = 1,
+        raw: bool = False,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> Output | list[Output]:
+        """Fill a canvas of `max_new_tokens` behind a prompt, of a masked diffusion model.
+
+        method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
+        lists them. A list of outputs for a list of texts or for n > 1; all of them share passes, and each is what it
+        would be alone; sample i of n has seed `seed + i`. `Output.trace` counts passes, rows and tokens.
+        """
+        several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
+        prompts: list[Any] = list(prompt) if several else [prompt]
+        canvases = [
+            Canvas.of(self.model, tokens, max_new_tokens, eos_ids=self.tokenizer.eos_ids, seed=nth_seed(seed, number))
+            for tokens in (self.encode(one, raw=raw) for one in prompts)
+            for number in range(n)
+        ]
+        fill_all(self.engine(), self.model, canvases, resolve("diffuse", method), temperature)
+        outputs = [written(canvas, self._continuation) for canvas in canvases]
+        return outputs if several or n > 1 else outputs[0]
 
     def hide(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any

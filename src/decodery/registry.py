@@ -32,6 +32,7 @@ FAMILIES = (
     "score",
     "suggest",
     "diffuse",
+    "diffuse.cache",
     "kv",
     "monitor",
     "transform",

@@ -13,6 +13,7 @@ from .options import (
     Command,
     constraint_options,
     decoding_options,
+    diffuse_option,
     model_options,
     output_option,
     search_option,
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from ..lm import LM, Output
     from ..search.base import Search
 
+_DIFFUSED = ("max_new_tokens", "temperature", "seed")
+"""Settings of a text that a canvas has too."""
+
 
 @click.command(cls=Command, short_help="Answer one prompt.")
 @click.argument("prompt", required=False)
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 @decoding_options
 @constraint_options
 @search_option
+@diffuse_option
 @output_option(
     "--n",
     type=click.IntRange(min=1),
@@ -49,6 +54,7 @@ def generate(
     as_json: bool,
     logprobs: int | None,
     search: str | None,
+    diffuse: str | None,
     **settings: Any,
 ) -> None:
     """Answer PROMPT, or standard input where it is "-" or missing.
@@ -65,6 +71,17 @@ def generate(
     from .decoding import Screen, decode, figures, leave_if_terminated, note
 
     method = None if search is None else resolve("search", search)
+    if diffuse is not None:
+        _check_diffuse(search, logprobs, settings)
+        filling = resolve("diffuse", diffuse)
+        written = load(model, dtype=dtype).diffuse([text], filling, n=n, raw=raw, **settings)
+        assert isinstance(written, list)
+        if as_json:
+            objects = [output.to_dict() for output in written]
+            click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
+        else:
+            _print_all(written)
+        return
     lm = load(model, dtype=dtype)
     if method is not None:
         found = _search(lm, method, text, raw=raw, logprobs=logprobs, **settings)[:n]
@@ -96,6 +113,18 @@ def generate(
     else:
         _print_all(decode(lm, requests))
     leave_if_terminated()
+
+
+def _check_diffuse(search: str | None, logprobs: int | None, settings: dict[str, Any]) -> None:
+    """Raise SettingsError for options that mean nothing where places are filled out of order."""
+    from ..errors import SettingsError
+
+    others = {"search": search, "logprobs": logprobs, **settings}
+    given = [name for name, value in others.items() if value is not None and name not in _DIFFUSED]
+    if given:
+        raise SettingsError(
+            f"--diffuse goes with --max-new-tokens, --temperature and --seed: leave out --{given[0].replace('_', '-')}"
+        )
 
 
 def _needs_end(request: Request) -> bool:

@@ -26,9 +26,13 @@ _OPTIONS = {
     "sample": "--sampler",
     "source": "--source",
     "search": "--search",
+    "diffuse": "--diffuse",
 }
-"""The option of `generate` and `chat` that takes a method of a family."""
-_CALLS = {"suggest": "lm.drafts(prompt, k=3) in Python"}
+"""The option of `generate` or `chat` that takes a method of a family."""
+_CALLS = {
+    "suggest": "lm.drafts(prompt, k=3) in Python",
+    "diffuse.cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
+}
 """What uses a method of a family that has no option."""
 
 

@@ -198,6 +198,16 @@ constraint_options = together(
     ),
 )
 
+diffuse_option = together(
+    _option(
+        "Diffusion",
+        "--diffuse",
+        metavar="SPEC",
+        help="How a masked diffusion model fills its canvas of --max-new-tokens, such as threshold:tau=0.9 or "
+        '"static:block=32,cache=dual".',
+    ),
+)
+
 search_option = together(
     _option(
         "Search",

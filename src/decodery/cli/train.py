@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .train_diffusion import diffusion
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
@@ -30,6 +31,7 @@ for learned in (
     acceptance,
     calm,
     contexts,
+    diffusion,
     draft,
     ftp,
     head,

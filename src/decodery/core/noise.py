@@ -38,6 +38,9 @@ PARTICLE = 8
 RESAMPLE = 9
 """Which texts a population keeps."""
 
+PLACE = 10
+"""In which order places of a canvas are filled."""
+
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9

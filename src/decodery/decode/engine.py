@@ -85,10 +85,13 @@ class Engine:
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
         return seq
 
-    def enter(self, asking: Asking[T]) -> Work[T]:
-        """Start something else that asks for passes: a search, a probe. It shares them with everything in progress."""
+    def enter(self, asking: Asking[T], trace: Trace | None = None) -> Work[T]:
+        """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
+
+        trace: where it records its steps, whose times and ledger are then filled in.
+        """
         job = Work(asking)
-        self._schedule.add(Turn(job))
+        self._schedule.add(Turn(job) if trace is None else Turn(job, traces=[trace], ledger=trace.ledger))
         return job
 
     def finish(self, asking: Asking[T]) -> T:

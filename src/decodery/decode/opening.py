@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
-from ..errors import PromptError
+from ..errors import PromptError, SettingsError
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
 from .request import Request
@@ -21,6 +21,7 @@ def opened(
     Raises PromptError, SettingsError or UnsupportedModel where `target` cannot serve the request.
     """
     prompt = [int(token) for token in request.prompt]
+    _check_order(target)
     _check_prompt(prompt, target)
     request = request.suited(target)
     model = target if request.source is None else request.source.over(target, prompt)
@@ -53,6 +54,14 @@ def opened(
         seq.text = TextStream(detokenizer(), request.stop)
     seq.sampler_state = seq.sampler.init(prompt)
     return seq
+
+
+def _check_order(model: Reader) -> None:
+    if not model.config.causal:
+        raise SettingsError(
+            "this is a diffusion model, which fills a canvas and does not write from left to right: give a way to fill "
+            'it, as in diffuse="threshold" or --diffuse threshold'
+        )
 
 
 def _check_prompt(prompt: list[int], model: Reader) -> None:

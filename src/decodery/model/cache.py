@@ -93,6 +93,11 @@ class KVCache:
         return bool(self.losses) or bool((self.lengths != self.prefix + self.next_position).any())
 
     @property
+    def evicted_apart(self) -> bool:
+        """Whether layers hold different slots, or heads of one layer do."""
+        return bool(self.losses) or len(set(self.lengths.tolist())) > 1
+
+    @property
     def plain(self) -> bool:
         """Whether it is what reading its tokens makes: nothing was evicted, and no policy says what is read."""
         return self.policy is None and not self.evicted
@@ -196,6 +201,33 @@ class KVCache:
                 self._sort_out(np.asarray(picked, dtype=np.int64), lengths, written, layers)
         if self.policy is not None:
             self.policy.kept(rows, layers)
+        self._forget()
+
+    def select(self, slots: np.ndarray) -> None:
+        """Let these slots of content and tentative rows be all the content, in ascending order of position.
+
+        For models whose rows are computed out of order, such as masked diffusion models: what is not selected is
+        forgotten. Raises ValueError where layers differ, or where two slots hold the same position.
+        """
+        start, held = int(self.lengths[0]), self.scratch
+        if self.evicted_apart or (held and int(self.written.min()) < held):
+            raise ValueError("slots can be selected only where all layers hold the same ones")
+        places = self.places.of(0)[: start + held]
+        slots = slots[np.argsort(places[slots], kind="stable")]
+        chosen = places[slots]
+        if (chosen[1:] <= chosen[:-1]).any():
+            raise ValueError("two of these slots hold the same position: select the newer one alone")
+        first = int((slots[: start + held] == np.arange(len(slots))).cumprod().sum())
+        if first < len(slots):
+            moved = slots[first:]
+            data = self.blocks.take(0, start + held, moved)
+            self.blocks.own(first, len(slots), start + held, self._first)
+            self.blocks.put(list(range(len(self.lengths))), first, data)
+            self.places.gather(list(range(len(self.lengths))), first, moved - first)
+        for layer in range(len(self.lengths)):
+            self._doubt(layer, min(first, start))
+        self.lengths[:] = len(slots)
+        self.next_position = int(chosen[-1]) + 1 if len(chosen) else 0
         self._forget()
 
     def mark(self) -> Mark:

@@ -49,6 +49,9 @@ class ModelConfig:
     such layers use `local_rope` where it is given. Norm weights are stored ready to multiply (families that store
     w - 1 are converted at loading). kept_tokens: how many tokens have an embedding and an output of their own, as in
     small draft models; 0 is all of them. vocabulary: fingerprint of the tokenizer, "" where it is not known.
+    causal: whether a row sees those before it alone. Where it is not, rows see all of each other, or with block_length
+    those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
+    is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
     """
 
     vocab_size: int
@@ -75,6 +78,9 @@ class ModelConfig:
     embedding_scale: float = 1.0
     attention_scale: float = 0.0
     causal: bool = True
+    block_length: int | None = None
+    mask_id: int | None = None
+    shifted: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     kept_tokens: int = 0
@@ -112,6 +118,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
             raise CorruptFile(
                 f"{origin}: the token {id} begins or ends texts, and there are {config.vocab_size} tokens"
             )
+    if config.mask_id is not None and not 0 <= config.mask_id < config.vocab_size:
+        raise CorruptFile(f"{origin}: the mask token is {config.mask_id}, and there are {config.vocab_size} tokens")
     for rope in (config.rope, config.local_rope):
         if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
             raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")

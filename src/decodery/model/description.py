@@ -27,6 +27,7 @@ from .config import (
     check_config,
 )
 from .fields import Fields, Flag, Kind, Listed, Named, Number, Record, Text, Whole, read_json
+from .masked import BLOCK
 
 _SOURCE = Text()
 _ROPE: dict[str, Kind] = {
@@ -60,7 +61,9 @@ _CONFIG: dict[str, Kind] = {
     "sliding_window": POSITIONS,
     "sliding_layers": Listed(Flag(), MOST_LAYERS),
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
-    "sandwich_norms": Flag(),
+    **dict.fromkeys(("sandwich_norms", "shifted"), Flag()),
+    "block_length": BLOCK,
+    "mask_id": TOKEN_ID,
     "activation": Text(64),
     "embedding_scale": SCALE,
     "attention_scale": SCALE,

@@ -24,8 +24,9 @@ from .config import (
 )
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
+from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, llada_name
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", *LIKE)
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
@@ -94,16 +95,21 @@ _CONFIG: dict[str, Kind] = {
 }
 
 
+_MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
+
+
 def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     """The configuration of a model in one of `FAMILIES`; whatever could not be run faithfully is refused by name."""
-    family = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
-    if family not in FAMILIES:
-        raise UnsupportedModel(f"{origin}: model_type {family!r} is not one of {', '.join(FAMILIES)}")
-    fields = Fields(raw, origin, _CONFIG)
+    named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    if named not in FAMILIES:
+        raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
+    masked, family = named in LIKE, LIKE.get(named, named)
+    fields = Fields(as_llama(raw, origin) if named == "llada" else raw, origin, _CONFIG | (_MASKED if masked else {}))
     for name in _UNSUPPORTED:
         if fields.get(name):
             raise fields.unsupported(name)
-    if any(not name.endswith(("ForCausalLM", "LMHeadModel")) for name in fields.get("architectures", [])):
+    endings = ("ForCausalLM", "LMHeadModel", *(ARCHITECTURES if masked else ()))
+    if any(not name.endswith(endings) for name in fields.get("architectures", [])):
         raise UnsupportedModel(f"{origin}: architectures = {fields.get('architectures')} is not supported")
     read_four_bits(raw, origin)
     gemma = family == "gemma3_text"
@@ -125,7 +131,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_positions=fields.get("max_position_embeddings", 131_072 if gemma else 2048),
-        family=family,
+        family=named,
         norm_eps=fields.get("rms_norm_eps", 1e-6),
         rope=rope,
         local_rope=local_rope,
@@ -142,6 +148,10 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         attention_scale=(fields.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
         bos_id=begins[0] if begins else None,
         eos_ids=token_ids(fields.get("eos_token_id")),
+        causal=not masked,
+        block_length=fields.get("block_size", 4) if named == "sdar" else None,
+        mask_id=fields.get("mask_token_id") if masked else None,
+        shifted=named == "Dream",
     )
     check_config(config, origin)
     return config
@@ -274,6 +284,8 @@ _SANDWICH = {
 
 def tensor_name(part: str, config: ModelConfig) -> str:
     """What a checkpoint calls `part`, such as "layers.3.q.weight" -> "model.layers.3.self_attn.q_proj.weight"."""
+    if config.family == "llada":
+        return llada_name(part)
     path, kind = part.rsplit(".", 1)
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"

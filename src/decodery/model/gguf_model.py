@@ -19,6 +19,7 @@ from .config import (
     POSITIONS,
     SCALE,
     THETA,
+    TOKEN_ID,
     TOKENS,
     WIDTH,
     ModelConfig,
@@ -31,12 +32,18 @@ from .gguf_blocks import READ
 from .gguf_file import GGUFFile
 from .gguf_tokenizer import read_texts
 from .int4 import Int4Linear
+from .masked import LIKE
 from .tokenizer import TextFacts
 
 if TYPE_CHECKING:
     import tokenizers
 
-_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+_FAMILIES = {
+    **{"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"},
+    **{"llada": "llada", "dream": "Dream"},
+}
+_PAIRED = ("llama", "llada")
+"""Families whose files have the two numbers that are turned together side by side."""
 # What these keys switch on is not in the forward pass; zero is how files say "off".
 _UNSUPPORTED = (
     "expert_count",
@@ -47,7 +54,12 @@ _UNSUPPORTED = (
     "embedding_scale",
     "rope.scaling.yarn_log_multiplier",
 )
-_GENERAL: dict[str, Kind] = {"general.architecture": Text(64), "split.count": Whole(0, 1 << 16)}
+_GENERAL: dict[str, Kind] = {
+    "general.architecture": Text(64),
+    "split.count": Whole(0, 1 << 16),
+    "diffusion.shift_logits": Flag(),
+    "tokenizer.ggml.mask_token_id": TOKEN_ID,
+}
 _CONFIG: dict[str, Kind] = {
     "block_count": LAYERS,
     "embedding_length": WIDTH,
@@ -130,7 +142,7 @@ class GGUFCheckpoint:
         """What `read` gives of rows of a part, in our order."""
         tensor, rows, dim = _tensor_name(name), self.shape(name)[0], self.config.head_dim
         end = rows if end is None else end
-        turned = self.config.family == "llama" and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
+        turned = self.config.family in _PAIRED and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
         if not turned or rows % dim:
             return list(read(tensor, begin, end))
         # Rows move within their heads: whole heads are read.
@@ -162,9 +174,10 @@ class GGUFCheckpoint:
         for key in _UNSUPPORTED:
             if fields.get(key):
                 raise fields.unsupported(key)
-        if not fields.get("attention.causal", True):
-            raise fields.unsupported("attention.causal")
         family = _FAMILIES[architecture]
+        masked = family in LIKE
+        if fields.get("attention.causal", not masked) == masked:
+            raise fields.unsupported("attention.causal")
         gemma = family == "gemma3_text"
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
@@ -203,6 +216,10 @@ class GGUFCheckpoint:
             activation="gelu_tanh" if gemma else "silu",
             embedding_scale=hidden**0.5 if gemma else 1.0,
             attention_scale=fields.get("attention.scale", scale),
+            causal=not masked,
+            mask_id=general.get("tokenizer.ggml.mask_token_id") if masked else None,
+            # What llama.cpp takes for granted where a file does not say.
+            shifted=masked and general.get("diffusion.shift_logits", True),
         )
         check_config(config, origin)
         return config

@@ -1,4 +1,4 @@
-"""One lean decoder-only transformer for the Llama, Mistral, Qwen2, Qwen3, SmolLM and Gemma 3 families."""
+"""One lean transformer for the Llama, Mistral, Qwen2, Qwen3, SmolLM and Gemma 3 families, and for masked diffusion."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Transformer:
     ) -> torch.Tensor:
         """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
         layers, visits = self.config.num_layers, Visits.reading(()) if visits is None else visits
-        _open_caches(batch, self.config.causal, None if route == WHOLE else attending(route, layers))
+        _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
         hidden = visits.enter(run[0].layer if run else 0, hidden)
         if self._stack is not None:
@@ -291,16 +291,27 @@ class _Pass:
         return self._masks[key]
 
 
-def _open_caches(batch: Batch, causal: bool, layers: Sequence[int] | None) -> None:
-    """Make room in every cache; give rows of a bidirectional model sight of each other."""
+def _open_caches(batch: Batch, config: ModelConfig, layers: Sequence[int] | None) -> None:
+    """Make room in every cache; give rows of a model that is not causal sight of those that they see there."""
     for number, segment in enumerate(batch.segments):
-        if not causal and segment.mask is None:
-            mask = np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
-            batch.segments[number] = segment = dataclasses.replace(segment, mask=mask)
+        if not config.causal and segment.mask is None:
+            batch.segments[number] = segment = dataclasses.replace(segment, mask=_sight(segment, config.block_length))
         if segment.cache is not None:
             segment.cache.reserve(segment.positions, segment.stays, layers)
         elif segment.stays:
             raise ValueError("rows can stay only in a cache, and this segment has none")
+
+
+def _sight(segment: Segment, block_length: int | None) -> np.ndarray:
+    """Which tentative rows each row sees in a model that is not causal: all, or those of no later block."""
+    if block_length is None:
+        return np.ones((len(segment), segment.stays + len(segment)), dtype=bool)
+    places = segment.positions
+    if segment.cache is not None and segment.stays:
+        start = int(segment.cache.lengths[0])
+        places = np.concatenate((segment.cache.positions[0, start : start + segment.stays], places))
+    seen: np.ndarray = places[None, :] // block_length <= segment.positions[:, None] // block_length
+    return seen
 
 
 def _to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:

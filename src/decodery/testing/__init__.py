@@ -2,6 +2,7 @@
 
 from .caches import check_cache
 from .constraints import check_constraint
+from .denoisers import OracleDenoiser
 from .distributions import check_distribution, enumerate_law
 from .doubles import ScriptedChain, Tabular, TabularReward, best_of_law
 from .drafters import Garbage, Oracle
@@ -19,6 +20,7 @@ __all__ = [
     "Garbage",
     "LawBroken",
     "Oracle",
+    "OracleDenoiser",
     "ReferenceRegex",
     "ScriptedChain",
     "TableModel",

@@ -1,0 +1,24 @@
+# Written by docs/generate.py.
+from . import cache as cache
+from .cad import CAD as CAD
+from .ccd import CCD as CCD
+from .canvas import Canvas as Canvas
+from .view import Commit as Commit
+from .base import Diffusion as Diffusion
+from .dystruct import Dystruct as Dystruct
+from .explore_exploit import ExploreExploit as ExploreExploit
+from .factor import Factor as Factor
+from .freedave import FreeDave as FreeDave
+from .local_leap import LocalLeap as LocalLeap
+from .view import Measure as Measure
+from .base import Policy as Policy
+from .r2 import R2 as R2
+from .random import Random as Random
+from .base import Region as Region
+from .canvas import Round as Round
+from .run import Run as Run
+from .scheduled import Scheduled as Scheduled
+from .static import Static as Static
+from .threshold import Threshold as Threshold
+from .view import View as View
+from .scheduled import quotas as quotas

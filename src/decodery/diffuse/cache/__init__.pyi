@@ -1,0 +1,8 @@
+# Written by docs/generate.py.
+from .base import Cache as Cache
+from .dkv import DKV as DKV
+from .dual import Dual as Dual
+from .base import Kept as Kept
+from .base import Plan as Plan
+from .prefix import Prefix as Prefix
+from .window import Window as Window

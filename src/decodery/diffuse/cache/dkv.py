@@ -1,0 +1,40 @@
+"""dKV-Cache: keys and values of written tokens, kept one pass late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...registry import register
+from ..canvas import Canvas
+from .base import NOTHING, Cache, Kept, Plan, require_refresh
+
+
+@register(
+    "dkv",
+    paper="dKV-Cache: The Cache for Diffusion Language Models (2025)",
+    guarantee="exact at refresh=1; else written tokens are read as they were one pass after they were written",
+)
+@dataclass(frozen=True)
+class DKV(Cache):
+    """Keeps what is written, once it has been computed as a token and not as a mask: the published Decode variant.
+
+    refresh: after how many passes everything is computed again; the first two passes of a block compute everything too.
+    delayed: False keeps a token's row of the pass that wrote it, in which it was still a mask: worse, and here to be
+    compared with. Memory: keys and values of the canvas.
+    """
+
+    refresh: int = 8
+    delayed: bool = True
+
+    def __post_init__(self) -> None:
+        require_refresh("refresh", self.refresh)
+
+    def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
+        if kept.passed < 2 or kept.age >= self.refresh:
+            return Plan(np.arange(visible), NOTHING, fresh=True)
+        # The next pass has the number `passes`: what the last one wrote is computed once more, now as a token.
+        last = canvas.passes - (2 if self.delayed else 1)
+        known = ~canvas.masked[:visible] & (canvas.written[:visible] <= last)
+        return Plan(np.flatnonzero(~known), np.flatnonzero(known))

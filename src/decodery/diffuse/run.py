@@ -1,0 +1,202 @@
+"""A canvas that is being filled: passes are asked for here, and nowhere else in this package.
+
+What models differ in ends here as well: where the row that predicts a token stands, which rows see each other, which
+tokens cannot be written. Methods see proposals for places, and nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..core.ask import Ask, Asking
+from ..core.trace import Step
+from ..errors import SettingsError
+from ..model.batch import Segment
+from ..model.cache import KVCache
+from ..model.protocol import LanguageModel
+from .cache.base import NOTHING, Cache, Kept, Plan
+from .canvas import Canvas
+from .view import Commit, View
+
+if TYPE_CHECKING:
+    from .base import Diffusion
+
+__all__ = ["Run"]
+
+
+class Run:
+    """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is likeliest.
+
+    Raises SettingsError where the method does not go with the model or the canvas.
+    """
+
+    def __init__(self, model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0) -> None:
+        if not 0 <= temperature < float("inf"):
+            raise SettingsError(f"temperature must be 0 or more, not {temperature}")
+        self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
+        self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
+        self.kept = Kept(final=None if model.config.block_length is None else 0)
+        self._kv: KVCache | None = None if self.cache is None else model.new_cache()
+        self._own = model.config.block_length
+        self._check()
+
+    def _check(self) -> None:
+        block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
+        if self._own is not None:
+            if block not in (None, self._own):
+                raise SettingsError(
+                    f"this model's rows see blocks of {self._own} tokens: leave block out, or give {self._own}"
+                )
+            if self.cache is not None and not self.cache.causal:
+                raise SettingsError("rows of this model see nothing of later blocks: the cache prefix is exact there")
+        elif block is not None and length % block:
+            raise SettingsError(
+                f"blocks of {block} do not divide a canvas of {length} tokens: give a block, or a length, that does"
+            )
+
+    def regions(self) -> Iterator[tuple[int, int]]:
+        """The blocks in order, first position and last, until what is returned cannot change any more."""
+        start = self.canvas.prompt_length
+        while start < len(self.canvas) and not self.canvas.ended:
+            size = self.method.block or self._own or len(self.canvas)
+            # Blocks that a model's rows see are counted from the first token of the prompt.
+            end = min((start // size + 1) * size if self._own else start + size, len(self.canvas))
+            yield start, end
+            start = end
+
+    def look(self, region: tuple[int, int]) -> Asking[View]:
+        """One pass, and what it says of the open places of a region."""
+        (view,) = yield from self.look_at([self.canvas.tokens], region)
+        return view
+
+    def look_at(self, variants: Sequence[np.ndarray], region: tuple[int, int]) -> Asking[list[View]]:
+        """One pass over several states [L] of the canvas that differ within a region; the first may be its own.
+
+        Only a cache whose keys and values stay the same within the region allows more than one.
+        """
+        plan = self._plan(region)
+        opens = [self._open(tokens, region, plan) for tokens in variants]
+        caches = self._ready(plan, len(variants))
+        asks, counts = [], []
+        for tokens, places, cache in zip(variants, opens, caches, strict=True):
+            segments = self._segments(tokens, places, plan, cache)
+            asks += [Ask(self.model, segment) for segment in segments]
+            counts.append(len(segments))
+        found = iter((yield asks))
+        logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
+        self._count([ask.segment for ask in asks], plan)
+        first, passed = self.canvas.prompt_length, self.kept.passed
+        self._remember(region, plan)
+        return [
+            View.of(
+                each,
+                places,
+                region,
+                measure=self.method.measure,
+                temperature=self.temperature,
+                seed=self.canvas.seed,
+                first=first,
+                late=tuple(self.canvas.eos_ids) if self.method.eos == "last" else (),
+                passed=passed,
+            )
+            for each, places in zip(logits, opens, strict=True)
+        ]
+
+    def write(self, view: View, commit: Commit) -> None:
+        """Fill in what a method has chosen from what it was shown."""
+        assert len(commit.positions), "a pass must write something"
+        self.canvas.write(*commit, view.logprobs_of(commit))
+        self.canvas.trace.steps[-1].emitted += len(commit.positions)
+
+    def visible(self, region: tuple[int, int]) -> int:
+        """How many positions the rows of a region see."""
+        return len(self.canvas) if self._own is None else region[1]
+
+    def _plan(self, region: tuple[int, int]) -> Plan:
+        if self.kept.region != region:
+            self.kept.region, self.kept.passed = region, 0
+        visible = self.visible(region)
+        if self.cache is None:
+            return Plan(np.arange(visible), NOTHING)
+        return self.cache.plan(self.canvas, region, visible, self.kept)
+
+    def _open(self, tokens: np.ndarray, region: tuple[int, int], plan: Plan) -> np.ndarray:
+        places = region[0] + np.flatnonzero(tokens[region[0] : region[1]] == self.canvas.mask_id)
+        return places if plan.active is None else places[np.isin(places, plan.active)]
+
+    def _ready(self, plan: Plan, count: int) -> list[KVCache | None]:
+        """A cache for every state, which holds what the pass reads and none of what it computes."""
+        if self._kv is None:
+            return [None] * count
+        rows = self._computed(plan)
+        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
+        self._kv.select(np.flatnonzero(np.isin(there, plan.keys) & ~np.isin(there, rows)))
+        if count == 1:
+            return [self._kv]
+        assert self.cache is not None and self.cache.steady, "what is kept would differ between the states"
+        return [self._kv.fork() for _ in range(count)]
+
+    def _computed(self, plan: Plan) -> np.ndarray:
+        """[q] rows of a pass: where the row of a token predicts the next one, also those before open places."""
+        if not self.model.config.shifted:
+            return plan.queries
+        assert self.kept.region is not None
+        active = self.canvas.open(*self.kept.region) if plan.active is None else plan.active
+        # The one before the region always: which rows are computed must not hang on what is written in it.
+        return np.union1d(plan.queries, np.maximum(np.append(active, self.kept.region[0]) - 1, 0))
+
+    def _segments(self, tokens: np.ndarray, places: np.ndarray, plan: Plan, cache: KVCache | None) -> list[Segment]:
+        """The rows of one state of the canvas; with guidance the same once more, without the prompt."""
+        rows = self._computed(plan)
+        # Row 0 stands for itself where rows predict the next token: nothing else says anything of the first one.
+        wanted = np.maximum(places - 1, 0) if self.model.config.shifted else places
+        logit_rows = np.searchsorted(rows, wanted).tolist()
+        segments = [Segment(rows, tokens[rows], cache=cache, logit_rows=logit_rows)]
+        if self.method.guidance:
+            without = tokens.copy()
+            without[: self.canvas.prompt_length] = self.canvas.mask_id
+            segments.append(Segment(rows, without[rows], logit_rows=logit_rows))
+        return segments
+
+    def _guided(self, logits: list[torch.Tensor]) -> torch.Tensor:
+        """[m, vocab] logits of what may be written."""
+        found = logits[0].clone()
+        if len(logits) == 2:
+            found += self.method.guidance * (logits[0] - logits[1])
+        found[:, self.canvas.mask_id] = -torch.inf
+        if self.method.eos == "never":
+            found[:, list(self.canvas.eos_ids)] = -torch.inf
+        return found
+
+    def _count(self, segments: list[Segment], plan: Plan) -> None:
+        canvas, rows = self.canvas, sum(len(segment) for segment in segments)
+        canvas.trace.steps.append(Step(rows=rows))
+        read = len(np.setdiff1d(plan.keys, segments[0].positions))
+        canvas.passes += 1
+        canvas.rows += rows
+        canvas.pairs += sum(len(segment) * (len(segment) + read) for segment in segments)
+
+    def _remember(self, region: tuple[int, int], plan: Plan) -> None:
+        kept = self.kept
+        kept.passed += 1
+        kept.age = 1 if plan.fresh else kept.age + 1
+        if plan.fresh:
+            kept.start, kept.read = self.canvas.passes - 1, plan.queries
+            if self._own is not None:
+                # Blocks before the one that the region begins in were written when this pass computed them.
+                kept.final = region[0] // self._own * self._own
+
+
+def filled(model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0) -> Asking[Canvas]:
+    """Fill a canvas; what is left open behind a written end is closed with that end."""
+    run = Run(model, canvas, method, temperature)
+    yield from method.fill(run)
+    if canvas.ended and canvas.end is not None:
+        rest = canvas.open(canvas.end, len(canvas))
+        canvas.tokens[rest] = canvas.tokens[canvas.end]
+    canvas.trace.ledger.tokens += len(canvas.output)
+    return canvas

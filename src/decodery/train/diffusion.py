@@ -1,0 +1,233 @@
+"""Train a small masked diffusion model on lists, and keep it as LLaDA's checkpoints are kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..errors import SettingsError
+from ..model.batch import Batch, Segment
+from ..model.config import ModelConfig
+from ..model.masked import llada_name
+from ..model.store import Progress, replacing, silent, write_text
+from ..model.transformer import Transformer
+from ..model.weights import Dense, Layer, Weights
+from .card import CARD, refuse_others
+from .lists import CANVAS, END, MASK, PROMPT, VOCABULARY, Example, examples, ids, known
+from .loop import History, Plan, train
+
+MODEL = "model.safetensors"
+SIZES = {"xs": (64, 3, 4, 256), "s": (160, 4, 5, 640), "m": (256, 6, 8, 1024)}
+"""Width, layers, heads and inner units by name."""
+_TOGETHER = 16
+"""Examples that share a segment, apart by its mask: fewer calls, and few rows that see nothing of each other."""
+_HELD = 1 << 32
+"""Seeds of examples held out begin here; training's steps never come so far."""
+
+check_folder = partial(refuse_others, made=MODEL, what="is no model")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """tasks: names, see `lists`; size: see `SIZES`; blank: how often a prompt is masked too, which guidance needs."""
+
+    tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace")
+    size: str = "xs"
+    steps: int = 3000
+    batch: int = 64
+    lr: float = 1e-3
+    blank: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known(self.tasks)
+        if self.size not in SIZES:
+            raise SettingsError(f"there is no size {self.size!r}: choose {', '.join(SIZES)}")
+        if self.batch < 1:
+            raise SettingsError(f"a step learns from at least one example, not {self.batch}")
+
+
+def train_diffusion(
+    recipe: Recipe, out: Path, *, command: str = "", validate_every: int = 100, progress: Progress = silent
+) -> History:
+    """Train a model in the folder `out`, ready to be loaded; interrupted, it goes on from there when called again.
+
+    Of every example k of its answer's n tokens are masked, every k equally often, and the loss is the mean
+    cross-entropy over these: the same optimum as LLaDA's loss over all masking rates, with less variance.
+    """
+    check_folder(out)
+    model = untrained(recipe)
+    held = _Masked.draw(recipe, 256, _HELD)
+
+    def loss(step: int) -> torch.Tensor:
+        return distance(model, _Masked.draw(recipe, recipe.batch, step))
+
+    def judged() -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(distance(model, held))}
+
+    plan = Plan(recipe.steps, lr=recipe.lr, betas=(0.9, 0.98), validate_every=validate_every)
+    history = train(
+        parameters(model), loss, plan, out / "training",
+        validate=judged, metric="loss", settings=asdict(recipe), progress=progress, what="training",
+    )  # fmt: skip
+    write_llada(model, out)
+    write_text(out / CARD, _card(recipe, history, command))
+    return history
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """Examples with some of their answers masked. tokens, shown: [n, PROMPT + CANVAS], whole and as they are shown.
+
+    weights: [n, CANVAS], of each token in the loss; a row sums to 1 / n.
+    """
+
+    tokens: np.ndarray
+    shown: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def draw(cls, recipe: Recipe, count: int, number: int) -> _Masked:
+        """A function of the recipe's seed and a number alone."""
+        draws = np.random.default_rng([recipe.seed, number])
+        tokens = np.array([ids(each.prompt + each.canvas) for each in examples(recipe.tasks, count, draws)])
+        # Every k in turn, so that no batch is all nearly open or all nearly written.
+        sizes = 1 + (int(draws.integers(CANVAS)) + draws.permutation(count)) % CANVAS
+        hidden = draws.random((count, CANVAS)).argsort(axis=1) < sizes[:, None]
+        shown = tokens.copy()
+        shown[:, PROMPT:][hidden] = VOCABULARY.index(MASK)
+        shown[np.flatnonzero(draws.random(count) < recipe.blank), :PROMPT] = VOCABULARY.index(MASK)
+        return cls(tokens, shown, hidden / (sizes[:, None] * count))
+
+
+def distance(model: Transformer, masked: _Masked) -> torch.Tensor:
+    """Mean over examples of the mean cross-entropy of their masked tokens, in nats."""
+    length, segments = masked.shown.shape[1], []
+    for first in range(0, len(masked.shown), _TOGETHER):
+        rows = masked.shown[first : first + _TOGETHER]
+        apart = np.kron(np.eye(len(rows), dtype=bool), np.ones((length, length), dtype=bool))
+        segments.append(Segment(np.tile(np.arange(length), len(rows)), rows.reshape(-1), mask=apart))
+    batch = Batch(segments)
+    hidden = model.layers(model.embed(batch), batch)
+    chosen = np.pad(masked.weights, ((0, 0), (PROMPT, 0))).reshape(-1)
+    places = torch.from_numpy(np.flatnonzero(chosen))
+    logits = model.outputs(hidden[places]).clone()
+    logits[:, VOCABULARY.index(MASK)] = -torch.inf
+    wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
+    each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
+    return (each * torch.from_numpy(chosen).float()[places]).sum()
+
+
+def untrained(recipe: Recipe) -> Transformer:
+    """A model of the recipe's size, random as its seed says."""
+    width, count, heads, inner = SIZES[recipe.size]
+    config = ModelConfig(
+        vocab_size=len(VOCABULARY), hidden_size=width, intermediate_size=inner, num_layers=count, num_heads=heads,
+        num_kv_heads=heads, head_dim=width // heads, max_positions=256, family="llada",
+        eos_ids=(VOCABULARY.index(END),), causal=False, mask_id=VOCABULARY.index(MASK),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(recipe.seed)
+
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
+
+    def layer() -> Layer:
+        return Layer(
+            attention_norm=torch.ones(width),
+            qkv=Dense(matrix(3 * width, width)),
+            output=Dense(matrix(width, width, (2 * count) ** -0.5)),
+            mlp_norm=torch.ones(width),
+            gate_up=Dense(matrix(2 * inner, width)),
+            down=Dense(matrix(width, inner, (2 * count) ** -0.5)),
+        )
+
+    embedding, layers = matrix(len(VOCABULARY), width, width**0.5), [layer() for _ in range(count)]
+    return Transformer(config, Weights(embedding, layers, torch.ones(width), Dense(matrix(len(VOCABULARY), width))))
+
+
+def parameters(model: Transformer) -> dict[str, torch.Tensor]:
+    """All weights by name, to be learned."""
+    return {name: tensor.requires_grad_() for name, tensor in _fused(model).items()}
+
+
+def _fused(model: Transformer) -> dict[str, torch.Tensor]:
+    weights, found = model.weights, dict[str, torch.Tensor]()
+    for number, layer in enumerate(weights.layers):
+        for name, part in vars(layer).items():
+            if part is not None:
+                found[f"layers.{number}.{name}.weight"] = part.weight if isinstance(part, Dense) else part
+    assert isinstance(weights.head, Dense)
+    return found | {
+        "embedding.weight": weights.embedding, "norm.weight": weights.norm, "head.weight": weights.head.weight
+    }  # fmt: skip
+
+
+def write_llada(model: Transformer, out: Path) -> None:
+    """Keep a model and the tokenizer of lists as LLaDA's folders do."""
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    config = model.config
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in _fused(model).items():
+        parts = _PARTS.get(name.split(".")[-2], (name.split(".")[-2],))
+        for part, piece in zip(parts, tensor.detach().chunk(len(parts)), strict=True):
+            stem = name.rsplit(".", 2)[0] + "." if name.startswith("layers.") else ""
+            tensors[llada_name(f"{stem}{part}.weight")] = piece.contiguous()
+    described = {
+        "model_type": "llada", "architectures": ["LLaDAModelLM"], "activation_type": "silu", "block_type": "llama",
+        "layer_norm_type": "rms", "rope": True, "rope_theta": config.rope.theta, "rms_norm_eps": config.norm_eps,
+        "d_model": config.hidden_size, "mlp_hidden_size": config.intermediate_size, "n_layers": config.num_layers,
+        "n_heads": config.num_heads, "n_kv_heads": config.num_kv_heads, "max_sequence_length": config.max_positions,
+        "vocab_size": config.vocab_size, "embedding_size": config.vocab_size, "weight_tying": False,
+        "mask_token_id": config.mask_id, "eos_token_id": config.eos_ids[0],
+    }  # fmt: skip
+    words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(VOCABULARY)}, unk_token="_"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens([END, MASK])
+    with replacing(out / "tokenizer.json") as temporary:
+        words.save(str(temporary))
+    write_text(out / "config.json", json.dumps(described, indent=1))
+    with replacing(out / MODEL) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt"})
+
+
+_PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+
+
+def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict[str, float]:
+    """By task, the share of answers that are right; outputs: words, without an end."""
+    from .lists import TASKS
+
+    found: dict[str, list[bool]] = {}
+    for words, example in zip(outputs, asked, strict=True):
+        found.setdefault(example.task, []).append(TASKS[example.task].right(example.items, list(words)))
+    return {task: sum(each) / len(each) for task, each in found.items()}
+
+
+def held_out(recipe: Recipe, count: int) -> list[Example]:
+    """Examples that training never sees, of all tasks in turn."""
+    return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, _HELD + 1]))
+
+
+def _card(recipe: Recipe, history: History, command: str) -> str:
+    width, layers, heads, inner = SIZES[recipe.size]
+    return f"""# A small masked diffusion model of lists
+
+It answers {", ".join(recipe.tasks)}:
+
+    decodery generate --model THIS_FOLDER --raw --max-new-tokens {CANVAS} --diffuse static "_ _ _ copy a b c ="
+
+A prompt has {PROMPT} words, with fillers `_` in front; an answer has {CANVAS} places. {layers} layers of width {width}
+with {heads} heads and {inner} inner units, whose rows see each other. Made with `{command}`; the loss on examples held
+out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps. The layout is that of
+LLaDA's checkpoints.
+"""

@@ -1,0 +1,63 @@
+"""Denoisers of the tests, and canvases filled with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from decodery.core.ask import drive
+from decodery.diffuse.base import Diffusion
+from decodery.diffuse.canvas import Canvas
+from decodery.diffuse.run import filled
+from decodery.model.protocol import LanguageModel
+from decodery.model.transformer import Transformer
+from decodery.registry import resolve
+from decodery.testing import tiny_transformer
+
+MASK = 19
+PROMPT = [1, 2, 3, 4, 5]
+
+
+def denoiser(seed: int = 1, **config: Any) -> Transformer:
+    """A random bidirectional transformer in float64 whose last token of 20 is the mask."""
+    base = tiny_transformer(seed, vocab_size=MASK + 1)
+    return Transformer(replace(base.config, **{"causal": False, "mask_id": MASK} | config), base.weights)
+
+
+KINDS: dict[str, dict[str, Any]] = {"full": {}, "shifted": {"shifted": True}, "blocks": {"block_length": 4}}
+"""The three kinds of model there are."""
+
+
+@torch.no_grad()
+def fill(
+    model: LanguageModel,
+    method: str | Diffusion,
+    length: int = 16,
+    *,
+    prompt: Sequence[int] = tuple(PROMPT),
+    seed: int = 0,
+    temperature: float = 0.0,
+    eos: Sequence[int] = (),
+) -> Canvas:
+    canvas = Canvas.of(model, prompt, length, eos_ids=eos, seed=seed)
+    return drive(filled(model, canvas, named(method), temperature))
+
+
+@cache
+def named(method: str | Diffusion) -> Diffusion:
+    found: Diffusion = resolve("diffuse", method)
+    return found
+
+
+def order(canvas: Canvas) -> list[tuple[int, int]]:
+    """Places and tokens as they were written."""
+    return [(int(p), int(t)) for each in canvas.rounds for p, t in zip(each.positions, each.tokens, strict=True)]
+
+
+def nats(canvas: Canvas) -> torch.Tensor:
+    """Log-probabilities of all that was written, in that order."""
+    return torch.cat([torch.from_numpy(each.logprobs) for each in canvas.rounds])

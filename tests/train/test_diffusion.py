@@ -1,0 +1,91 @@
+"""A small diffusion model is trained, goes on where it was stopped, and loads as any LLaDA folder does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import decodery as dc
+from commands import inside
+from decodery.errors import SettingsError
+from decodery.model.batch import Batch, Segment
+from decodery.train import diffusion, lists
+from decodery.train.diffusion import Recipe, held_out, train_diffusion, untrained
+from decodery.train.loop import CHECKPOINT, Plan
+
+RECIPE = Recipe(("copy", "shuffle"), steps=2, batch=16)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_run_that_was_stopped_gives_the_model_of_one_that_was_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train_diffusion(RECIPE, tmp_path / "whole", validate_every=1)
+    assert whole.metrics["2"]["loss"] < whole.metrics["0"]["loss"]
+
+    def stop(what: str, done: int, total: int) -> None:
+        if done == 1:
+            raise Stopped
+
+    monkeypatch.setattr(diffusion, "Plan", lambda *steps, **settings: Plan(*steps, **settings, save_seconds=-1.0))
+    with pytest.raises(Stopped):
+        train_diffusion(RECIPE, tmp_path / "parts", validate_every=1, progress=stop)
+    assert (tmp_path / "parts" / "training" / CHECKPOINT).is_file()
+    train_diffusion(RECIPE, tmp_path / "parts", validate_every=1)
+    ends = [(tmp_path / name / diffusion.MODEL).read_bytes() for name in ("whole", "parts")]
+    assert ends[0] == ends[1]
+
+
+def test_the_folder_is_the_model_and_the_command_line_fills_its_canvas(tmp_path: Path) -> None:
+    status, said, _ = inside("train", "diffusion", "--out", str(tmp_path / "m"), "--steps", "1", "--batch", "8")
+    assert status == 0 and "--diffuse static" in said
+    lm = dc.load(str(tmp_path / "m"), dtype="float32")
+    assert lm.model.config.mask_id == lists.VOCABULARY.index(lists.MASK) and not lm.model.config.causal
+    prompt = "_ _ copy a b c d ="
+    tokens = lm.encode(prompt, raw=True)
+    assert tokens == lists.ids(prompt.split())
+    model = untrained(Recipe(steps=1))
+    model_rows = lm.model.forward(Batch([Segment(np.arange(8), np.array(tokens))])).logits
+    assert model_rows.shape == (8, model.vocab_size) and bool(torch.isfinite(model_rows).all())
+    output = lm.diffuse([prompt] * 2, "freedave", raw=True, max_new_tokens=8)
+    static = lm.diffuse(prompt, "static", raw=True, max_new_tokens=8)
+    assert output[0].tokens == output[1].tokens == static.tokens and static.trace.passes <= 8
+    given = ["generate", "-m", str(tmp_path / "m"), "--dtype", "float32", "--raw", "--max-new-tokens", "8", "--json"]
+    status, shown, _ = inside(*given, "--diffuse", "static", prompt)
+    assert status == 0 and json.loads(shown)["tokens"] == static.tokens
+    for options, said in (
+        (["--diffuse", "static", "--top-k", "3", "--temperature", "1"], "leave out --top-k"),
+        (["--diffuse", "statik"], "try static"),
+        ([], "--diffuse threshold"),
+    ):
+        status, _, refused = inside(*given, *options, prompt)
+        assert status != 0 and said in refused
+
+
+def test_examples_are_right_answers_and_others_are_told_apart() -> None:
+    recipe = Recipe(tuple(lists.TASKS))
+    asked = held_out(recipe, 60)
+    assert all(len(each.prompt) == lists.PROMPT and len(each.canvas) == lists.CANVAS for each in asked)
+    assert all(diffusion.accuracy([each.answer for each in asked], asked).values())
+    wrong = diffusion.accuracy([[*each.answer[:-1], "+", "+"] for each in asked], asked)
+    assert set(wrong.values()) == {0.0}
+    masked = diffusion._Masked.draw(recipe, 64, 0)
+    hidden = masked.shown[:, lists.PROMPT :] == lists.VOCABULARY.index(lists.MASK)
+    assert sorted(np.bincount(hidden.sum(axis=1), minlength=9)[1:].tolist()) == [8] * 8
+    assert np.allclose(masked.weights.sum(), 1.0) and not masked.weights[~hidden].any()
+    with pytest.raises(SettingsError, match="no task 'cpy'"):
+        Recipe(("cpy",))
+    with pytest.raises(SettingsError, match="no size"):
+        Recipe(size="xxl")
