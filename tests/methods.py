@@ -68,6 +68,14 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.kv.base import CachePolicy
+from decodery.kv.expected_attention import ExpectedAttention
+from decodery.kv.h2o import H2O
+from decodery.kv.pyramid_kv import PyramidKV
+from decodery.kv.quest import Quest
+from decodery.kv.snapkv import SnapKV
+from decodery.kv.streaming_llm import StreamingLLM
+from decodery.kv.tova import TOVA
 from decodery.model.exits import ExitHeads
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
@@ -452,3 +460,14 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "sven": lambda other: SVEN("unsafe", _prefixes()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""
+
+KVS: dict[str, CachePolicy] = {
+    "expected-attention": ExpectedAttention(0.5, future=6),
+    "h2o": H2O(0.4),
+    "pyramid-kv": PyramidKV(0.5, window=3),
+    "quest": Quest(0.3, page=4, dense_layers=0, least=1),
+    "snapkv": SnapKV(0.4, window=3),
+    "streaming-llm": StreamingLLM(0.4, sinks=2),
+    "tova": TOVA(0.3),
+}
+"""Cache policies, set so that texts of a few dozen tokens lose something."""

@@ -25,6 +25,7 @@ _OPTIONS = {
     "verify": "--rule",
     "sample": "--sampler",
     "source": "--source",
+    "kv": "--kv",
     "search": "--search",
 }
 """The option of `generate` and `chat` that takes a method of a family."""

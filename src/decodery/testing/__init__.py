@@ -6,6 +6,7 @@ from .distributions import check_distribution, enumerate_law
 from .drafters import Garbage, Oracle
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
+from .policies import check_policy
 from .regex import ReferenceRegex
 from .running import LawBroken, decode
 from .scorers import check_scorer
@@ -25,6 +26,7 @@ __all__ = [
     "check_constraint",
     "check_distribution",
     "check_identical",
+    "check_policy",
     "check_scorer",
     "check_search",
     "check_state",

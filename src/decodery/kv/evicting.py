@@ -1,0 +1,181 @@
+"""Policies that keep a few tokens by how much attention they get, and let go of the others at every token."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ..core.needs import Gives
+from ..model.cache import KVCache
+from ..model.config import ModelConfig
+from ..model.policy import Attention, AttentionPolicy
+from ..model.protocol import LanguageModel
+from .after_prompt import SPARE, retain
+from .base import CachePolicy, State, best, entries
+from .selecting import precise
+
+
+@dataclass(frozen=True)
+class Scored(CachePolicy):
+    """Class D: tokens have scores, which later rows change, and those with the lowest go.
+
+    What a row reads follows from the rows before it on its own path, which is worked out row by row inside of a pass.
+    So a block of drafts leaves what single steps leave, whichever of them are accepted, and the text is that of plain
+    decoding under the policy.
+    """
+
+    @property
+    def gives(self) -> Gives:
+        return Gives()
+
+    @abstractmethod
+    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Scores [kv_heads, slots] after more of the prompt was read: weights [kv_heads, group, rows, slots]."""
+
+    @abstractmethod
+    def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Scores [kv_heads, slots] after a row, the last slot's, has paid weights [kv_heads, group, slots]."""
+
+    @abstractmethod
+    def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
+        """Which `count` slots of [kv_heads, slots] stay, bool; slots are in the order of positions."""
+
+    def count(self, layer: int, length: int) -> int:
+        """How many tokens of a text of `length` a key-value head of a layer keeps."""
+        return entries(getattr(self, "budget"), length)  # noqa: B009
+
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Evicting(self, model.config, prompt)
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What each key-value head of a layer holds behind some row, in the order of positions.
+
+    slots: [kv_heads, m] of the cache; scores: [kv_heads, m].
+    """
+
+    slots: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def content(cls, scores: np.ndarray) -> Held:
+        return cls(np.broadcast_to(np.arange(scores.shape[1]), scores.shape), scores)
+
+    def picked(self, chosen: np.ndarray) -> Held:
+        """Those of [kv_heads, m] bool, of which every head has as many."""
+        return Held(*(part[chosen].reshape(len(chosen), -1) for part in (self.slots, self.scores)))
+
+    def moved(self, content: int, rows: Sequence[int]) -> Held:
+        """Once these tentative rows have become content, behind the `content` slots that there were."""
+        places = np.full(max(rows) + 1, -1)
+        places[list(rows)] = content + np.arange(len(rows))
+        tentative = self.slots >= content
+        return replace(
+            self, slots=np.where(tentative, places[np.where(tentative, self.slots - content, 0)], self.slots)
+        )
+
+
+class Evicting(State):
+    """The scores of the content, by layer, and what every tentative row would leave. settled: the prompt is read."""
+
+    def __init__(self, method: Scored, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt)
+        self.method = method
+        self.settled = False
+        self._held: dict[int, Held] = {}
+        self._behind: dict[int, tuple[int, list[Held]]] = {}
+        self._read: dict[int, np.ndarray] = {}
+
+    @property
+    def observes(self) -> bool:  # type: ignore[override]
+        """Attention's weights are wanted of prompts; those of later rows are worked out before they are read."""
+        return not self.settled
+
+    def observe(self, attention: Attention) -> None:
+        layer, weights = attention.layer, attention.weights
+        if self.config.window(layer) is not None:
+            return
+        assert weights is not None
+        kv_heads, slots = len(attention.keys), weights.shape[-1]
+        grouped = weights.double().cpu().numpy().reshape(kv_heads, -1, *weights.shape[1:])
+        known = self._held[layer].scores if layer in self._held else np.zeros((kv_heads, 0))
+        self._read[layer] = self.method.read(np.pad(known, ((0, 0), (0, slots - known.shape[1]))), grouped)
+
+    def select(self, attention: Attention) -> np.ndarray | None:
+        layer, segment = attention.layer, attention.segment
+        if not self.settled or layer not in self._held:
+            return None
+        n, stays, slots = len(segment), segment.stays, attention.seen.shape[-1]
+        content = slots - stays - n
+        seen = attention.seen if attention.seen.ndim == 2 else attention.seen[0]
+        states = [*self._behind.get(layer, (content, []))[1][:stays]]
+        read = np.zeros((len(attention.keys), n, slots), dtype=bool)
+        for row in range(n):
+            before = np.flatnonzero(seen[row, content : content + stays + row])
+            held = states[before[-1]] if len(before) else self._held[layer]
+            own = np.full((len(held.slots), 1), content + stays + row)
+            slots_read = np.concatenate((held.slots, own), axis=1)
+            np.put_along_axis(read[:, row], slots_read, True, axis=1)
+            states.append(self._after(attention, row, Held(slots_read, np.pad(held.scores, ((0, 0), (0, 1))))))
+        self._behind[layer] = content, states
+        return read
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        if not self.settled:
+            if rows:
+                self._held.update({layer: Held.content(scores) for layer, scores in self._read.items()})
+            self._read = {}
+            if cache.next_position >= self.prompt:
+                self._settle(cache)
+            return
+        for layer, (content, states) in self._behind.items():
+            if rows:
+                self._keep(cache, layer, states[rows[-1]].moved(content, rows))
+        self._behind = {}
+
+    def cut(self, cache: KVCache) -> None:
+        self._read, self._behind = {}, {}
+        for layer, held in self._held.items():
+            self._held[layer] = Held.content(held.scores[:, : int(cache.lengths[layer])])
+
+    def _settle(self, cache: KVCache) -> None:
+        self.settled = True
+        for layer, held in self._held.items():
+            count = self.method.count(layer, held.scores.shape[1])
+            if count < held.scores.shape[1]:
+                self._keep(cache, layer, held.picked(self.method.chosen(held.scores, layer, count)))
+        cache.shrink(SPARE)
+
+    def _keep(self, cache: KVCache, layer: int, held: Held) -> None:
+        """Let a layer hold this and nothing else."""
+        length = int(cache.lengths[layer])
+        if held.slots.shape[1] < length:
+            chosen = np.zeros((len(held.slots), length), dtype=bool)
+            np.put_along_axis(chosen, held.slots, True, axis=1)
+            retain(cache, layer, chosen)
+        self._held[layer] = Held.content(held.scores)
+
+    def _after(self, attention: Attention, row: int, held: Held) -> Held:
+        """What is left behind a row that has read `held`, its own slot the last."""
+        kv_heads, dim = len(attention.keys), attention.keys.shape[-1]
+        index = torch.from_numpy(held.slots).to(attention.keys.device)[..., None].expand(-1, -1, dim)
+        keys = precise(attention.keys.gather(1, index)).double()
+        queries = attention.queries[row].reshape(kv_heads, -1, dim).double()
+        weights = torch.einsum("kgd,kmd->kgm", queries, keys).softmax(dim=-1).cpu().numpy()
+        scores = self.method.written(held.scores, weights)
+        layer, length = attention.layer, int(attention.segment.positions[row]) + 1
+        count = self.method.count(layer, length)
+        left = Held(held.slots, scores)
+        return left if count >= scores.shape[1] else left.picked(self.method.chosen(scores, layer, count))
+
+
+def recent_and_best(scores: np.ndarray, recent: int, count: int) -> np.ndarray:
+    """The last `recent` slots and of those before them the ones with the highest scores, `count` in all."""
+    worth = scores.copy()
+    worth[:, scores.shape[1] - recent :] = np.inf
+    return best(worth, count)
