@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from . import budget as budget
     from . import constrain as constrain
     from . import draft as draft
+    from . import kv as kv
     from . import sample as sample
     from . import score as score
     from . import search as search

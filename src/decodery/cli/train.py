@@ -12,6 +12,7 @@ import click
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
+from .train_kv import kv
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, ngrams, ppd, swift, units
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
@@ -24,7 +25,7 @@ def train() -> None:
     """Make what some methods need, such as a datastore to draft from."""
 
 
-for learned in (acceptance, calm, contexts, draft, ftp, head, hidden_transfer, ngrams, ppd, sec, swift, units):
+for learned in (acceptance, calm, contexts, draft, ftp, head, hidden_transfer, kv, ngrams, ppd, sec, swift, units):
     train.add_command(learned)
 
 

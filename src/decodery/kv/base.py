@@ -11,7 +11,9 @@ from typing import Self, cast
 import numpy as np
 
 from ..contract import Contract
+from ..core.ask import Asking
 from ..core.needs import Gives, Needs
+from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
@@ -42,6 +44,15 @@ class CachePolicy(Contract):
     @abstractmethod
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text."""
+
+    def settle(self, seq: Sequence) -> Asking[None] | None:
+        """Done once, when a text's prompt is read: here a policy may read rows of its own."""
+        return None
+
+    @property
+    def probes(self) -> bool:
+        """Whether it reads rows of its own."""
+        return type(self).settle is not CachePolicy.settle
 
     def over(self, model: Reader, prompt: int) -> Remembering:
         """The model, whose texts with a prompt of `prompt` tokens remember as this policy says."""

@@ -16,7 +16,6 @@ from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
 from .after_prompt import SPARE, retain
 from .base import CachePolicy, State, best, entries
-from .selecting import precise
 
 
 @dataclass(frozen=True)
@@ -44,9 +43,9 @@ class Scored(CachePolicy):
     def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
         """Which `count` slots of [kv_heads, slots] stay, bool; slots are in the order of positions."""
 
-    def count(self, layer: int, length: int) -> int:
-        """How many tokens of a text of `length` a key-value head of a layer keeps."""
-        return entries(getattr(self, "budget"), length)  # noqa: B009
+    def budgets(self, scores: dict[int, np.ndarray], layers: int) -> dict[int, float]:
+        """The budget of each layer, once a prompt is read: its scores by layer, each [kv_heads, prompt]."""
+        return dict.fromkeys(scores, getattr(self, "budget"))  # noqa: B009
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Evicting(self, model.config, prompt)
@@ -66,9 +65,16 @@ class Held:
     def content(cls, scores: np.ndarray) -> Held:
         return cls(np.broadcast_to(np.arange(scores.shape[1]), scores.shape), scores)
 
+    def joined(self, slot: int) -> Held:
+        """With a slot more, at its end."""
+        own = np.full((len(self.slots), 1), slot)
+        slots = np.concatenate((self.slots, own), axis=1)
+        return replace(self, slots=slots, scores=np.pad(self.scores, ((0, 0), (0, 1))))
+
     def picked(self, chosen: np.ndarray) -> Held:
         """Those of [kv_heads, m] bool, of which every head has as many."""
-        return Held(*(part[chosen].reshape(len(chosen), -1) for part in (self.slots, self.scores)))
+        slots, scores = (part[chosen].reshape(len(chosen), -1) for part in (self.slots, self.scores))
+        return replace(self, slots=slots, scores=scores)
 
     def moved(self, content: int, rows: Sequence[int]) -> Held:
         """Once these tentative rows have become content, behind the `content` slots that there were."""
@@ -87,6 +93,7 @@ class Evicting(State):
         super().__init__(config, prompt)
         self.method = method
         self.settled = False
+        self._budgets: dict[int, float] = {}
         self._held: dict[int, Held] = {}
         self._behind: dict[int, tuple[int, list[Held]]] = {}
         self._read: dict[int, np.ndarray] = {}
@@ -118,10 +125,9 @@ class Evicting(State):
         for row in range(n):
             before = np.flatnonzero(seen[row, content : content + stays + row])
             held = states[before[-1]] if len(before) else self._held[layer]
-            own = np.full((len(held.slots), 1), content + stays + row)
-            slots_read = np.concatenate((held.slots, own), axis=1)
-            np.put_along_axis(read[:, row], slots_read, True, axis=1)
-            states.append(self._after(attention, row, Held(slots_read, np.pad(held.scores, ((0, 0), (0, 1))))))
+            held = held.joined(content + stays + row)
+            np.put_along_axis(read[:, row], held.slots, True, axis=1)
+            states.append(self._after(attention, row, held))
         self._behind[layer] = content, states
         return read
 
@@ -145,11 +151,18 @@ class Evicting(State):
 
     def _settle(self, cache: KVCache) -> None:
         self.settled = True
+        scores = {layer: held.scores for layer, held in self._held.items()}
+        self._budgets = self.method.budgets(scores, self.config.num_layers)
         for layer, held in self._held.items():
-            count = self.method.count(layer, held.scores.shape[1])
-            if count < held.scores.shape[1]:
-                self._keep(cache, layer, held.picked(self.method.chosen(held.scores, layer, count)))
+            self._keep(cache, layer, self._left(held, layer, cache.next_position, *cache.view(layer)))
         cache.shrink(SPARE)
+
+    def _left(self, held: Held, layer: int, length: int, keys: torch.Tensor, values: torch.Tensor) -> Held:
+        """What stays of what is held, behind a text of `length`. keys, values: [kv_heads, m, head_dim] of it."""
+        count = entries(self._budgets[layer], length)
+        if count >= held.scores.shape[1]:
+            return held
+        return held.picked(self.method.chosen(held.scores, layer, count))
 
     def _keep(self, cache: KVCache, layer: int, held: Held) -> None:
         """Let a layer hold this and nothing else."""
@@ -162,16 +175,23 @@ class Evicting(State):
 
     def _after(self, attention: Attention, row: int, held: Held) -> Held:
         """What is left behind a row that has read `held`, its own slot the last."""
-        kv_heads, dim = len(attention.keys), attention.keys.shape[-1]
-        index = torch.from_numpy(held.slots).to(attention.keys.device)[..., None].expand(-1, -1, dim)
-        keys = precise(attention.keys.gather(1, index)).double()
-        queries = attention.queries[row].reshape(kv_heads, -1, dim).double()
-        weights = torch.einsum("kgd,kmd->kgm", queries, keys).softmax(dim=-1).cpu().numpy()
-        scores = self.method.written(held.scores, weights)
-        layer, length = attention.layer, int(attention.segment.positions[row]) + 1
-        count = self.method.count(layer, length)
-        left = Held(held.slots, scores)
-        return left if count >= scores.shape[1] else left.picked(self.method.chosen(scores, layer, count))
+        keys, values = (gathered(part, held.slots) for part in (attention.keys, attention.values))
+        scores = self.method.written(held.scores, paid(attention.queries[row], keys))
+        length = int(attention.segment.positions[row]) + 1
+        return self._left(replace(held, scores=scores), attention.layer, length, keys, values)
+
+
+def gathered(part: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
+    """Each head's own slots [kv_heads, m] of [kv_heads, slots, head_dim]."""
+    index = torch.from_numpy(slots).to(part.device)[..., None].expand(-1, -1, part.shape[-1])
+    return part.gather(1, index)
+
+
+def paid(queries: torch.Tensor, keys: torch.Tensor) -> np.ndarray:
+    """What one row's scaled queries [heads, head_dim] pay to keys [kv_heads, m, head_dim]: [kv_heads, group, m]."""
+    grouped = queries.reshape(len(keys), -1, keys.shape[-1]).double()
+    weights: np.ndarray = torch.einsum("kgd,kmd->kgm", grouped, keys.double()).softmax(dim=-1).cpu().numpy()
+    return weights
 
 
 def recent_and_best(scores: np.ndarray, recent: int, count: int) -> np.ndarray:
