@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import drafting
 import loads
+import remembering
 import sampling
 import steering
 import timing
@@ -142,6 +143,7 @@ def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -
 MADE: dict[str, Callable[[], str]] = {
     **timing.SECTIONS,
     **drafting.SECTIONS,
+    **remembering.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
     **loads.SECTIONS,

@@ -121,3 +121,19 @@ def test_what_does_not_go_together_is_said() -> None:
         decode(EXACT, PROMPTS[:1], kv="quest", source="guidance")
     with pytest.raises(SettingsError, match="which the cache policy h2o does not give"):
         decode(EXACT, PROMPTS[:1], kv="h2o", drafter="swift")
+
+
+def test_a_policy_can_be_asked_for_everywhere() -> None:
+    from decodery.cli.given import given
+    from decodery.errors import UnknownMethod
+    from decodery.serve.fields import CompletionRequest
+    from decodery.serve.methods import settings_of
+    from decodery.serve.offered import offered
+
+    assert given({"kv": "h2o:budget=0.3"})["kv"] == H2O(0.3) and given({"kv": "none"})["kv"] == "none"
+    with pytest.raises(UnknownMethod, match="no kv method is called 'h20'"):
+        given({"kv": "h20"})
+    body = CompletionRequest(prompt="a", decodery={"kv": "h2o:budget=0.3"})
+    assert settings_of(body, 64)["kv"] == "h2o:budget=0.3"
+    names = {each["name"] for each in offered(trust=False) if each["family"] == "kv"}
+    assert names == set(KVS)
