@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import drafting
 import filling
 import loads
+import remembering
 import sampling
 import steering
 import timing
@@ -144,6 +145,7 @@ def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -
 MADE: dict[str, Callable[[], str]] = {
     **timing.SECTIONS,
     **drafting.SECTIONS,
+    **remembering.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
     **filling.SECTIONS,

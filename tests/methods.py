@@ -26,6 +26,7 @@ from decodery.draft.base import Drafter
 from decodery.draft.chimera import Chimera, ChimeraHead
 from decodery.draft.clover import Clover, CloverHead
 from decodery.draft.combine import First, Fuse, Switch
+from decodery.draft.compressed_cache import CompressedCache
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.dynamic_exit import DEL
@@ -68,7 +69,20 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.kv.base import CachePolicy
+from decodery.kv.d2o import D2O
+from decodery.kv.dapq import DapQ
+from decodery.kv.double_sparsity import DoubleSparsity
+from decodery.kv.expected_attention import ExpectedAttention
+from decodery.kv.h2o import H2O
+from decodery.kv.pyramid_kv import PyramidKV
+from decodery.kv.quantized import Quantized
+from decodery.kv.quest import Quest
+from decodery.kv.snapkv import SnapKV
+from decodery.kv.streaming_llm import StreamingLLM
+from decodery.kv.tova import TOVA
 from decodery.model.exits import ExitHeads
+from decodery.model.key_channels import KeyChannels
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
@@ -270,6 +284,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "ngram": lambda other: NGram(width=6, scope="request", growth=RSDC((2, 1))),
     "rapid": lambda other: Rapid(other, gamma=2, confidence=0.1, head=1, query=2, chunk=4, length=8),
     "token-recycling": lambda other: TokenRecycling(nodes=20, scope="request"),
+    "compressed-cache": lambda other: CompressedCache(kv="streaming-llm:budget=12", length=3),
     "copyspec": lambda other: CopySpec(gamma=1),
     "aded": lambda other: ADED(simulations=30, scope="request"),
     "stand": lambda other: STAND(nodes=20, scope="request"),
@@ -530,3 +545,21 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "sven": lambda other: SVEN("unsafe", _prefixes()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""
+
+_CHANNELS = torch.arange(8).flip(0).repeat(2, 2, 1)
+"""Of tiny models: two layers, two key-value heads, eight channels."""
+
+KVS: dict[str, CachePolicy] = {
+    "d2o": D2O(0.4, dense=0, sinks=2),
+    "dapq": DapQ(0.5, queries=4, recent=2),
+    "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),
+    "expected-attention": ExpectedAttention(0.5, future=6),
+    "h2o": H2O(0.4),
+    "pyramid-kv": PyramidKV(0.5, window=3),
+    "quantized": Quantized(4, group=4, residual=6),
+    "quest": Quest(0.3, page=4, dense_layers=0, least=1),
+    "snapkv": SnapKV(0.4, window=3),
+    "streaming-llm": StreamingLLM(0.4, sinks=2),
+    "tova": TOVA(0.3),
+}
+"""Cache policies, set so that texts of a few dozen tokens lose something."""

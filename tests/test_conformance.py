@@ -54,6 +54,7 @@ from methods import (
     CONTINUOUS_RULES,
     DRAFTERS,
     GROWTHS,
+    KVS,
     LOSSY_RULES,
     RULES,
     SAMPLERS,
@@ -109,6 +110,7 @@ def test_the_lists_name_every_registered_method() -> None:
     assert {name.partition(":")[0] for name in DRAFTERS} == {method.name for method in methods("draft")}
     assert set(GROWTHS) == {method.name for method in methods("draft.growth")}
     assert set(SOURCES) == {method.name for method in methods("source")}
+    assert set(KVS) == {method.name for method in methods("kv")}
     assert set(RULES) | CHECKING_RULES == {method.name for method in methods("verify") if method.lossless}
     assert {method.name for method in methods("verify.continuous")} == CONTINUOUS_RULES
     assert set(BUDGETS) == {method.name for method in methods("budget")}

@@ -28,6 +28,7 @@ from decodery.draft.copyspec import CopySpec
 from decodery.draft.growth.base import Growth
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.errors import NotTrusted, SettingsError, UnknownMethod
+from decodery.kv.base import CachePolicy
 from decodery.registry import family_of, method_of, methods, register, resolve
 from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
 from decodery.sample.constraint import Constraint
@@ -96,6 +97,7 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
     [
         *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
         *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
+        ("kv", CachePolicy),
     ],
 )
 def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:
@@ -300,6 +302,7 @@ LOCAL = {
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
+    ("kv", "double-sparsity", "calibration"),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),

@@ -20,12 +20,13 @@ from .diffuse.canvas import Canvas
 from .diffuse.texts import fill_all, written
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
+from .kv.base import CachePolicy
 from .model.load import LoadedModel
 from .model.store import Progress, silent
 from .model.vocabulary import Vocabulary
 from .output import Output, Piece
 from .registry import resolve
-from .resolving import build_sampler, left_by, resolve_carrier, resolve_drafter, resolve_source
+from .resolving import build_sampler, left_by, resolve_carrier, resolve_drafter, resolve_kv, resolve_source
 from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
 from .settings import checked
@@ -246,6 +247,7 @@ class LM:
         logprobs: int | None = None,
         reuse: Output | Sequence | None = None,
         source: Source | str | None = None,
+        kv: CachePolicy | str | None = None,
         raw: bool = False,
         constraint: Any = None,
         **shortcuts: Any,
@@ -258,6 +260,7 @@ class LM:
         drafter, rule, budget: an instance or a name as in "prompt-lookup:length=5"; without a drafter there is no
         speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
         at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
+        kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
         raw: whether the source's texts are plain, as prompts may be.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
         own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
@@ -286,6 +289,7 @@ class LM:
             logprobs=logprobs,
             reuse=left_by(reuse),
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
+            kv=resolve_kv(kv),
         )
 
     def request_for(

@@ -9,6 +9,7 @@ from typing import Any
 from .core.sequence import KeptText, Sequence
 from .draft.base import Drafter
 from .errors import SettingsError
+from .kv.base import CachePolicy
 from .output import Output
 from .registry import method_of, resolve
 from .sample.sampler import Sampler
@@ -28,6 +29,14 @@ def resolve_source(source: Source | str | None, encode: Callable[[str], list[int
         return None
     resolved: Source = resolve("source", source)
     return resolved.encoded(encode)
+
+
+def resolve_kv(kv: CachePolicy | str | None) -> CachePolicy | None:
+    """A cache policy by name; None and "none" mean that all is kept and read."""
+    if kv is None or kv == "none":
+        return None
+    found: CachePolicy = resolve("kv", kv)
+    return found
 
 
 def resolve_carrier(search: Any) -> Any:

@@ -75,11 +75,11 @@ class Watching(AttentionPolicy):
     def observe(self, attention: Attention) -> None:
         self.seen.append(replace(attention, keys=attention.keys.clone(), values=attention.values.clone()))
 
-    def kept(self, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         self.told.append(list(rows))
 
-    def cut(self, lengths: np.ndarray) -> None:
-        self.told.append(lengths.tolist())
+    def cut(self, cache: KVCache) -> None:
+        self.told.append(cache.lengths.tolist())
 
     def fork(self) -> Watching:
         return Watching(list(self.seen), [*self.told, "fork"])

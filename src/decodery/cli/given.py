@@ -26,6 +26,7 @@ _NOT_WARPING = {
     "budget",
     "max_nodes",
     "source",
+    "kv",
     "constraint",
 }
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
@@ -58,6 +59,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         chosen["drafter"] = resolve_drafter(chosen["drafter"])
     if chosen.get("source", "none") != "none":
         chosen["source"] = resolve("source", chosen["source"])
+    if chosen.get("kv", "none") != "none":
+        chosen["kv"] = resolve("kv", chosen["kv"])
     if "rule" in chosen:
         chosen["rule"] = resolve("verify", chosen["rule"])
     if "budget" in chosen:
@@ -69,7 +72,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     temperature, least = warping.pop("temperature", None), warping.pop("min_new_tokens", 0)
     sampler = build_sampler(warping.pop("sampler", None), temperature, least, (), warping)
     # A request for nothing says what does not go together; what only a model knows is left out of it.
-    parts = {name: chosen[name] for name in ("drafter", "rule", "budget", "source") if name in chosen}
+    parts = {name: chosen[name] for name in ("drafter", "rule", "budget", "source", "kv") if name in chosen}
     parts = {name: part for name, part in parts.items() if not isinstance(part, str)}
     Request([0], sampler=sampler, max_nodes=LARGEST, **parts)
     return chosen

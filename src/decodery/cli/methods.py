@@ -25,6 +25,7 @@ _OPTIONS = {
     "verify": "--rule",
     "sample": "--sampler",
     "source": "--source",
+    "kv": "--kv",
     "search": "--search",
     "diffuse": "--diffuse",
 }

@@ -167,6 +167,13 @@ decoding_options = together(
         help="What the logits come from: none or a name with settings, such as guidance:scale=1.5 (none).",
     ),
     _option(
+        "Sampling",
+        "--kv",
+        metavar="SPEC",
+        help="What of the text's keys and values is kept and read: none or a name with settings, such as "
+        "snapkv:budget=0.25 (none).",
+    ),
+    _option(
         "Speculation",
         "--drafter",
         metavar="SPEC",

@@ -13,6 +13,7 @@ from .train_diffusion import diffusion
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
+from .train_kv import kv
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, ngrams, ppd, swift, units
 from .train_puzzles import prm, puzzle_model
 from .train_router import router
@@ -36,6 +37,7 @@ for learned in (
     ftp,
     head,
     hidden_transfer,
+    kv,
     ngrams,
     ppd,
     prm,

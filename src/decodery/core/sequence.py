@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..budget.base import Policy
     from ..decode.calls import Calls
     from ..draft.base import Drafter
+    from ..kv.base import CachePolicy
     from ..model.cache import KVCache
     from ..model.protocol import Reader
     from ..sample.base import Context
@@ -56,6 +57,7 @@ class Sequence:
     where there is one; detokenizer: makes what turns its tokens into text, None where there is no tokenizer.
     logprobs: how many likeliest tokens to report beside each emitted one, None to report nothing. score: what a search
     ranked it by, higher is better; None where nothing was ranked.
+    kv: what of its keys and values is kept and read, None for all.
     like: a sequence with the same prompt and source, whose prefill this one will share by forking its cache.
     prompt_logprobs: how many likeliest tokens to report beside each of the prompt's; told: those that are known, from
     its second token on. salt, trees: see `Request`. cached: how many tokens of the prompt others had read before;
@@ -101,6 +103,7 @@ class Sequence:
     paused: bool = False
     shown: int = 0
     source: Source | None = None
+    kv: CachePolicy | None = None
     like: Sequence | None = None
     branches: WeakValueDictionary[int, Sequence] | None = field(default=None, repr=False, compare=False)
     prompt_logprobs: int | None = None

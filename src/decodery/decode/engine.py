@@ -77,9 +77,12 @@ class Engine:
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self._text(request)
-        if like is not None and (like.tokens[: like.prompt_length] != seq.tokens or like.source != seq.source):
+        if like is not None and (
+            like.tokens[: like.prompt_length] != seq.tokens or (like.source, like.kv) != (seq.source, seq.kv)
+        ):
             raise SettingsError(
-                "a sequence can share the prefill of another one only if their prompts are the same, and their sources"
+                "a sequence can share the prefill of another one only if their prompts are the same, and their "
+                "sources and cache policies"
             )
         seq.like = like
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))

@@ -56,7 +56,7 @@ def _parts(request: Request) -> Iterator[tuple[str, Any]]:
     """Role of everything that takes part, and the part."""
     for warp in request.sampler.warps:
         yield "constraint" if isinstance(warp, Constrained) else "warp", warp
-    for role in ("rule", "drafter", "budget", "source", "search"):
+    for role in ("rule", "drafter", "budget", "source", "search", "kv"):
         if (part := getattr(request, role)) is not None:
             yield role, part
 
@@ -71,7 +71,8 @@ def _acts_on_rows(role: str, part: Any) -> bool:
 
 
 def _who(role: str, part: Any) -> str:
-    return "the constraint" if role == "constraint" else f"the {role} {name_of(part)}"
+    words = {"constraint": "the constraint", "kv": f"the cache policy {name_of(part)}"}
+    return words.get(role, f"the {role} {name_of(part)}")
 
 
 def _refuse_model(request: Request, model: LanguageModel | None, role: str, part: Any, name: str, value: Any) -> None:
@@ -82,6 +83,11 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
         raise SettingsError(
             f"{_who(role, part)} needs {words}, which the source {name_of(source)} does not give: leave the source "
             f"out, or use another {role}"
+        )
+    if role != "kv" and name in ("keys", "routes") and (kv := request.kv) is not None and not getattr(kv.gives, name):
+        raise SettingsError(
+            f"{_who(role, part)} needs {words}, which the cache policy {name_of(kv)} does not give: leave the "
+            f"policy out, or use another {role}"
         )
     if model is None or name == "keys":
         return

@@ -26,6 +26,7 @@ def opened(
     request = request.suited(target)
     model = target if request.source is None else request.source.over(target, prompt)
     _check_prompt(prompt, model)
+    model = model if request.kv is None else request.kv.over(model, len(prompt))
     request.rule.fits(model)
     seq = Sequence(
         tokens=prompt,
@@ -45,6 +46,7 @@ def opened(
         memory=memory,
         budget=request.budget,
         source=request.source,
+        kv=request.kv,
         prompt_logprobs=request.prompt_logprobs,
         salt=request.salt,
         trees=request.trees,
@@ -80,13 +82,15 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
 def _resume(request: Request, prompt: list[int]) -> KVCache | None:
     """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
 
-    None where there is none, where a source may have read something else in the prompt's place, or where all of the
-    prompt has to be read.
+    None where there is none, where a source may have read something else in the prompt's place, where a cache policy
+    has to see the prompt read, or where all of the prompt has to be read.
     """
     earlier = request.reuse
     if earlier is None or earlier.source is not None or request.source is not None:
         return None
-    if request.prompt_logprobs is not None or not (isinstance(earlier.cache, KVCache) and earlier.cache.plain):
+    if request.kv is not None or request.prompt_logprobs is not None:
+        return None
+    if not (isinstance(earlier.cache, KVCache) and earlier.cache.plain):
         return None
     shared = 0
     for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):

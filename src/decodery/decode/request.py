@@ -14,6 +14,7 @@ from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
 from ..errors import SettingsError
+from ..kv.base import CachePolicy
 from ..registry import method_of, resolve
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
@@ -32,6 +33,7 @@ _KINDS: dict[str, tuple[str, type]] = {
     "rule": ("verify", Rule),
     "budget": ("budget", Policy),
     "source": ("source", Source),
+    "kv": ("kv", CachePolicy),
 }
 
 
@@ -44,12 +46,12 @@ class Request:
     are cut from it. eos_ids: tokens that end it. logprobs: how many likeliest tokens to report beside each emitted one
     (0: the emitted one alone); prompt_logprobs: the same of the prompt's tokens, but the first. reuse: a finished text
     whose cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes
-    the logits out of one or more models and contexts, None for the model alone. search: whose branches these are, None
-    for a text of its own. salt: texts share what was read of their prompts with those of the same salt only. trees:
-    keep the draft of every step in the trace. conversation: what the prompt was made of, for searches that ask for
-    texts behind other prompts.
+    the logits out of one or more models and contexts, None for the model alone. kv: what of the text's keys and values
+    is kept and read, None for all of them. search: whose branches these are, None for a text of its own. salt: texts
+    share what was read of their prompts with those of the same salt only. trees: keep the draft of every step in the
+    trace. conversation: what the prompt was made of, for searches that ask for texts behind other prompts.
 
-    drafter, rule, budget and source may be names, as in "prompt-lookup:length=5".
+    drafter, rule, budget, source and kv may be names, as in "prompt-lookup:length=5".
 
     What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
     are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
@@ -67,6 +69,7 @@ class Request:
     reuse: Sequence | KeptText | None = None
     budget: Policy | None = None
     source: Source | None = None
+    kv: CachePolicy | None = None
     max_nodes: int = MOST_NODES
     search: Search | None = None
     prompt_logprobs: int | None = None

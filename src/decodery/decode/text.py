@@ -75,6 +75,8 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     step = Step(rows=len(chunk), prefill=True)
     if decides:
         yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
+        if seq.kv is not None and not seq.finished:
+            yield from settled(seq.kv.settle(seq))
         return
     taps = seq.drafter.needs.taps if seq.drafter is not None and shows else ()
     scored = yield from score(seq.model, segment, taps, seq.role)

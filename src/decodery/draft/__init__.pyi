@@ -5,6 +5,7 @@ from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
 from .chimera import Chimera as Chimera
 from .clover import Clover as Clover
+from .compressed_cache import CompressedCache as CompressedCache
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
 from .draft_model import DraftModel as DraftModel

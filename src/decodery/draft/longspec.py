@@ -15,7 +15,7 @@ from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..model.attention import attend, rotate
 from ..model.cache import KVCache
-from ..model.prefix import Prefixed
+from ..model.own_caches import OwnCaches
 from ..model.protocol import Reader
 from ..model.sites import Tap
 from ..model.transformer import Transformer
@@ -64,7 +64,7 @@ class LongSpecHead(DraftHead):
     def __init__(self, trained: TrainedHead, model: Reader) -> None:
         super().__init__(trained, model)
         # Whoever opens its parts is one, or stands for one.
-        self.target = cast(Transformer, model.model if isinstance(model, Prefixed) else model)
+        self.target = cast(Transformer, model.bare if isinstance(model, OwnCaches) else model)
         shape = LayerShape(**trained.settings["layer"])
         self.layer = DecoderLayer(self.parts, "layer.", shape)
         self.cross = DecoderLayer(self.parts, "cross.", replace(shape, window=None))

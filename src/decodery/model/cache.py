@@ -118,7 +118,7 @@ class KVCache:
 
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
-        return max(tokens + self.prefix, self._first)
+        return max(tokens - self.next_position + self.length, self._first)
 
     def provide(self, slots: int) -> None:
         """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
@@ -199,9 +199,9 @@ class KVCache:
                 self.lengths += len(picked)
             else:
                 self._sort_out(np.asarray(picked, dtype=np.int64), lengths, written, layers)
-        if self.policy is not None:
-            self.policy.kept(rows, layers)
         self._forget()
+        if self.policy is not None:
+            self.policy.kept(self, picked, layers)
 
     def select(self, slots: np.ndarray) -> None:
         """Let these slots of content and tentative rows be all the content, in ascending order of position.
@@ -294,6 +294,35 @@ class KVCache:
             self.lengths[layer] = len(remaining)
         self._forget()
 
+    def refill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, positions: np.ndarray) -> None:
+        """Let one layer hold these keys and values [kv_heads, m, head_dim] and no others, of all heads alike.
+
+        m may not exceed what the layer holds. positions: [m] ascending, of the slots; where heads hold rows of
+        different positions in one slot, the latest of them.
+        """
+        m = len(positions)
+        if m > int(self.lengths[layer]):
+            raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
+        self.blocks.own(0, m, self.length, self._first)
+        done = 0
+        for slots in self.blocks.pieces(0, m, layer):
+            rows = slice(done, done + slots.shape[2])
+            slots[0].copy_(keys[:, rows])
+            slots[1].copy_(values[:, rows])
+            done = rows.stop
+        self.places.set(layer, positions)
+        self.losses.cut(layer, 0)
+        self._doubt(layer, 0)
+        self.lengths[layer] = m
+        self._forget()
+
+    def shrink(self, spare: int) -> None:
+        """Give back the memory behind the content but that of `spare` slots."""
+        self._forget()
+        if self.capacity > self.length + spare:
+            self._first = self.length + spare
+            self.blocks.replace(self._first, self.length)
+
     def move(self, data: torch.Tensor) -> None:
         """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
         self.blocks.move(data, self.length + self.scratch)
@@ -356,9 +385,9 @@ class KVCache:
 
     def _shorten(self) -> None:
         """Some content was forgotten, and all that was tentative."""
-        if self.policy is not None:
-            self.policy.cut(self.lengths)
         self._forget()
+        if self.policy is not None:
+            self.policy.cut(self)
 
     def _forget(self) -> None:
         """No row is tentative any more."""

@@ -53,6 +53,11 @@ class Places:
         every = slice(None) if len(self._rows) == 1 else layers
         self._rows[every, start : start + len(rows)] = self._rows[every][:, start + rows]
 
+    def set(self, layer: int, positions: np.ndarray) -> None:
+        """Let the first slots of one layer hold these [n]."""
+        self.part()
+        self._rows[layer, : len(positions)] = positions
+
     def part(self) -> None:
         """Let layers differ."""
         if len(self._rows) < self._layers:

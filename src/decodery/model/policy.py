@@ -13,6 +13,7 @@ from ..contract import Contract
 
 if TYPE_CHECKING:
     from .batch import Segment
+    from .cache import KVCache
 
 
 @dataclass(eq=False)
@@ -59,11 +60,14 @@ class AttentionPolicy(Contract):
         assert attention.context is not None
         return attention.context
 
-    def kept(self, rows: Sequence[int], layers: Sequence[int] | None) -> None:
-        """These tentative rows of the last pass became content, as `KVCache.keep` says; the others are gone."""
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        """These tentative rows have become content of the cache, as `KVCache.keep` says; the others are gone.
 
-    def cut(self, lengths: np.ndarray) -> None:
-        """Content was cut back to these lengths [layers]."""
+        What it no longer wants it may take out of the cache here.
+        """
+
+    def cut(self, cache: KVCache) -> None:
+        """The content of the cache was cut back."""
 
     def fork(self) -> Self:
         """What a fork of the cache gets; a policy without memory of its own can be shared."""

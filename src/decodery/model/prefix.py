@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from ..errors import CorruptFile
 from .artifact import Artifact, remembered
-from .batch import Batch, Scores
 from .cache import KVCache
 from .config import ModelConfig
-from .protocol import Capabilities, LanguageModel, OpenModel
-from .route import WHOLE, Route
-from .sites import Tap
-from .weights import Linear
+from .own_caches import OwnCaches
+from .protocol import LanguageModel
 
 _KIND = "set of learned prefixes"
 
@@ -75,70 +72,14 @@ def _load(path: Path) -> Prefixes:
     return Prefixes(found, read.facts, read.model)
 
 
-class Prefixed:
-    """A model whose texts begin behind a prefix; only the caches it makes are its own.
-
-    It equals the model itself and all others over it, so that texts with and without a prefix share passes.
-    """
+class Prefixed(OwnCaches):
+    """A model whose texts begin behind a prefix. It equals the model itself, see `OwnCaches`."""
 
     def __init__(self, model: LanguageModel, prefix: KVPrefix) -> None:
-        self.model = model
+        super().__init__(model)
         self.prefix = prefix
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self.model.capabilities
-
-    @property
-    def fingerprint(self) -> str:
-        return self.model.fingerprint
-
-    def embed_tokens(self, tokens: torch.Tensor) -> torch.Tensor:
-        """See `OpenModel.embed_tokens`."""
-        return self._opened.embed_tokens(tokens)
-
-    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `OpenModel.final_norm`."""
-        return self._opened.final_norm(hidden)
-
-    def project(self, normed: torch.Tensor) -> torch.Tensor:
-        """See `OpenModel.project`."""
-        return self._opened.project(normed)
-
-    def projection(self, tokens: torch.Tensor | None) -> Linear:
-        """See `OpenModel.projection`."""
-        return self._opened.projection(tokens)
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()
         cache.prepend(self.prefix.data)
         return cache
-
-    def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
-        return self.model.forward(batch, taps=taps, route=route)
-
-    @property
-    def _opened(self) -> OpenModel:
-        return cast(OpenModel, self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return (other.model if isinstance(other, Prefixed) else other) is self.model
-
-    def __hash__(self) -> int:
-        return hash(self.model)

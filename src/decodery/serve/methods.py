@@ -30,9 +30,8 @@ def strangers(trust: bool) -> AbstractContextManager[None]:
 def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
     """What of a request decides how one text is decoded, by the names `LM.request` has for it."""
     own = body.decodery or Methods()
-    for family in ("kv", "monitor"):
-        if getattr(own, family) is not None and not methods(family):
-            raise invalid(f"there are no {family} methods in this version", f"decodery.{family}")
+    if own.monitor is not None and not methods("monitor"):
+        raise invalid("there are no monitor methods in this version", "decodery.monitor")
     settings: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -50,6 +49,7 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "budget": own.budget,
         "max_nodes": own.max_nodes,
         "source": own.source,
+        "kv": own.kv,
         # 64 bits of whatever whole number it is.
         "seed": None if body.seed is None else body.seed % (1 << 64),
         "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,

@@ -8,6 +8,7 @@ from .doubles import ScriptedChain, Tabular, TabularReward, best_of_law
 from .drafters import Garbage, Oracle
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
+from .policies import check_policy
 from .regex import ReferenceRegex
 from .running import LawBroken, decode
 from .scorers import check_scorer
@@ -32,6 +33,7 @@ __all__ = [
     "check_constraint",
     "check_distribution",
     "check_identical",
+    "check_policy",
     "check_scorer",
     "check_search",
     "check_state",

@@ -21,6 +21,7 @@ from ..core.ask import score as scored_by
 from ..core.noise import gumbel
 from ..core.sequence import Sequence
 from ..draft.base import Drafter
+from ..kv.base import CachePolicy
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel, Reader
 from ..sample.sampler import Sampler
@@ -46,6 +47,7 @@ def check_identical(
     rule: Rule | str | None = None,
     sampler: Sampler | None = None,
     source: Source | str | None = None,
+    kv: CachePolicy | str | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -67,6 +69,7 @@ def check_identical(
     common = {
         "sampler": sampler,
         "source": source,
+        "kv": kv,
         "seeds": seeds,
         "max_new_tokens": max_new_tokens,
         "eos_ids": eos_ids,
@@ -172,6 +175,7 @@ def check_batch(
     rule: Rule | str | None = None,
     sampler: Sampler | None = None,
     source: Source | str | None = None,
+    kv: CachePolicy | str | None = None,
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 16,
     tested: Tested | None = None,
@@ -182,7 +186,8 @@ def check_batch(
     """
     if len(prompts) * len(seeds) < 2:
         raise LawBroken(f"a batch of one is no batch: {_UNTESTED}")
-    common = {"drafter": drafter, "budget": budget, "rule": rule, "sampler": sampler, "source": source, "seeds": seeds}
+    parts = {"drafter": drafter, "budget": budget, "rule": rule, "sampler": sampler, "source": source, "kv": kv}
+    common = {**parts, "seeds": seeds}
     alone = decode(model, prompts, together=False, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]
     for chunk in (512, 3):
         batch = decode(model, prompts, prefill_chunk=chunk, max_new_tokens=max_new_tokens, **common)  # type: ignore[arg-type]

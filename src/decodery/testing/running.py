@@ -17,6 +17,7 @@ from ..decode.engine import Engine
 from ..decode.request import Request
 from ..decode.schedule import Limits
 from ..draft.base import Drafter
+from ..kv.base import CachePolicy
 from ..model.protocol import LanguageModel
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
@@ -97,6 +98,7 @@ def decode(
     rule: Rule | str | None = None,
     sampler: Sampler | None = None,
     source: Source | str | None = None,
+    kv: CachePolicy | str | None = None,
     seeds: Ordered[int] = (0,),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -107,7 +109,13 @@ def decode(
     engine = law_engine(model, prefill_chunk)
     finished: list[Sequence] = []
     # Names are for the request to resolve.
-    parts: dict[str, Any] = {"drafter": drafter, "budget": budget, "rule": rule or Coupled(), "source": source}
+    parts: dict[str, Any] = {
+        "drafter": drafter,
+        "budget": budget,
+        "rule": rule or Coupled(),
+        "source": source,
+        "kv": kv,
+    }
     for prompt, seed in itertools.product(prompts, seeds):
         request = Request(
             prompt,

@@ -1,0 +1,44 @@
+"""The generated part of the documentation about cache policies, from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from figures import load, table
+
+
+def long_context() -> str:
+    """What every policy loses, by budget."""
+    found = load("long-context")
+    parts = [f"`{found['command']}`"]
+    budgets = sorted(
+        {budget for policy in found["policies"].values() for budget in policy if budget != "1.0"}, key=float
+    )
+    known = ("needle known", "needle unknown", "lines known", "lines unknown")
+    whole = ("kl", "top-1", "nll")
+    head = ["", *known, *whole, "first difference", "held", "read", "tokens per pass"]
+    for budget in budgets:
+        rows = [_row(name, each[budget]) for name, each in found["policies"].items() if budget in each]
+        parts += [f"**Budget {float(budget):g}**", table(head, rows)]
+    numbers = [_row(name, each["1.0"]) for name, each in found["policies"].items() if name.startswith("quantized")]
+    if numbers:
+        parts += ["**Whole numbers**", table(head, numbers)]
+    exact = [each["1.0"] for name, each in found["policies"].items() if "1.0" in each and "quantized" not in name]
+    if exact:
+        worst = max(each["kl"] for each in exact)
+        parts.append(f"Under a budget of 1 the largest drift of {len(exact)} policies was {worst:g} nats.")
+    return "\n\n".join(parts)
+
+
+def _row(name: str, each: dict[str, Any]) -> list[str]:
+    tasks = ("needle known", "needle unknown", "lines known", "lines unknown")
+    solved = ["{}/{}".format(*each[task]) if task in each else "" for task in tasks]
+    drafted = f"{each['tokens per pass']:.2f}" if "tokens per pass" in each else ""
+    drift = [f"{each['kl']:.3f}", f"{each['top-1']:.2f}", f"{each['nll']:.3f}"]
+    sizes = [f"{each['resident']:.2f}", f"{each['read']:.2f}"]
+    return [name, *solved, *drift, f"{median(each['first difference']):g}", *sizes, drafted]
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context}

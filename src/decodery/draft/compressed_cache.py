@@ -1,0 +1,66 @@
+"""The target itself drafts, with a cache that a policy has made smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+import torch
+
+from ..core.ask import Asking
+from ..core.sequence import Sequence
+from ..core.tree import TokenTree
+from ..errors import SettingsError
+from ..kv.base import CachePolicy
+from ..model.protocol import Reader
+from ..registry import register, resolve
+from .base import Expander
+from .follower import Follower
+
+
+@register(
+    "compressed-cache",
+    paper="MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context Generation with Speculative Decoding "
+    "(2024)",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class CompressedCache(Expander):
+    """Drafts with the target under a cache policy; verified with all keys and values, the text is the full model's.
+
+    kv: the policy, as an instance or a text, such as "snapkv:budget=0.1". length: tokens of a chain. growth: how trees
+    are grown in place of it. The prompt is read a second time, under the policy. It pays where reading keys and values
+    is what a pass costs: long texts, many at once. Scope: the request; memory: one more cache, as large as the policy
+    leaves it.
+    """
+
+    kv: CachePolicy | str = "streaming-llm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "kv", resolve("kv", self.kv))
+        if self._kv.probes:
+            raise SettingsError("compressed-cache cannot draft under a policy that reads pseudo tokens: use snapkv")
+
+    def start(self, seq: Sequence) -> Follower:
+        # Its first pass reads the first token behind the prompt, too.
+        return Follower.begin(self._kv.over(seq.model, len(seq.tokens) + 1), seq.model, slots=seq.slots)
+
+    def readers(self, target: Reader) -> tuple[Reader, ...]:
+        return (target,)
+
+    def reach(self, seq: Sequence) -> int:
+        return seq.model.config.max_positions - len(seq.tokens) + 1
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        reading: Follower = seq.draft_state
+        return reading.after(seq.tokens, tree, nodes)
+
+    def forget(self, seq: Sequence) -> None:
+        reading: Follower = seq.draft_state
+        reading.forget()
+
+    @property
+    def _kv(self) -> CachePolicy:
+        assert isinstance(self.kv, CachePolicy)
+        return self.kv

@@ -1,0 +1,109 @@
+"""What a cache policy is: it decides which of a text's keys and values are kept, and which of them each row reads."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Self, cast
+
+import numpy as np
+
+from ..contract import Contract
+from ..core.ask import Asking
+from ..core.needs import Gives, Needs
+from ..core.sequence import Sequence
+from ..errors import SettingsError
+from ..model.cache import KVCache
+from ..model.config import ModelConfig
+from ..model.own_caches import OwnCaches
+from ..model.policy import AttentionPolicy
+from ..model.protocol import LanguageModel, Reader
+
+__all__ = ["CachePolicy"]
+
+
+@dataclass(frozen=True)
+class CachePolicy(Contract):
+    """What one text remembers of what it read. Fields are settings.
+
+    A budget is what one key-value head keeps or reads in one layer: up to 1 a share of the text so far, rounded up,
+    above 1 a number of tokens. Under a budget of 1 a text is what it is without a policy. Layers with a sliding window
+    keep what is in their window. With the policy as the target, drafts, trees and batches give the tokens of plain
+    decoding under the policy; what that is differs from the full model.
+    """
+
+    needs = Needs(keys=True, policies=True)
+
+    @property
+    def gives(self) -> Gives:
+        """What of the model can still be had under it, which drafters, rules and searches may need."""
+        return Gives(routes=True)
+
+    @abstractmethod
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        """What it remembers of a text whose prompt has `prompt` tokens, for the cache of that text."""
+
+    def settle(self, seq: Sequence) -> Asking[None] | None:
+        """Done once, when a text's prompt is read: here a policy may read rows of its own."""
+        return None
+
+    @property
+    def probes(self) -> bool:
+        """Whether it reads rows of its own."""
+        return type(self).settle is not CachePolicy.settle
+
+    def over(self, model: Reader, prompt: int) -> Remembering:
+        """The model, whose texts with a prompt of `prompt` tokens remember as this policy says."""
+        return Remembering(cast(LanguageModel, model), self, prompt)
+
+
+class Remembering(OwnCaches):
+    """A model under a cache policy. It equals the model itself, see `OwnCaches`."""
+
+    def __init__(self, model: LanguageModel, kv: CachePolicy, prompt: int) -> None:
+        super().__init__(model)
+        self.kv, self.prompt = kv, prompt
+
+    def new_cache(self) -> KVCache:
+        cache = self.model.new_cache()
+        cache.policy = self.kv.state(self.model, self.prompt)
+        return cache
+
+
+class State(AttentionPolicy):
+    """What a policy remembers of one text. prompt: how many tokens its prompt has."""
+
+    def __init__(self, config: ModelConfig, prompt: int) -> None:
+        self.config, self.prompt = config, prompt
+
+    def fork(self) -> Self:
+        return deepcopy(self, {id(self.config): self.config})
+
+
+def entries(budget: float, length: int) -> int:
+    """How many of `length` tokens a budget allows; at least one."""
+    count = math.ceil(round(budget * length, 9)) if budget <= 1 else int(budget)
+    return min(max(count, 1), length)
+
+
+def require_budget(name: str, budget: float) -> None:
+    """Raise SettingsError for what is no budget."""
+    if not (0 < budget <= 1 or (budget > 1 and budget == int(budget))):
+        raise SettingsError(
+            f"the budget of {name} is a share of the text, above 0 and up to 1, or a number of tokens, not {budget!r}"
+        )
+
+
+def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | None = None) -> np.ndarray:
+    """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
+
+    allowed: [..., slots] bool, which of them may be chosen.
+    """
+    worth = scores if allowed is None else np.where(allowed, scores, -np.inf)
+    order = np.argsort(-worth, axis=-1, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.broadcast_to(np.arange(order.shape[-1]), order.shape), axis=-1)
+    chosen: np.ndarray = rank < np.asarray(counts)[..., None]
+    return chosen if allowed is None else chosen & allowed

@@ -1,0 +1,139 @@
+"""The laws of cache policies, and rules that break each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from decodery.errors import SettingsError
+from decodery.kv.base import CachePolicy, State
+from decodery.kv.evicting import Evicting
+from decodery.kv.h2o import H2O
+from decodery.kv.quest import Quest
+from decodery.kv.selecting import Asked
+from decodery.model.cache import KVCache
+from decodery.model.policy import Attention, AttentionPolicy
+from decodery.model.protocol import LanguageModel
+from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
+from decodery.testing.policies import check_policy
+from methods import KVS
+
+MODEL = tiny_transformer(0)
+EXACT = to_int8(MODEL)
+PROMPTS = [np.random.default_rng(seed).integers(0, 64, n).tolist() for seed, n in ((1, 31), (2, 9))]
+
+
+@pytest.mark.parametrize("kv", KVS.values(), ids=KVS)
+def test_a_text_under_a_policy_is_that_of_plain_decoding(kv: CachePolicy) -> None:
+    check_policy(EXACT, PROMPTS, kv, tolerance=0.0)
+
+
+BUDGETED = {name: kv for name, kv in KVS.items() if name != "quantized"}
+
+
+@pytest.mark.parametrize("kv", BUDGETED.values(), ids=BUDGETED)
+def test_a_budget_of_one_is_the_full_model(kv: CachePolicy) -> None:
+    full, limited, whole = (
+        decode(EXACT, PROMPTS[:1], kv=policy, max_new_tokens=10)[0]
+        for policy in (None, kv, replace(kv, budget=1.0))  # type: ignore[call-arg]
+    )
+    assert whole.generated == full.generated
+    for layer in range(2):
+        for ours, theirs in zip(whole.cache.view(layer), full.cache.view(layer), strict=True):
+            assert ours.equal(theirs)
+        assert limited.generated != full.generated or not limited.cache.view(layer)[0].equal(full.cache.view(layer)[0])
+
+
+def test_drafts_trees_and_samples_under_a_policy() -> None:
+    for kv in KVS.values():
+        check_identical(EXACT, PROMPTS[:1], drafter="token-recycling:nodes=12", kv=kv, tested="drafted", seeds=(0,))
+
+
+class Counting(Evicting):
+    """Counts rows that were rejected."""
+
+    def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
+        lost = {layer: len(states) - len(rows) for layer, (_, states) in self._behind.items()}
+        super().kept(cache, rows, layers)
+        for layer, count in lost.items():
+            held = self._held[layer]
+            self._held[layer] = replace(held, scores=held.scores + count * (np.arange(held.scores.shape[1]) % 3))
+
+
+class Counted(H2O):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Counting(self, model.config, prompt)
+
+
+class OfTheBlock(Quest):
+    """One selection for all rows of a pass."""
+
+    def choose(self, asked: Asked) -> np.ndarray:
+        found = super().choose(asked)
+        return np.broadcast_to(found[:, -1:], found.shape)
+
+
+class Shared(State):
+    """A window that slides with whatever was asked last, and is common to a text and its forks."""
+
+    last = 0
+
+    def select(self, attention: Attention) -> np.ndarray:
+        assert attention.segment.cache is not None
+        self.last = max(self.last, int(attention.segment.positions[-1]))
+        return attention.segment.cache.positions[attention.layer, : attention.seen.shape[-1]][None] > self.last - 6
+
+    def fork(self) -> Shared:
+        return self
+
+
+@dataclass(frozen=True)
+class Common(CachePolicy):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return Shared(model.config, prompt)
+
+
+@pytest.mark.parametrize("kv", [Counted(0.4), OfTheBlock(0.2, page=3, dense_layers=0, least=1), Common()], ids=repr)
+def test_the_law_catches_rules_that_break_it(kv: CachePolicy) -> None:
+    with pytest.raises(LawBroken):
+        check_policy(EXACT, PROMPTS, kv, tolerance=0.0)
+
+
+def test_what_is_kept_is_what_was_promised() -> None:
+    (text,) = decode(EXACT, PROMPTS[:1], kv=H2O(10), max_new_tokens=20)
+    assert text.cache.head_lengths.tolist() == [[10, 10]] * 2
+    (text,) = decode(EXACT, [PROMPTS[0] * 12], kv="snapkv:budget=40,window=8", max_new_tokens=4)
+    assert text.cache.head_lengths.tolist() == [[43, 43]] * 2
+    assert text.cache.bytes == text.cache.slot_bytes * (40 + 256), "memory of the prompt is given back"
+    (text,) = decode(EXACT, [PROMPTS[0] * 12], kv="streaming-llm:budget=20", max_new_tokens=20)
+    assert text.cache.length <= 20 + 16
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    refused = {"quest:budget=0": "is a share of the text", "h2o:recent=2": "share of the budget"}
+    for spec, words in refused.items():
+        with pytest.raises(SettingsError, match=words):
+            decode(EXACT, PROMPTS[:1], kv=spec)
+    with pytest.raises(SettingsError, match="cache policy quest needs the keys and values of one model"):
+        decode(EXACT, PROMPTS[:1], kv="quest", source="guidance")
+    with pytest.raises(SettingsError, match="which the cache policy h2o does not give"):
+        decode(EXACT, PROMPTS[:1], kv="h2o", drafter="swift")
+
+
+def test_a_policy_can_be_asked_for_everywhere() -> None:
+    from decodery.cli.given import given
+    from decodery.errors import UnknownMethod
+    from decodery.serve.fields import CompletionRequest
+    from decodery.serve.methods import settings_of
+    from decodery.serve.offered import offered
+
+    assert given({"kv": "h2o:budget=0.3"})["kv"] == H2O(0.3) and given({"kv": "none"})["kv"] == "none"
+    with pytest.raises(UnknownMethod, match="no kv method is called 'h20'"):
+        given({"kv": "h20"})
+    body = CompletionRequest(prompt="a", decodery={"kv": "h2o:budget=0.3"})
+    assert settings_of(body, 64)["kv"] == "h2o:budget=0.3"
+    names = {each["name"] for each in offered(trust=False) if each["family"] == "kv"}
+    assert names == set(KVS)
