@@ -177,10 +177,14 @@ class BoundHead(ABC):
 
         Published heads may bring one, or one for every step, which is how many guesses were made on the way.
         """
+        return self.projection(step)(spoken)
+
+    def projection(self, step: int = 0) -> Linear:
+        """The layer that `project` is."""
         for name in (f"lm_head.{step}", "lm_head"):
             if f"{name}.weight" in self.parts:
-                return self.parts.linear(name)(spoken)
-        return self.shared(spoken)
+                return self.parts.linear(name)
+        return self.shared
 
     def fits(self, width: int) -> None:
         """Raise SettingsError where the head was made for states of another width."""

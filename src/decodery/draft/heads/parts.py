@@ -10,8 +10,12 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from ...model.attention import attend, rotate
+from ...model.int4 import Int4Linear
 from ...model.int8 import Int8Linear
 from ...model.weights import Dense, Linear
+
+_ANGLES = 512
+"""Positions whose angles are worked out at first."""
 
 
 class Parts:
@@ -28,11 +32,14 @@ class Parts:
         return name in self.tensors
 
     def linear(self, name: str) -> Linear:
-        """The layer of the tensors `name`.weight, `name`.bias and, in int8, `name`.scale."""
+        """The layer of `name`.weight, `name`.bias and `name`.scale (int8) or `name`.step, `name`.least (int4)."""
         if name not in self._linears:
             weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
             if weight.dtype == torch.int8:
                 self._linears[name] = Int8Linear(weight, self.tensors[f"{name}.scale"], bias)
+            elif weight.dtype == torch.uint8:
+                step, least = (self.tensors[f"{name}.{part}"].half() for part in ("step", "least"))
+                self._linears[name] = Int4Linear(weight, step, least, bias)
             else:
                 self._linears[name] = Dense(weight, bias)
         return self._linears[name]
@@ -77,17 +84,27 @@ class Held:
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, *, text: bool) -> None:
         """[n, kv_heads, head_dim] each, behind what is there; `text` overwrites what is tentative."""
-        first = self.length if text else self.length + self.rows
+        first = self.reserve(len(keys), text=text)
         end = first + len(keys)
+        self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
+        self.wrote(len(keys), text=text)
+
+    def reserve(self, rows: int, *, text: bool) -> int:
+        """Room for so many rows behind what is there, `text` in the place of what is tentative: their first slot."""
+        first = self.length if text else self.length + self.rows
+        end = first + rows
         if end > self.data.shape[2]:
             wider = self.data.new_empty(2, self.data.shape[1], max(end, 2 * self.data.shape[2]), self.data.shape[3])
             wider[:, :, :first] = self.data[:, :, :first]
             self.data = wider
-        self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
+        return first
+
+    def wrote(self, rows: int, *, text: bool) -> None:
+        """So many rows lie where there was room for them."""
         if text:
-            self.length, self.rows = end, 0
+            self.length, self.rows = self.length + rows, 0
         else:
-            self.rows = end - self.length
+            self.rows += rows
 
     def keep_last(self, slots: int) -> None:
         """Forget the text but its last slots, and what is tentative."""
@@ -128,6 +145,7 @@ class DecoderLayer:
         self._inverse = 1.0 / shape.theta**exponents
         if shape.stretch:
             self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64)
+        self._cos = self._sin = np.empty((0, shape.head_dim // 2), dtype=np.float32)
 
     def begin(self, like: torch.Tensor) -> Held:
         return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
@@ -144,6 +162,17 @@ class DecoderLayer:
         angles = (positions.double()[:, None] * self._inverse)[:, None]
         cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+
+    def angles(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of the angles at positions [n], [n, head_dim / 2] float32 each."""
+        end = int(positions.max()) + 1
+        if end > len(self._cos):
+            every = torch.arange(max(end, 2 * len(self._cos), _ANGLES))
+            angles = every.double()[:, None] * self._inverse
+            # Whole tables change places: another thread may be reading them.
+            self._cos, self._sin = angles.cos().float().numpy(), angles.sin().float().numpy()
+        cos, sin = self._cos, self._sin
+        return cos[positions], sin[positions]
 
     def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
         """[n, width] -> [n, hidden]. mask: [n, tentative rows + n], of a tree; None: the rows are text, in order."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...core.sequence import Sequence
-from ...core.topk import logsumexp, topk
+from ...core.topk import likeliest
 from ...core.tree import TokenTree
 from ...model.sites import Tap
 from ...model.threads import one_thread
@@ -111,8 +111,7 @@ class HeadReading:
     def likeliest(self, tree: TokenTree, nodes: Ordered[int], k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k likeliest tokens [n, k] after each of `nodes`, and their probabilities at temperature 1."""
         logits = self.after(tree, nodes)
-        places, values = topk(logits, k)
-        chances = np.exp(values - logsumexp(logits, values[:, 0])[:, None])
+        places, chances = likeliest(logits, k)
         return (places if self.head.vocabulary is None else self.head.vocabulary.numpy()[places]), chances
 
     def _catch_up(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from ...model.protocol import Reader
 from ...model.sites import Tap
 from .head import DraftHead, Guess, TrainedHead
+from .native import NativeHead
 from .parts import DecoderLayer, Held, LayerShape, teacher_attention
 
 
@@ -58,6 +60,11 @@ class RecurrentHead(DraftHead):
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
 
+    @cached_property
+    def native(self) -> NativeHead | None:
+        """What runs all of it in one call, None where nothing does."""
+        return None
+
     def unrolled(self, along: float) -> int:
         # A step costs as much as the one before it and is no use before that one is: the first half of a training is
         # about the first alone, the others join it one by one.
@@ -74,9 +81,14 @@ class RecurrentHead(DraftHead):
     def read(
         self, memory: _Memory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
     ) -> torch.Tensor:
-        features, spoken = self._run(memory, self.enter(states), tokens, positions, None)
+        if (native := self.native) is not None:
+            given = [states[tap] for tap in self.taps]
+            features, logits = native(memory.held, given, self.embed(tokens), positions, None, entering=True, spoken=1)
+        else:
+            features, spoken = self._run(memory, self.enter(states), tokens, positions, None)
+            logits = self.project(spoken[-1:])
         memory.last, memory.rows, memory.end = features[-1], features[:0], int(positions[-1])
-        return self.project(spoken[-1:])[0]
+        return logits[0]
 
     def grow(
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
@@ -84,9 +96,16 @@ class RecurrentHead(DraftHead):
         memory.held.rows = mask.shape[1] - len(tokens)
         known = memory.rows[: memory.held.rows]
         before = torch.cat((memory.last[None], known))[torch.from_numpy(above + 1)]
-        features, spoken = self._run(memory, before, tokens, memory.end + depths, mask)
+        positions = memory.end + depths
+        if (native := self.native) is not None:
+            features, logits = native(
+                memory.held, [before], self.embed(tokens), positions, mask, entering=False, spoken=len(tokens)
+            )
+        else:
+            features, spoken = self._run(memory, before, tokens, positions, mask)
+            logits = self.project(spoken)
         memory.rows = torch.cat((known, features))
-        return self.project(spoken)
+        return logits
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1

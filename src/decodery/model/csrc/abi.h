@@ -88,3 +88,24 @@ struct Pass {
     char* memory;
     float *queries, *context, *branch;
 };
+
+// A draft head of one layer. What its attention reads is twice as wide as the model: a token's embedding and a feature,
+// both normed, side by side. enter: states of `taps` depths, side by side, to features. norm_first: the residual stream
+// begins with the normed feature.
+struct Draft {
+    Model model;
+    Linear enter;
+    const float *token_norm, *feature_norm;
+    int32_t taps, norm_first;
+};
+
+// What is asked of it: a pass of one segment over its one layer, with the cache of its own. states: [taps], each
+// [rows][hidden], or null where pass.hidden holds the features. embedded: [rows][hidden]. pass.hidden: in the end what
+// leaves the layer. logits: [spoken][head.out], of the last `spoken` rows.
+struct Guess {
+    Pass pass;
+    const float* const* states;
+    const float* embedded;
+    float* logits;
+    int32_t spoken;
+};
