@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from decodery.core.topk import likeliest, topk
+from decodery.draft.advice import WIDTH
 from decodery.draft.eagle_3 import EAGLE3Head
 from decodery.draft.heads import parts
-from decodery.draft.heads.head import TrainedHead
+from decodery.draft.heads.head import Seen, TrainedHead
 from decodery.draft.heads.parts import Parts
 from decodery.errors import NumericalError
 from decodery.model import portable
@@ -21,6 +22,8 @@ from decodery.testing import tiny_transformer
 from decodery.testing.models import to_int8
 
 PLAIN = tiny_transformer(0, num_layers=4, hidden_size=96, vocab_size=200)
+# Numbers that bfloat16 holds, too.
+PLAIN.weights.embedding = PLAIN.weights.embedding.bfloat16().double()
 TARGET = to_int8(PLAIN)
 WORDS = torch.arange(0, 200, 3, dtype=torch.int32)
 RANDOM = torch.Generator().manual_seed(5)
@@ -107,6 +110,10 @@ def test_one_call_gives_the_bits_of_the_parts(bits, norm_first, in_order) -> Non
             lib.decodery_threads(threads)
             found = drafted(head)
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), (kernels, threads)
+        # However embeddings are kept, or where they have to be made.
+        for table in (TARGET.weights.embedding.bfloat16(), None):
+            head.native._table = table
+            assert all(torch.equal(a, b) for a, b in zip(drafted(head), expected, strict=True))
     finally:
         choose(kernel_sets()[0])
         lib.decodery_threads(torch.get_num_threads())
@@ -121,6 +128,25 @@ def test_one_call_is_near_what_pytorch_makes_of_the_parts() -> None:
     head = EAGLE3Head(trained(8), TARGET)
     assert apart(head, by_parts(head)) < 0.1
     assert apart(head, EAGLE3Head(trained(8, norm_before_residual=True), TARGET)) > 0.3
+
+
+def test_what_was_seen_in_passes_is_read_where_it_lies() -> None:
+    """Rows of several passes, some of which became text; the likeliest tokens come with the call."""
+    head = EAGLE3Head(trained(8), TARGET)
+    hidden = {tap: STATES[place] for place, tap in enumerate(head.taps)}
+    chain, path = Seen(hidden, range(20), TOKENS[:20].tolist(), 0), [20, 22, 25]
+    heard = head.hear(memory := head.begin(), [chain, Seen(hidden, path, TOKENS[path].tolist(), 20)])
+    rows, other = [*range(20), *path], head.begin()
+    read = {tap: states[rows] for tap, states in hidden.items()}
+    assert torch.equal(heard.logits, head.read(other, read, TOKENS[rows], np.arange(23)))
+    assert torch.equal(memory.held.data[:, :, :23], other.held.data[:, :, :23])
+    ids, chances = likeliest(heard.logits[None], WIDTH)
+    assert heard.best == (WORDS.numpy()[ids[0]].tolist(), chances[0].tolist())
+    assert by_parts(head).hear(head.begin(), [chain]).best is None
+    hidden[head.taps[0]] = STATES[0].clone()
+    hidden[head.taps[0]][7, 3] = torch.nan
+    with pytest.raises(NumericalError, match="NaN"):
+        head.hear(head.begin(), [chain])
 
 
 def test_heads_that_learn_or_are_wider_run_by_parts() -> None:

@@ -15,7 +15,7 @@ from ..registry import register
 from .heads.copied import copied_layer
 from .heads.drafter import HeadDrafter
 from .heads.head import DraftHead, TrainedHead
-from .heads.native import NativeHead
+from .heads.native import NativeHead, plain_embeddings
 from .heads.recurrent import RecurrentHead
 
 
@@ -54,7 +54,16 @@ class EAGLE3Head(RecurrentHead):
             return None
         token, feature, last = (self.parts[f"{name}.weight"] for name in ("token_norm", "feature_norm", "norm"))
         first = bool(self.trained.settings.get("norm_before_residual"))
-        return NativeHead(self.layer, enter, words, (token, feature, last), norm_first=first)
+        return NativeHead(
+            self.layer,
+            enter,
+            words,
+            (token, feature, last),
+            norm_first=first,
+            embed=self.embed,
+            table=plain_embeddings(self.model),
+            vocabulary=self.vocabulary,
+        )
 
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
         return self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))

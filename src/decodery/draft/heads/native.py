@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from ctypes import c_int32, c_int64, c_void_p
-from typing import Any
+from collections.abc import Callable
+from collections.abc import Sequence as Ordered
+from ctypes import Array, addressof, c_float, c_int32, c_int64, c_void_p, pointer
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ...errors import NumericalError
 from ...model.int4 import Int4Linear
 from ...model.int8 import Int8Linear
 from ...model.kernels import (
@@ -25,17 +26,35 @@ from ...model.kernels import (
     library,
 )
 from ...model.packed import Arena, Packed, packed_size
+from ...model.protocol import Reader
+from ...model.threads import one_thread
+from ...model.transformer import Transformer
 from ...model.weights import Linear
 from .parts import DecoderLayer, Held
 
 _LINEARS = ("qkv", "output", "gate_up", "down")
-_FIRST = (c_int32 * 1)(0)
-"""The layers of the pass, and what is left out of them: one, and nothing."""
+_ONLY = (c_int32 * 1)(0)
+"""The layers of the pass, and what is left out of them: the first one, and nothing."""
+_ANGLES = 512
+"""Positions whose angles are worked out at first."""
+_STRANGE = 2
+
+
+class Guessed(NamedTuple):
+    """Of the rows that were to be spoken of: features [n, hidden], logits [n, outputs], and, row by row, the likeliest
+    tokens and their probabilities, as many as were asked for."""
+
+    features: torch.Tensor
+    logits: torch.Tensor
+    ids: list[int]
+    chances: list[float]
 
 
 class NativeHead:
     """The layer of a head, what enters it and what leaves it, for the kernels.
 
+    embed: ids [n] to embeddings [n, hidden]; table: [vocab, hidden], which has them all, None where they are made.
+    vocabulary: [outputs] int32, the tokens that the words are; None: all of them.
     enter: states side by side to features; words: features, normed by `norm`, to logits. What attention reads is a
     token's embedding, normed by `token_norm`, beside a feature, normed by `feature_norm`; where `norm_first` is set the
     residual stream begins with the normed feature, else with the feature. Norms: [hidden] each.
@@ -49,9 +68,14 @@ class NativeHead:
         norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         *,
         norm_first: bool,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+        table: torch.Tensor | None,
+        vocabulary: torch.Tensor | None,
     ) -> None:
         shape = self.shape = layer.shape
-        self._layer = layer
+        self._layer, self._embed, self._table = layer, embed, table
+        self._vocabulary = None if vocabulary is None else vocabulary.to(torch.int32).contiguous()
+        self._tables = torch.empty(0, 0), torch.empty(0, 0)
         # In the order they are read in.
         linears: dict[str, Any] = {"enter": enter}
         linears |= {name: layer.parts.linear(f"{layer.prefix}{name}") for name in _LINEARS}
@@ -75,7 +99,7 @@ class NativeHead:
         self._alive = [packed, kept, layers]
 
     @staticmethod
-    def runs(layer: DecoderLayer, linears: Sequence[Linear]) -> bool:
+    def runs(layer: DecoderLayer, linears: Ordered[Linear]) -> bool:
         """Whether the kernels can run a head of this layer with these linear layers beside it."""
         own = [layer.parts.linear(f"{layer.prefix}{name}") for name in _LINEARS]
         whole = all(isinstance(each, (Int8Linear, Int4Linear)) for each in (*own, *linears))
@@ -84,45 +108,81 @@ class NativeHead:
     def __call__(
         self,
         held: Held,
-        given: Sequence[torch.Tensor],
-        embedded: torch.Tensor,
-        positions: np.ndarray,
+        given: list[int],
+        tokens: Ordered[int],
+        positions: Ordered[int],
         mask: np.ndarray | None,
         *,
         entering: bool,
         spoken: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        k: int = 0,
+    ) -> Guessed:
         """Rows behind what is held: text in order, or, with a mask [n, tentative rows + n], of a tree.
 
-        given: the target's states [n, hidden] of each depth where `entering`, else the features [n, hidden] alone.
-        embedded: [n, hidden]. All of them float32. Returns the features behind the layer [n, hidden], and the logits
-        [spoken, outputs] after the last rows.
+        given: where float32 numbers [hidden] lie, for every row its feature, or, where `entering`, the states of every
+        depth. tokens, positions: of the rows.
         """
-        lib = library()
+        lib, n = library(), len(tokens)
         assert lib is not None
-        n, shape = len(embedded), self.shape
-        given, embedded = [each.contiguous() for each in given], embedded.contiguous()
-        features = torch.empty(n, shape.hidden) if entering else given[0].clone()
-        logits = torch.empty(spoken, self.outputs)
-        places = np.ascontiguousarray(positions, dtype=np.int64)
-        cos, sin = self._layer.angles(places)
+        rows, narrow, alive = self._embedded(tokens)
+        cos, sin = self._angles(max(positions) + 1)
         first = held.reserve(n, text=mask is None)
-        seen = None if mask is None else np.ascontiguousarray(mask)
-        kinds, heads, _, _ = held.data.stride()
-        runs = RunStruct(held.data.data_ptr(), 0, kinds, heads, 0, held.data.shape[2])
-        length = c_int64(held.length)
+        data, seen = held.data, None if mask is None else torch.from_numpy(np.ascontiguousarray(mask))
+        dim, capacity = self.shape.head_dim, data.shape[2]
+        runs = RunStruct(data.data_ptr(), 0, self.shape.kv_heads * capacity * dim, capacity * dim, 0, capacity)
+        length, places = c_int64(held.length), (c_int64 * n)(*positions)
         segment = SegmentStruct(
-            ctypes.pointer(runs), ctypes.addressof(length), None, places.ctypes.data,
-            None if seen is None else seen.ctypes.data, 0, 1, n, first - held.length, 0,
+            pointer(runs), addressof(length), None, addressof(places), None if seen is None else seen.data_ptr(), 0, 1,
+            n, first - held.length, 0,
         )  # fmt: skip
-        first_layer = ctypes.addressof(_FIRST)
-        passed = PassStruct(features.data_ptr(), ctypes.pointer(segment), first_layer, first_layer)
-        passed.cos[0], passed.sin[0] = cos.ctypes.data, sin.ctypes.data
+        passed = PassStruct(None, pointer(segment), addressof(_ONLY), addressof(_ONLY))
         passed.rows, passed.segment_count, passed.run_count = n, 1, 1
-        states = (c_void_p * len(given))(*(each.data_ptr() for each in given)) if entering else None
+        features, logits = torch.empty(spoken, self.shape.hidden), torch.empty(spoken, self.outputs)
+        ids, chances = (c_int32 * (spoken * k))(), (c_float * (spoken * k))()
+        states = (c_void_p * len(given))(*given)
         guess = GuessStruct(
-            passed, None if states is None else ctypes.addressof(states), embedded.data_ptr(), logits.data_ptr(), spoken
-        )
-        check(lib.decodery_draft(ctypes.addressof(self._draft), ctypes.addressof(guess)))
+            passed, addressof(states), addressof(rows), cos.data_ptr(), sin.data_ptr(), features.data_ptr(),
+            logits.data_ptr(), None if self._vocabulary is None else self._vocabulary.data_ptr(), addressof(ids),
+            addressof(chances), entering, narrow, spoken, k,
+        )  # fmt: skip
+        code = lib.decodery_draft(addressof(self._draft), addressof(guess))
+        del alive
+        if code == _STRANGE:
+            raise NumericalError("a draft head's logits hold NaN: the model's states do, or train the head again")
+        check(code)
         held.wrote(n, text=mask is None)
-        return features, logits
+        return Guessed(features, logits, ids[:], chances[:])
+
+    def _embedded(self, tokens: Ordered[int]) -> tuple[Array[c_void_p], bool, object]:
+        """Where the embeddings of tokens lie, whether they are in bfloat16, and what keeps them there."""
+        table = self._table
+        if table is None:
+            with torch.no_grad(), one_thread():
+                table = self._embed(torch.tensor(tokens)).float().contiguous()
+            tokens = range(len(tokens))
+        begin, apart = table.data_ptr(), table.shape[1] * table.itemsize
+        rows = (c_void_p * len(tokens))(*[begin + apart * token for token in tokens])
+        return rows, table.dtype == torch.bfloat16, table
+
+    def _angles(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [at least `end`, head_dim / 2]."""
+        if end > len(self._tables[0]):
+            positions = torch.arange(max(end, 2 * len(self._tables[0]), _ANGLES))
+            cos, sin = self._layer.angles(positions)
+            # Both change places at once: another thread may be about to read them.
+            self._tables = cos.float(), sin.float()
+        return self._tables
+
+
+def places_of(rows: torch.Tensor, which: Ordered[int]) -> list[int]:
+    """Where rows of [n, width] lie; each is contiguous."""
+    begin, apart = rows.data_ptr(), rows.stride(0) * rows.itemsize
+    return [begin + apart * row for row in which]
+
+
+def plain_embeddings(model: Reader) -> torch.Tensor | None:
+    """[vocab, hidden], where a model takes its embeddings from one table as they are."""
+    if not isinstance(model, Transformer) or model.weights.kept is not None or model.config.embedding_scale != 1.0:
+        return None
+    table = model.weights.embedding
+    return table if table.dtype in (torch.float32, torch.bfloat16) and table.is_contiguous() else None

@@ -14,9 +14,6 @@ from ...model.int4 import Int4Linear
 from ...model.int8 import Int8Linear
 from ...model.weights import Dense, Linear
 
-_ANGLES = 512
-"""Positions whose angles are worked out at first."""
-
 
 class Parts:
     """The tensors of a head by name. Linear layers are in floating point while they learn, in int8 while they draft."""
@@ -145,7 +142,6 @@ class DecoderLayer:
         self._inverse = 1.0 / shape.theta**exponents
         if shape.stretch:
             self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64)
-        self._cos = self._sin = np.empty((0, shape.head_dim // 2), dtype=np.float32)
 
     def begin(self, like: torch.Tensor) -> Held:
         return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
@@ -153,26 +149,19 @@ class DecoderLayer:
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(f"{self.prefix}{name}", rows, self.shape.eps)
 
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the angles at positions [n]: [n, head_dim / 2] float64 each."""
+        angles = positions.double()[:, None] * self._inverse
+        return angles.cos(), angles.sin()
+
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [n, heads, head_dim], turned to their positions [n]."""
         shape = self.shape
         sizes = shape.heads, shape.kv_heads, shape.kv_heads
         fused = self.parts.linear(f"{self.prefix}qkv")(rows).view(len(rows), -1, shape.head_dim)
         queries, keys, values = fused.split(sizes, dim=1)
-        angles = (positions.double()[:, None] * self._inverse)[:, None]
-        cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions))
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
-
-    def angles(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of the angles at positions [n], [n, head_dim / 2] float32 each."""
-        end = int(positions.max()) + 1
-        if end > len(self._cos):
-            every = torch.arange(max(end, 2 * len(self._cos), _ANGLES))
-            angles = every.double()[:, None] * self._inverse
-            # Whole tables change places: another thread may be reading them.
-            self._cos, self._sin = angles.cos().float().numpy(), angles.sin().float().numpy()
-        cos, sin = self._cos, self._sin
-        return cos[positions], sin[positions]
 
     def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:
         """[n, width] -> [n, hidden]. mask: [n, tentative rows + n], of a tree; None: the rows are text, in order."""

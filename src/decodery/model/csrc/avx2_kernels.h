@@ -75,5 +75,5 @@ INLINE f16 reduce16(const f16* s) {
 #include "gemm.h"
 #include "attention.h"
 #include "pass.h"
-#include "draft.h"
 #include "topk.h"
+#include "draft.h"

@@ -68,8 +68,8 @@ INLINE f16 reduce16(const f16* s) {
 #include "gemm.h"
 #include "attention.h"
 #include "pass.h"
-#include "draft.h"
 #include "topk.h"
+#include "draft.h"
 }  // namespace avx512
 
 const Kernels avx512_kernels = {"AVX-512 VNNI", avx512::run_layers, avx512::run_norm, avx512::run_head, avx512::run_linear, avx512::run_read,

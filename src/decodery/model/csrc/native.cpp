@@ -247,32 +247,46 @@ EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     return 0;
 }
 
-// Runs a draft head. Returns 0, or 1 when there is no memory.
+// Runs a draft head. Returns 0, 1 when there is no memory, or 2 where an output is not a number and k is not 0.
 EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
     const Model& model = draft->model;
+    Pass pass = guess->pass;
     State state = {};
+    int32_t strange = 0;
     state.model = &model;
-    state.pass = &guess->pass;
+    state.pass = &pass;
     state.draft = draft;
     state.guess = guess;
-    const int64_t n = guess->pass.rows;
-    const Sizes sizes = measure(model, guess->pass);
+    state.strange = &strange;
+    const int64_t n = pass.rows, half = model.head_dim / 2;
+    const Sizes sizes = measure(model, pass);
     Rows* rows;
     int32_t *starts, *own;
+    float *cos, *sin;
     Layout layout{nullptr};
     for (int32_t attempt = 0; attempt < 2; ++attempt) {
         layout = Layout{arena.memory};
         arrange(state, layout, sizes, rows, starts, own);
+        layout.take(pass.hidden, n * model.hidden);
+        layout.take(cos, n * half);
+        layout.take(sin, n * half);
         layout.take(state.entering, n, draft->taps * model.hidden);
         layout.take(state.entering.floats, n * draft->taps * model.hidden);
         layout.take(state.paired, n, 2 * model.hidden);
         layout.take(state.paired.floats, n * 2 * model.hidden);
         if (!arena.reserve(layout.used)) return 1;
     }
-    list_rows(guess->pass, rows, starts, own);
+    list_rows(pass, rows, starts, own);
     state.rows = rows;
+    for (int64_t row = 0; row < n; ++row) {
+        const int64_t position = pass.segments->positions[row];
+        memcpy(cos + row * half, guess->cos + position * half, size_t(half) * sizeof(float));
+        memcpy(sin + row * half, guess->sin + position * half, size_t(half) * sizeof(float));
+    }
+    pass.cos[0] = cos;
+    pass.sin[0] = sin;
     run_parallel(threads, chosen->draft, &state);
-    return 0;
+    return strange != 0 ? 2 : 0;
 }
 
 static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows, float* y) {

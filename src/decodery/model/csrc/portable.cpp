@@ -81,8 +81,8 @@ INLINE f16 reduce16(const f16* s) {
 #include "gemm.h"
 #include "attention.h"
 #include "pass.h"
-#include "draft.h"
 #include "topk.h"
+#include "draft.h"
 }  // namespace portable
 
 const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_norm, portable::run_head, portable::run_linear, portable::run_read,

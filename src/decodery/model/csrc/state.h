@@ -48,6 +48,7 @@ struct State {
     int32_t *next, *stopped;               // where the pass has come to
     const Draft* draft;                    // draft heads only
     const Guess* guess;
+    int32_t* strange;                      // set where an output is not a number
     Quantized entering, paired;            // over the states of all depths, and what attention reads
 };
 
