@@ -18,7 +18,7 @@ from decodery.draft.clover import CloverHead
 from decodery.draft.eagle_3 import EAGLE3Head
 from decodery.draft.heads.context import ContextLayer, context_layer
 from decodery.draft.heads.drafter import head_kind, head_named
-from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.heads.head import DraftHead, Heard, TrainedHead
 from decodery.draft.heads.parts import LayerShape, Parts
 from decodery.draft.heads.reading import HeadReading
 from decodery.draft.hydra import HydraHead
@@ -174,7 +174,7 @@ def test_siblings_in_another_order_say_the_same_and_may_be_asked_again(kind: typ
     states = TARGET.forward(Batch([Segment.chunk(TEXT, TARGET.new_cache())]), taps=head.taps).hidden
     memory = head.begin()
     root = head.read(memory, states, torch.tensor([*TEXT[1:], 8]), np.arange(len(TEXT)))
-    reading = HeadReading(head, memory, root=root)
+    reading = HeadReading(head, memory, root=Heard(root))
     found = {}
     for tokens in ([7, 9, 4, 2], [9, 7, 4, 2], [9, 7, 4, 2]):
         # What was told is not kept: a path that is asked for again is read again, behind the text alone.

@@ -17,7 +17,7 @@ from decodery.draft.auto import Auto
 from decodery.draft.base import Drafter
 from decodery.draft.eagle_3 import EAGLE3
 from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, head_kind
-from decodery.draft.heads.head import DraftHead, TrainedHead
+from decodery.draft.heads.head import DraftHead, Heard, TrainedHead
 from decodery.draft.heads.parts import Parts
 from decodery.draft.heads.reading import HeadReading
 from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
@@ -116,7 +116,7 @@ def test_nodes_see_their_own_path_alone(name: str) -> None:
 
     def reading() -> HeadReading:
         memory, logits = read(head, TEXT, [8])
-        return HeadReading(head, memory, root=logits)
+        return HeadReading(head, memory, root=Heard(logits))
 
     found = torch.cat([reading().after(tree, [1, 2]), reading().after(tree, [3, 4])])
     for branch in ([1, 3], [2, 4]):

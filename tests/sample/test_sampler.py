@@ -173,6 +173,20 @@ def test_logits_that_are_no_distribution_are_refused(bad: float) -> None:
         Sampler.from_settings(temperature=0.8, top_p=0.9).law(rows, contexts_for(3))
     with pytest.raises(ValueError, match="contexts"):
         Sampler().law(rows, contexts_for(2))
+    with pytest.raises(NumericalError, match="not a distribution"):
+        Sampler.from_settings(temperature=0.0).largest(rows)
+
+
+def test_the_largest_is_what_a_plain_sampler_picks() -> None:
+    plain = Sampler.from_settings(temperature=0.0, top_p=0.9)
+    rows = distinct_rows(4).round()  # with ties
+    for logits in (rows, rows.double(), rows[:, 1::2]):
+        picked = plain.pick(plain.law(logits, contexts_for(4)), 0, range(4)).tolist()
+        assert plain.largest(logits) == picked
+    assert plain.plain
+    # What masks or edits logits has to see them, and what is drawn is no argmax.
+    for settings in ({"temperature": 0.0, "repetition_penalty": 1.2}, {"temperature": 1.0}):
+        assert not Sampler.from_settings(**settings).plain
 
 
 @dataclass(frozen=True)

@@ -137,12 +137,13 @@ class TokenTree:
         n = len(self.tokens)
         if n == 0 or len(self.parents) != n or self.parents[0] != -1:
             raise ValueError("a tree needs a root with parent -1 and one parent per token")
-        if n > 1 and (self.parents[1:].min() < 0 or (self.parents[1:] >= np.arange(1, n)).any()):
+        above = self.parents[1:]
+        if n > 1 and not ((above >= 0) & (above < np.arange(1, n))).all():
             raise ValueError("every node but the root needs a parent that stands before it")
-        asking = self.tokens == UNKNOWN
-        if int(asking.sum()) != (0 if self.inputs is None else len(self.inputs)):
+        # Most trees have all their tokens, and nothing is sorted out.
+        known = self.tokens if self.tokens.min() >= 0 else self.tokens[self.tokens != UNKNOWN]
+        if n - len(known) != (0 if self.inputs is None else len(self.inputs)):
             raise ValueError("every node without a token needs an embedding that it reads")
-        known = self.tokens[~asking] if asking.any() else self.tokens
         if vocab_size is not None and not 0 <= known.min() <= known.max() < vocab_size:
             raise ValueError(f"token ids lie outside the vocabulary of {vocab_size}")
         if self.origin != "sampled" and len(self._index) != n:
@@ -151,6 +152,8 @@ class TokenTree:
     @cached_property
     def depths(self) -> np.ndarray:
         """[n] distance from the root."""
+        if self.is_chain:
+            return np.arange(len(self))
         depths = np.zeros(len(self), dtype=np.int64)
         ancestors = self.parents.copy()
         while (alive := ancestors >= 0).any():

@@ -7,8 +7,6 @@ from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-
 from ..contract import Contract
 from ..core.ask import Asking, settled
 from ..core.sequence import Sequence
@@ -27,8 +25,8 @@ _USUAL = 8
 _PATIENCE = 32
 """Steps without a question after which one is asked whatever it seems worth: texts change. Twice as many each time."""
 
-Opinion = tuple[np.ndarray, np.ndarray]
-"""The likeliest tokens [n, k] after each of n nodes, and their probabilities; 0 for a token that is none."""
+Opinion = tuple[list[list[int]], list[list[float]]]
+"""The likeliest tokens after each of some nodes, and their probabilities; 0 for a token that is none."""
 
 
 @dataclass(slots=True)
@@ -128,7 +126,7 @@ class Advice(Contract):
         begin, usual = perf_counter(), self.unread(seq) <= _USUAL
         ids, said = yield from settled(self.likeliest(seq, tree, nodes))
         found = []
-        for node, tokens, chances in zip(nodes, ids.tolist(), said.tolist(), strict=True):
+        for node, tokens, chances in zip(nodes, ids, said, strict=True):
             opinion = {token: chance for token, chance in zip(tokens, chances, strict=True) if chance > 0}
             place = memory.place(followed[node], counted[node])
             offers, self.told[node] = self.blending.blend(place, counted[node], opinion)

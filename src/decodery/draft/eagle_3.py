@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from ..registry import register
 from .heads.copied import copied_layer
 from .heads.drafter import HeadDrafter
 from .heads.head import DraftHead, TrainedHead
+from .heads.native import NativeHead, plain_embeddings
 from .heads.recurrent import RecurrentHead
 
 
@@ -44,6 +46,24 @@ class EAGLE3Head(RecurrentHead):
         # The states that enter layers 2, the middle one and the third from the end, where there are so many.
         taps = [min(2, layers), layers // 2, max(layers - 3, 0)]
         return tensors, {"taps": taps, "layer": asdict(shape)}
+
+    @cached_property
+    def native(self) -> NativeHead | None:
+        enter, words = self.parts.linear("fc"), self.projection()
+        if self.dtype != torch.float32 or not NativeHead.runs(self.layer, (enter, words)):
+            return None
+        token, feature, last = (self.parts[f"{name}.weight"] for name in ("token_norm", "feature_norm", "norm"))
+        first = bool(self.trained.settings.get("norm_before_residual"))
+        return NativeHead(
+            self.layer,
+            enter,
+            words,
+            (token, feature, last),
+            norm_first=first,
+            embed=self.embed,
+            table=plain_embeddings(self.model),
+            vocabulary=self.vocabulary,
+        )
 
     def enter(self, states: dict[Tap, torch.Tensor]) -> torch.Tensor:
         return self.parts.linear("fc")(torch.cat([states[tap] for tap in self.taps], dim=-1))

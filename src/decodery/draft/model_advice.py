@@ -74,12 +74,12 @@ class ModelAdvice(Advice):
         with one_thread():
             if seq.sampler.greedy:
                 ids, values = topk(law, WIDTH)
-                return ids, np.exp(values)
+                return ids.tolist(), np.exp(values).tolist()
             # Under the text's own noise: two models that agree draw the same token.
             positions = (seq.position + tree.depths[list(nodes)]).tolist()
             ids, scores = gumbel_topk(law, WIDTH, seq.seed, positions)
             weights = np.exp(scores - scores[:, :1])
-            return ids, weights / weights.sum(axis=1, keepdims=True)
+            return ids.tolist(), (weights / weights.sum(axis=1, keepdims=True)).tolist()
 
     def _text(self, seq: Sequence) -> list[int]:
         return seq.tokens[self.start :] if self.start else seq.tokens

@@ -59,7 +59,25 @@ class PassStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
-_STRUCTS = (LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct)  # in the order of csrc/abi.h
+class DraftStruct(ctypes.Structure):
+    _fields_ = [
+        ("model", ModelStruct), ("enter", LinearStruct), ("token_norm", c_void_p), ("feature_norm", c_void_p),
+        ("taps", c_int32), ("norm_first", c_int32),
+    ]  # fmt: skip
+
+
+class GuessStruct(ctypes.Structure):
+    _fields_ = [
+        ("passed", PassStruct), ("given", c_void_p), ("embedded", c_void_p), ("cos", c_void_p), ("sin", c_void_p),
+        ("features", c_void_p), ("logits", c_void_p), ("vocabulary", c_void_p), ("ids", c_void_p),
+        ("chances", c_void_p), ("entering", c_int32), ("narrow", c_int32), ("spoken", c_int32), ("k", c_int32),
+    ]  # fmt: skip
+
+
+# In the order of csrc/abi.h.
+_STRUCTS = (
+    LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
+)  # fmt: skip
 
 
 @functools.cache
@@ -89,6 +107,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_head.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
+    lib.decodery_likeliest.argtypes = lib.decodery_topk.argtypes
+    lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_threads(torch.get_num_threads())
     return lib
 

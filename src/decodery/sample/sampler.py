@@ -13,6 +13,7 @@ import torch
 
 from ..core.needs import Needs
 from ..core.noise import gumbel_argmax
+from ..core.topk import argmax
 from ..errors import NumericalError, SettingsError
 from ..model.threads import one_thread
 from ..registry import method_of, resolve
@@ -37,6 +38,10 @@ from .xtc import XTC
 
 __all__ = ["ORDERS", "Sampler"]
 
+_NO_LAW = (
+    "the model's logits are not a distribution (NaN or infinite); check the weights, or load the model with "
+    "dtype='float32'"
+)
 _PENALTIES = (RepetitionPenalty, FrequencyPenalty, PresencePenalty, DRY)
 
 ORDERS: dict[str, tuple[type[Warp], ...]] = {
@@ -155,6 +160,11 @@ class Sampler:
         return any(warp.greedy for warp in self.warps)
 
     @cached_property
+    def plain(self) -> bool:
+        """True if the token is the argmax of the model's own logits."""
+        return self.greedy and not any(self._applies(warp) for warp in self.warps)
+
+    @cached_property
     def stateful(self) -> bool:
         """True if any warp remembers something, so that contexts carry a state."""
         return any(warp.stateful for warp in self.warps)
@@ -224,10 +234,7 @@ class Sampler:
             raise ValueError(f"{len(logits)} rows of logits need as many contexts, not {len(contexts)}")
         logits = logits.float()
         if not _largest_finite(logits):
-            raise NumericalError(
-                "the model's logits are not a distribution (NaN or infinite); check the weights, or load the "
-                "model with dtype='float32'"
-            )
+            raise NumericalError(_NO_LAW)
         for index, warp in enumerate(self.warps):
             if not self._applies(warp) or (warp.stage > Stage.EDIT and not shaped):
                 continue
@@ -257,6 +264,16 @@ class Sampler:
             return gumbel_argmax(law, seed, positions)
         # Ten times faster than PyTorch on a CPU, and it wakes no threads between two passes.
         return torch.from_numpy(law.numpy().argmax(axis=-1)) if law.device.type == "cpu" else law.argmax(dim=-1)
+
+    def largest(self, logits: torch.Tensor) -> list[int]:
+        """What `law` and `pick` come to where this is `plain`, in one sweep over the model's own logits [n, V].
+
+        Raises NumericalError as `law` does.
+        """
+        ids, values = argmax(logits)
+        if not np.isfinite(values).all():
+            raise NumericalError(_NO_LAW)
+        return ids.tolist()
 
     def _applies(self, warp: Warp) -> bool:
         return not (self.greedy and warp.stage > Stage.EDIT)

@@ -70,6 +70,12 @@ class _Noting(Laws):
             self.alone[nodes[0]] = found[0]
         return found
 
+    def picks(self, nodes: Ordered[int]) -> list[int]:
+        # Where nothing warps the logits, picks alone ask for no law.
+        for node in nodes:
+            self.rows([node])
+        return super().picks(nodes)
+
 
 def law_engine(model: LanguageModel, prefill_chunk: int) -> Engine:
     """An engine in which every pass costs the same and drafts of hundreds of texts are not trimmed."""

@@ -113,12 +113,14 @@ class Laws:
 
     def rows(self, nodes: Ordered[int]) -> torch.Tensor:
         """[k, vocab] warped logits, -inf where a token is excluded."""
+        return self.seq.sampler.law(self._own(nodes), [self.context(node) for node in nodes])
+
+    def _own(self, nodes: Ordered[int]) -> torch.Tensor:
+        """[k, vocab] the model's own logits."""
         if isinstance(nodes, range):
             # A slice; a list of indices would have to be sent to the device, and waited for.
-            rows = self.logits[nodes.start : nodes.stop : nodes.step]
-        else:
-            rows = self.row(nodes[0])[None] if len(nodes) == 1 else self.logits[list(nodes)]
-        return self.seq.sampler.law(rows, [self.context(node) for node in nodes])
+            return self.logits[nodes.start : nodes.stop : nodes.step]
+        return self.row(nodes[0])[None] if len(nodes) == 1 else self.logits[list(nodes)]
 
     def probabilities(self, node: int) -> torch.Tensor:
         """[vocab] float64, summing to 1; one-hot for greedy decoding."""
@@ -126,6 +128,8 @@ class Laws:
 
     def picks(self, nodes: Ordered[int]) -> list[int]:
         """The token that the request's own noise (or, when greedy, the argmax) chooses after each of `nodes`."""
+        if self.seq.sampler.plain and self._parts[0].device.type == "cpu":
+            return self.seq.sampler.largest(self._own(nodes))
         positions = [self.position(node) for node in nodes]
         return self.seq.sampler.pick(self.rows(nodes), self.seq.seed, positions).tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from ...model.artifact import Artifact, refuse_other, remembered
 from ...model.fields import Kind, Listed, Number, Record, Text, Whole
 from ...model.protocol import OpenModel, Reader, is_open
 from ...model.sites import Tap
+from ...model.threads import one_thread
 from ...model.weights import Dense, Linear
 from . import checkpoint
 from .parts import Parts
@@ -83,6 +85,33 @@ class Guess:
 
     spoken: torch.Tensor
     features: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Rows of a pass that became text: the states of all its rows {tap: [., width]}, which of them; the tokens that
+    followed each, and where the first of the states stands in the text."""
+
+    hidden: Mapping[Tap, torch.Tensor]
+    rows: Ordered[int]
+    tokens: list[int]
+    start: int
+
+    def states(self, tap: Tap) -> torch.Tensor:
+        """[n, width]"""
+        # Most of the time what was drafted first was right, and nothing has to be gathered.
+        every, last = self.hidden[tap], self.rows[-1]
+        first = last + 1 - len(self.rows)
+        return every[first : last + 1] if self.rows[0] == first else every[list(self.rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a head expects after the last token it has read: logits [outputs]; best: the likeliest tokens and their
+    probabilities, where they are known without the logits."""
+
+    logits: torch.Tensor
+    best: tuple[list[int], list[float]] | None = None
 
 
 class BoundHead(ABC):
@@ -177,10 +206,14 @@ class BoundHead(ABC):
 
         Published heads may bring one, or one for every step, which is how many guesses were made on the way.
         """
+        return self.projection(step)(spoken)
+
+    def projection(self, step: int = 0) -> Linear:
+        """The layer that `project` is."""
         for name in (f"lm_head.{step}", "lm_head"):
             if f"{name}.weight" in self.parts:
-                return self.parts.linear(name)(spoken)
-        return self.shared(spoken)
+                return self.parts.linear(name)
+        return self.shared
 
     def fits(self, width: int) -> None:
         """Raise SettingsError where the head was made for states of another width."""
@@ -219,6 +252,14 @@ class DraftHead(BoundHead):
     @abstractmethod
     def begin(self) -> Any:
         """The memory of a text nothing is known of."""
+
+    def hear(self, memory: Any, seen: list[Seen]) -> Heard:
+        """`read` all of what was seen of the text, in order."""
+        taps, tokens = self.watches(self.trained), [token for each in seen for token in each.tokens]
+        positions = np.concatenate([np.arange(each.start, each.start + len(each.tokens)) for each in seen])
+        with torch.no_grad(), one_thread():
+            states = {tap: torch.cat([each.states(tap) for each in seen]).to(self.dtype) for tap in taps}
+            return Heard(self.read(memory, states, torch.tensor(tokens), positions))
 
     @abstractmethod
     def read(

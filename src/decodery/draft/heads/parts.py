@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import rms_norm, silu
 
 from ...model.attention import attend, rotate
+from ...model.int4 import Int4Linear
 from ...model.int8 import Int8Linear
 from ...model.weights import Dense, Linear
 
@@ -28,11 +29,14 @@ class Parts:
         return name in self.tensors
 
     def linear(self, name: str) -> Linear:
-        """The layer of the tensors `name`.weight, `name`.bias and, in int8, `name`.scale."""
+        """The layer of `name`.weight, `name`.bias and `name`.scale (int8) or `name`.step, `name`.least (int4)."""
         if name not in self._linears:
             weight, bias = self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias")
             if weight.dtype == torch.int8:
                 self._linears[name] = Int8Linear(weight, self.tensors[f"{name}.scale"], bias)
+            elif weight.dtype == torch.uint8:
+                step, least = (self.tensors[f"{name}.{part}"].half() for part in ("step", "least"))
+                self._linears[name] = Int4Linear(weight, step, least, bias)
             else:
                 self._linears[name] = Dense(weight, bias)
         return self._linears[name]
@@ -77,17 +81,27 @@ class Held:
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, *, text: bool) -> None:
         """[n, kv_heads, head_dim] each, behind what is there; `text` overwrites what is tentative."""
-        first = self.length if text else self.length + self.rows
+        first = self.reserve(len(keys), text=text)
         end = first + len(keys)
+        self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
+        self.wrote(len(keys), text=text)
+
+    def reserve(self, rows: int, *, text: bool) -> int:
+        """Room for so many rows behind what is there, `text` in the place of what is tentative: their first slot."""
+        first = self.length if text else self.length + self.rows
+        end = first + rows
         if end > self.data.shape[2]:
             wider = self.data.new_empty(2, self.data.shape[1], max(end, 2 * self.data.shape[2]), self.data.shape[3])
             wider[:, :, :first] = self.data[:, :, :first]
             self.data = wider
-        self.data[0, :, first:end], self.data[1, :, first:end] = keys.transpose(0, 1), values.transpose(0, 1)
+        return first
+
+    def wrote(self, rows: int, *, text: bool) -> None:
+        """So many rows lie where there was room for them."""
         if text:
-            self.length, self.rows = end, 0
+            self.length, self.rows = self.length + rows, 0
         else:
-            self.rows = end - self.length
+            self.rows += rows
 
     def keep_last(self, slots: int) -> None:
         """Forget the text but its last slots, and what is tentative."""
@@ -135,14 +149,18 @@ class DecoderLayer:
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(f"{self.prefix}{name}", rows, self.shape.eps)
 
+    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of the angles at positions [n]: [n, head_dim / 2] float64 each."""
+        angles = positions.double()[:, None] * self._inverse
+        return angles.cos(), angles.sin()
+
     def heads(self, rows: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [n, heads, head_dim], turned to their positions [n]."""
         shape = self.shape
         sizes = shape.heads, shape.kv_heads, shape.kv_heads
         fused = self.parts.linear(f"{self.prefix}qkv")(rows).view(len(rows), -1, shape.head_dim)
         queries, keys, values = fused.split(sizes, dim=1)
-        angles = (positions.double()[:, None] * self._inverse)[:, None]
-        cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
+        cos, sin = (each[:, None].to(rows.dtype) for each in self.angles(positions))
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
 
     def attention(self, rows: torch.Tensor, positions: np.ndarray, held: Held, mask: np.ndarray | None) -> torch.Tensor:

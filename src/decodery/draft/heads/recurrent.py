@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from ...model.protocol import Reader
 from ...model.sites import Tap
-from .head import DraftHead, Guess, TrainedHead
+from ..advice import WIDTH
+from .head import DraftHead, Guess, Heard, Seen, TrainedHead
+from .native import Guessed, NativeHead, places_of
 from .parts import DecoderLayer, Held, LayerShape, teacher_attention
 
 
@@ -58,6 +61,11 @@ class RecurrentHead(DraftHead):
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
 
+    @cached_property
+    def native(self) -> NativeHead | None:
+        """What runs all of it in one call, None where nothing does."""
+        return None
+
     def unrolled(self, along: float) -> int:
         # A step costs as much as the one before it and is no use before that one is: the first half of a training is
         # about the first alone, the others join it one by one.
@@ -71,22 +79,50 @@ class RecurrentHead(DraftHead):
         like = self.embed(torch.zeros(1, dtype=torch.int64))
         return _Memory(self.layer.begin(like), like[0], like[:0])
 
+    def hear(self, memory: _Memory, seen: list[Seen]) -> Heard:
+        if self.native is None or not all(_lies_as_read(each.hidden[tap]) for each in seen for tap in self.taps):
+            return super().hear(memory, seen)
+        rows = [zip(*(places_of(each.hidden[tap], each.rows) for tap in self.taps), strict=True) for each in seen]
+        given = [place for each in rows for places in each for place in places]
+        tokens = [token for each in seen for token in each.tokens]
+        positions = [each.start + place for each in seen for place in range(len(each.tokens))]
+        found = self._read(self.native, memory, given, tokens, positions)
+        return Heard(found.logits[0], (found.ids, found.chances))
+
     def read(
         self, memory: _Memory, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, positions: np.ndarray
     ) -> torch.Tensor:
+        if self.native is not None:
+            rows = [states[tap].contiguous() for tap in self.taps]
+            given = [place for row in range(len(tokens)) for each in rows for place in places_of(each, (row,))]
+            return self._read(self.native, memory, given, tokens.tolist(), positions.tolist()).logits[0]
         features, spoken = self._run(memory, self.enter(states), tokens, positions, None)
         memory.last, memory.rows, memory.end = features[-1], features[:0], int(positions[-1])
         return self.project(spoken[-1:])[0]
+
+    def _read(
+        self, native: NativeHead, memory: _Memory, given: list[int], tokens: list[int], positions: list[int]
+    ) -> Guessed:
+        found = native(memory.held, given, tokens, positions, None, entering=True, spoken=1, k=WIDTH)
+        memory.last, memory.rows, memory.end = found.features[0], found.features[:0], positions[-1]
+        return found
 
     def grow(
         self, memory: _Memory, tokens: torch.Tensor, above: np.ndarray, depths: np.ndarray, mask: np.ndarray
     ) -> torch.Tensor:
         memory.held.rows = mask.shape[1] - len(tokens)
-        known = memory.rows[: memory.held.rows]
-        before = torch.cat((memory.last[None], known))[torch.from_numpy(above + 1)]
-        features, spoken = self._run(memory, before, tokens, memory.end + depths, mask)
+        known, positions = memory.rows[: memory.held.rows], memory.end + depths
+        if self.native is not None:
+            places = [*places_of(known, range(len(known))), memory.last.data_ptr()]
+            given, n = [places[row] for row in above.tolist()], len(tokens)
+            found = self.native(memory.held, given, tokens.tolist(), positions.tolist(), mask, entering=False, spoken=n)
+            features, logits = found.features, found.logits
+        else:
+            before = torch.cat((memory.last[None], known))[torch.from_numpy(above + 1)]
+            features, spoken = self._run(memory, before, tokens, positions, mask)
+            logits = self.project(spoken)
         memory.rows = torch.cat((known, features))
-        return self.project(spoken)
+        return logits
 
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n = tokens.shape[0], tokens.shape[1] - steps + 1
@@ -122,3 +158,8 @@ class RecurrentHead(DraftHead):
 
     def norm(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self.parts.norm(name, rows, self.layer.shape.eps)
+
+
+def _lies_as_read(states: torch.Tensor) -> bool:
+    """Whether the kernels can read states [n, hidden] where they lie."""
+    return states.dtype == torch.float32 and states.stride(1) == 1

@@ -88,3 +88,31 @@ struct Pass {
     char* memory;
     float *queries, *context, *branch;
 };
+
+// A draft head of one layer. What its attention reads is twice as wide as the model: a token's embedding and a feature,
+// both normed, side by side. enter: states of `taps` depths, side by side, to features. norm_first: the residual stream
+// begins with the normed feature.
+struct Draft {
+    Model model;
+    Linear enter;
+    const float *token_norm, *feature_norm;
+    int32_t taps, norm_first;
+};
+
+// What is asked of it: a pass of one segment over its one layer, with the cache of its own. given: a pointer for every
+// row and depth, to states [hidden], where `entering`, else for every row to a feature [hidden]. embedded: for every
+// row, the token's embedding [hidden], in bfloat16 where `narrow` is set. cos, sin: of all positions, [.][head_dim / 2].
+// Of the last `spoken` rows there come out: features [spoken][hidden], what leaves the layer; logits
+// [spoken][head.out]; and if k is not 0 the k likeliest outputs, by the tokens [head.out] they stand for where those are
+// given, and their probabilities, [spoken][k] each.
+struct Guess {
+    Pass pass;
+    const float* const* given;
+    const void* const* embedded;
+    const float *cos, *sin;
+    float *features, *logits;
+    const int32_t* vocabulary;
+    int32_t* ids;
+    float* chances;
+    int32_t entering, narrow, spoken, k;
+};

@@ -76,3 +76,4 @@ INLINE f16 reduce16(const f16* s) {
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"
+#include "draft.h"

@@ -147,7 +147,8 @@ void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
 
 // Size of the i-th struct of abi.h, 0 past the last: callers compare them with their own before the first pass.
 EXPORT int32_t decodery_size(int32_t i) {
-    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Run), sizeof(Segment), sizeof(Pass)};
+    constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Run), sizeof(Segment), sizeof(Pass),
+                                sizeof(Draft), sizeof(Guess)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -246,6 +247,48 @@ EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     return 0;
 }
 
+// Runs a draft head. Returns 0, 1 when there is no memory, or 2 where an output is not a number and k is not 0.
+EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
+    const Model& model = draft->model;
+    Pass pass = guess->pass;
+    State state = {};
+    int32_t strange = 0;
+    state.model = &model;
+    state.pass = &pass;
+    state.draft = draft;
+    state.guess = guess;
+    state.strange = &strange;
+    const int64_t n = pass.rows, half = model.head_dim / 2;
+    const Sizes sizes = measure(model, pass);
+    Rows* rows;
+    int32_t *starts, *own;
+    float *cos, *sin;
+    Layout layout{nullptr};
+    for (int32_t attempt = 0; attempt < 2; ++attempt) {
+        layout = Layout{arena.memory};
+        arrange(state, layout, sizes, rows, starts, own);
+        layout.take(pass.hidden, n * model.hidden);
+        layout.take(cos, n * half);
+        layout.take(sin, n * half);
+        layout.take(state.entering, n, draft->taps * model.hidden);
+        layout.take(state.entering.floats, n * draft->taps * model.hidden);
+        layout.take(state.paired, n, 2 * model.hidden);
+        layout.take(state.paired.floats, n * 2 * model.hidden);
+        if (!arena.reserve(layout.used)) return 1;
+    }
+    list_rows(pass, rows, starts, own);
+    state.rows = rows;
+    for (int64_t row = 0; row < n; ++row) {
+        const int64_t position = pass.segments->positions[row];
+        memcpy(cos + row * half, guess->cos + position * half, size_t(half) * sizeof(float));
+        memcpy(sin + row * half, guess->sin + position * half, size_t(half) * sizeof(float));
+    }
+    pass.cos[0] = cos;
+    pass.sin[0] = sin;
+    run_parallel(threads, chosen->draft, &state);
+    return strange != 0 ? 2 : 0;
+}
+
 static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows, float* y) {
     Pass pass = {};
     pass.hidden = const_cast<float*>(x);
@@ -290,6 +333,13 @@ EXPORT int32_t decodery_linear(const Linear* linear, const float* x, int32_t row
 EXPORT int32_t decodery_topk(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* values) {
     for (int64_t row = 0; row < rows; ++row)
         if (!chosen->topk(x + row * n, n, k, ids + row * k, values + row * k)) return 1;
+    return 0;
+}
+
+// The same with what a softmax over all of the row makes of the values.
+EXPORT int32_t decodery_likeliest(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* chances) {
+    if (decodery_topk(x, rows, n, k, ids, chances) != 0) return 1;
+    for (int64_t row = 0; row < rows; ++row) chosen->chances(x + row * n, n, k, chances + row * k);
     return 0;
 }
 

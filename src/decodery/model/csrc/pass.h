@@ -195,7 +195,7 @@ struct Runner {
             for (int32_t i = first; i <= row; ++i) *list++ = length + i;
         } else {
             for (int32_t i = rows.starts[row]; i < rows.starts[row + 1]; ++i)
-                if (near(slots[length + rows.own[i]])) *list++ = length + rows.own[i];
+                if (window == 0 || near(slots[length + rows.own[i]])) *list++ = length + rows.own[i];
         }
         seen.count = int32_t(list - seen.list);
         return list;

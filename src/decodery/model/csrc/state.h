@@ -46,6 +46,10 @@ struct State {
     float* logits;                         // head only: [rows][vocab]
     int64_t* ticks;                        // thread 0's time per stage, or null
     int32_t *next, *stopped;               // where the pass has come to
+    const Draft* draft;                    // draft heads only
+    const Guess* guess;
+    int32_t* strange;                      // set where an output is not a number
+    Quantized entering, paired;            // over the states of all depths, and what attention reads
 };
 
 enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, stage_count };
@@ -53,8 +57,9 @@ enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, 
 // What one instruction set provides.
 struct Kernels {
     const char* name;
-    Job layers, norm, head, linear, read;
+    Job layers, norm, head, linear, read, draft;
     bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
+    void (*chances)(const float* row, int32_t n, int32_t k, float* values);
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;

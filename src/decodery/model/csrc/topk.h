@@ -34,3 +34,16 @@ static bool run_topk(const float* row, int32_t n, int32_t k, int32_t* ids, float
     }
     return isum(strange) == 0;
 }
+
+// Of a row [n], the first of whose k given values is the largest: the values to probabilities.
+static void run_chances(const float* row, int32_t n, int32_t k, float* values) {
+    const float largest = values[0];
+    f16 sum = splat(0.0f);
+    for (int32_t i = 0; i < n; i += 16) {
+        float lanes[16];
+        store(lanes, exponential(load(row + i, n - i) - largest));
+        sum = sum + load(lanes, n - i);
+    }
+    const float inverse = 1.0f / total(sum);
+    for (int32_t i = 0; i < k; i += 16) store(values + i, exponential(load(values + i, k - i) - largest) * inverse, k - i);
+}
