@@ -1,0 +1,122 @@
+"""`transformers` users keep their call: the tokens are theirs, and every setting means what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
+from transformers.generation import StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+import decodery.hf
+from decodery.errors import SettingsError
+from decodery.testing.statistics import chi_square
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=40, num_key_value_heads=2, max_position_embeddings=256, **SIZES)
+    found = LlamaForCausalLM(config).eval()
+    for weight in found.parameters():
+        weight.data *= 6
+    found.generation_config.pad_token_id = 0
+    return found
+
+
+BATCH = torch.tensor([[0, 0, 5, 9, 2, 9, 5], [7, 3, 7, 3, 7, 3, 7], [0, 4, 4, 8, 1, 2, 6]])
+MASK = (BATCH != 0).long()
+
+
+class OddOnly(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # It looks at the history, which for the node of a tree is the node's own.
+        odd = (torch.arange(scores.shape[-1]) + input_ids[:, -1:]) % 2 == 0
+        return scores.masked_fill(odd, -torch.inf)
+
+
+class AfterSeven(StoppingCriteria):
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return input_ids[:, -1] % 7 == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"eos_token_id": [11, 17, 23, 5]},
+        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 3},
+        {"bad_words_ids": [[3], [5, 9]], "min_new_tokens": 4, "eos_token_id": [11, 17, 23, 5]},
+        {"logits_processor": LogitsProcessorList([OddOnly()])},
+        {"stopping_criteria": StoppingCriteriaList([AfterSeven()])},
+    ],
+    ids=["plain", "ends", "penalties", "bad-words", "own-processor", "own-stop"],
+)
+@pytest.mark.parametrize("drafter", ["auto", "prompt-lookup", None])
+def test_greedy_tokens_are_those_of_transformers(model: Any, settings: dict[str, Any], drafter: Any) -> None:
+    asked = {"max_new_tokens": 24, "do_sample": False, "attention_mask": MASK} | settings
+    expected = model.generate(BATCH, **asked)
+    found = model.generate(BATCH, custom_generate=decodery.hf.decode, drafter=drafter, **asked)
+    # transformers pads with the longest row that any condition has left.
+    assert torch.equal(found, expected[:, : found.shape[1]]) and bool((expected[:, found.shape[1] :] == 0).all())
+
+
+def test_the_seed_decides_and_the_law_is_the_same(model: Any) -> None:
+    asked: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 6, "top_p": 0.9}
+    prompt = BATCH[1:2]
+    torch.manual_seed(5)
+    first, second = (decodery.hf.generate(model, prompt, max_new_tokens=20, **asked) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(5)
+    assert torch.equal(first, decodery.hf.generate(model, prompt, max_new_tokens=20, **asked))
+    plain, drafted = (
+        decodery.hf.generate(model, prompt, max_new_tokens=20, seed=3, drafter=each, **asked) for each in (None, "auto")
+    )
+    assert torch.equal(plain, drafted)
+    many = decodery.hf.generate(model, prompt, max_new_tokens=1, num_return_sequences=400, seed=1, **asked)
+    counts = np.bincount(many[:, -1].numpy(), minlength=40)
+    out = model.generate(prompt, max_new_tokens=1, return_dict_in_generate=True, output_scores=True, **asked)
+    law, other = out.scores[0][0].softmax(-1).double().numpy(), model(prompt).logits[0, -1].softmax(-1).detach().numpy()
+    assert chi_square(counts, law) > 1e-3
+    assert chi_square(counts, other.astype(float)) < 1e-3
+
+
+def test_a_streamer_hears_every_token_and_a_dictionary_comes_where_it_is_asked_for(model: Any) -> None:
+    class Heard(BaseStreamer):
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+            self.ended = False
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended = True
+
+    heard = Heard()
+    found = decodery.hf.generate(
+        model, BATCH[1:2], max_new_tokens=12, do_sample=False, streamer=heard, return_dict_in_generate=True
+    )
+    assert heard.ended and heard.tokens == found.sequences[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_beams": 3}, "search"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
+        ({"guidance_scale": 2.0}, "source guidance"),
+        ({"prefix_allowed_tokens_fn": lambda batch, ids: [1, 2]}, "constraint"),
+    ],
+)
+def test_what_cannot_be_done_is_named(model: Any, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        decodery.hf.generate(model, BATCH[1:2], max_new_tokens=4, **settings)
+    with pytest.raises(SettingsError, match="holds tokens"):
+        given = model(BATCH[1:2, :3], use_cache=True).past_key_values
+        decodery.hf.generate(model, BATCH[1:2], max_new_tokens=4, past_key_values=given)
