@@ -40,11 +40,10 @@ _HOMES = {
 def load(name: str = "smollm2", **options: Any) -> LM:
     """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
 
-    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8",
-    "int4"), `device`,
-    `revision`.
+    options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
+    `device`, `revision`.
     """
-    if name.startswith(("http://", "https://")):
+    if str(name).startswith(("http://", "https://")):
         from .remote_lm import remote
 
         # A server has chosen all of these itself.

@@ -12,7 +12,7 @@ from decodery.draft.eagle import EAGLEHead
 from decodery.draft.falcon import FalconHead
 from decodery.draft.fspad import FSPADHead
 from decodery.draft.heads.drafter import head_kind
-from decodery.draft.heads.head import DraftHead, Guess, TrainedHead
+from decodery.draft.heads.head import DraftHead, Guess, Heard, TrainedHead
 from decodery.draft.heads.matching import LAST, mismatch
 from decodery.draft.heads.reading import HeadReading
 from decodery.model.batch import Batch, Segment
@@ -134,7 +134,7 @@ def test_falcon_of_single_items_without_memory_is_eagle() -> None:
     found = []
     for head in (eagle, falcon):
         memory, logits = read(head, 8)
-        reading = HeadReading(head, memory, root=logits)
+        reading = HeadReading(head, memory, root=Heard(logits))
         found.append(torch.cat([logits[None], reading.after(tree, [1, 2]), reading.after(tree, [3, 4, 5])]))
     assert float((found[0] - found[1]).abs().max()) < 1e-9
 
@@ -165,7 +165,7 @@ def test_falcon_asks_its_layer_once_for_two_levels(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(FalconHead, "_behind", counted)
     memory, logits = read(head, 8)
-    reading = HeadReading(head, memory, root=logits)
+    reading = HeadReading(head, memory, root=Heard(logits))
     for depth in range(1, 6):
         reading.after(TokenTree.chain(TEXT[8], TEXT[9 : 9 + depth]), [depth])
     assert passes == 3
@@ -175,7 +175,7 @@ def test_falcon_asks_its_layer_once_for_two_levels(monkeypatch: pytest.MonkeyPat
 def test_nodes_that_are_asked_about_again_are_read_again(name: str) -> None:
     head = head_of(head_kind(name))
     memory, logits = read(head, 8)
-    reading = HeadReading(head, memory, root=logits)
+    reading = HeadReading(head, memory, root=Heard(logits))
     tree = TokenTree(np.array([TEXT[8], 7, 9, 4, 2]), np.array([-1, 0, 0, 1, 2]))
     first = [reading.after(tree, [1, 2]), reading.after(tree, [3, 4])]
     again = [reading.after(tree, [1, 2]), reading.after(tree, [3, 4])]

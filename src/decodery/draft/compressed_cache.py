@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
@@ -35,6 +36,8 @@ class CompressedCache(Expander):
     """
 
     kv: CachePolicy | str = "streaming-llm"
+
+    needs = Needs(keys=True, policies=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
