@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 # Tests run side by side, one process per core; tiny models gain nothing from threads of their own.
 torch.set_num_threads(1)

@@ -18,7 +18,16 @@ from decodery.draft.base import Drafter
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.registry import methods
 from decodery.sample import Context, MinNewTokens, Sampler, Stage, Temperature, Warp
-from decodery.testing import Garbage, LawBroken, Oracle, check_batch, check_identical, check_warp, decode
+from decodery.testing import (
+    Garbage,
+    LawBroken,
+    Oracle,
+    check_batch,
+    check_identical,
+    check_predictions,
+    check_warp,
+    decode,
+)
 from decodery.testing.models import Counted, tiny_transformer
 from decodery.testing.rules import Credulous
 from methods import WARPS
@@ -40,6 +49,16 @@ def test_further_drafters_are_compared_with_what_was_decoded_once() -> None:
         check_identical(model, PROMPTS, drafter=PromptLookup(), rule=Credulous(), **settings)
     # Other settings are other texts.
     check_identical(model, PROMPTS, drafter=PromptLookup(), sampler=Sampler([Temperature(0.5)]), **settings)
+
+
+@pytest.mark.parametrize("sampler", [None, Sampler([Temperature(0.8)])], ids=["greedy", "drawn"])
+def test_predictions_cost_what_is_wrong_about_them(sampler: Sampler | None) -> None:
+    for length in (1, 4, 7):
+        check_predictions(TARGET, PROMPTS[1], length=length, sampler=sampler)
+    with pytest.raises(LawBroken, match="took 20 passes, not 8"):
+        check_predictions(TARGET, PROMPTS[1], sampler=sampler, budget=Fixed(1))
+    with pytest.raises(LawBroken, match="the text is another one"):
+        check_predictions(TARGET, PROMPTS[1], sampler=sampler, rule=Credulous())
 
 
 @pytest.mark.parametrize("size", [64, 50_000])

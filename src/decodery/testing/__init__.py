@@ -5,10 +5,11 @@ from .constraints import check_constraint
 from .denoisers import OracleDenoiser
 from .distributions import check_distribution, enumerate_law
 from .doubles import ScriptedChain, Tabular, TabularReward, best_of_law
-from .drafters import Garbage, Oracle
+from .drafters import Foretold, Garbage, Oracle
 from .laws import check_batch, check_identical
 from .models import TableModel, tiny_transformer, to_int8
 from .policies import check_policy
+from .predictions import check_predictions
 from .regex import ReferenceRegex
 from .running import LawBroken, decode
 from .scorers import check_scorer
@@ -18,6 +19,7 @@ from .statistics import chi_square
 from .warps import check_warp
 
 __all__ = [
+    "Foretold",
     "Garbage",
     "LawBroken",
     "Oracle",
@@ -34,6 +36,7 @@ __all__ = [
     "check_distribution",
     "check_identical",
     "check_policy",
+    "check_predictions",
     "check_scorer",
     "check_search",
     "check_state",

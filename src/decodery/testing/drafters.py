@@ -55,6 +55,24 @@ class Oracle(Drafter):
         return tree.finish()
 
 
+@dataclass(frozen=True)
+class Foretold(Drafter):
+    """Chains of the true continuation, whose length is as asked; another token stands at the places that are `wrong`.
+
+    answer: the whole true text, prompt included, in which places are counted.
+    """
+
+    answer: tuple[int, ...]
+    length: int = 4
+    wrong: frozenset[int] = frozenset()
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        begin = len(seq.tokens)
+        end = min(begin + min(self.length, budget.nodes, budget.depth), len(self.answer))
+        chain = [(self.answer[place] + (place in self.wrong)) % seq.vocab_size for place in range(begin, end)]
+        return TokenTree.chain(seq.pending, chain)
+
+
 class _Growing:
     """A tree in the making; adding a token that is there already gives the node that carries it."""
 
