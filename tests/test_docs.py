@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import os
 import re
 import runpy
@@ -19,6 +21,7 @@ import pytest
 import decodery
 from decodery.cli.main import cli
 from decodery.model.embedded import pull
+from decodery.picture import Picture
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -120,6 +123,25 @@ def test_shown_commands_are_usage(arguments: list[str]) -> None:
 def test_examples_run(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(example), run_name="__main__")
     assert "tokens per pass" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run_and_were_stored_as_they_ran(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = [cell for cell in json.loads(notebook.read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        *before, last = ast.parse("".join(cell["source"])).body
+        exec(compile(ast.Module(before, []), notebook.name, "exec"), names)
+        shown = None
+        if isinstance(last, ast.Expr):
+            shown = eval(compile(ast.Expression(last.value), notebook.name, "eval"), names)
+        else:
+            exec(compile(ast.Module([last], []), notebook.name, "exec"), names)
+        stored = "".join("".join(each.get("text", "")) for each in cell["outputs"])
+        assert capsys.readouterr().out == stored
+        assert [list(each["data"]) for each in cell["outputs"] if "data" in each] == (
+            [["image/svg+xml", "text/plain"]] if isinstance(shown, Picture) else []
+        )
 
 
 def _generator() -> ModuleType:

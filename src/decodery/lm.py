@@ -249,6 +249,7 @@ class LM:
         source: Source | str | None = None,
         kv: CachePolicy | str | None = None,
         raw: bool = False,
+        trees: bool = False,
         constraint: Any = None,
         **shortcuts: Any,
     ) -> Request:
@@ -261,7 +262,8 @@ class LM:
         speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
         at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
         kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
-        raw: whether the source's texts are plain, as prompts may be.
+        raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
+        see `decodery.picture`.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
         own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
         also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
@@ -290,6 +292,7 @@ class LM:
             reuse=left_by(reuse),
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
             kv=resolve_kv(kv),
+            trees=trees,
         )
 
     def request_for(
