@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from figures import load, table, table_of
+from figures import load, runs_of, table, table_of
 
 from decodery import registry
 from decodery.decode.engine import Engine
@@ -188,11 +188,30 @@ def puzzles() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
+def handoff() -> str:
+    """What a text is worth to the larger model by the share of it that this wrote, and where."""
+    found = load("search-handoff")
+    runs = runs_of(found)
+    shares = sorted({each["share"] for each in runs.values() if 0 < each["share"] < 1})
+    rows = []
+    for where in ("beginning", "end", "by chance"):
+        cells = [runs[f"{where} {share:g}"] for share in shares]
+        rows.append([where, *(f"{each['nats']:.2f} ± {each['standard error']:.2f}" for each in cells)])
+    none, all_of_it = runs["none 0"], runs["all 1"]
+    return (
+        f"`{found['command']}` ({found['questions']} questions, {found['tokens']} tokens each)\n\n"
+        + table(["the larger model writes", *(f"{share:.0%}" for share in shares)], rows)
+        + f"\n\nNothing of it: {none['nats']:.2f} ± {none['standard error']:.2f}; all of it: "
+        f"{all_of_it['nats']:.2f} ± {all_of_it['standard error']:.2f}."
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "samplers": samplers,
     "speculation": speculation,
     "agreement": agreement,
     "searches": searches,
     "puzzles": puzzles,
+    "handoff": handoff,
     "warp-costs": warp_costs,
 }

@@ -155,6 +155,7 @@ from decodery.search.parallel_tempering import ParallelTempering
 from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
 from decodery.search.pg_td import PGTD
+from decodery.search.phase_handoff import PhaseHandoff
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
 from decodery.search.spec_reason import SpecReason
@@ -466,6 +467,7 @@ SEARCHES: dict[str, Search] = {
     "particle-filter": ParticleFilter(Even(), delimiter=(7,), step_tokens=3, n=3),
     "particle-gibbs": ParticleGibbs(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
     "pg-td": PGTD(Even(), budget=12),
+    "phase-handoff": PhaseHandoff(step_tokens=3, rounds=3, model=tiny_transformer(1)),
     "self-consistency": SelfConsistency(n=4),
     "spec-reason": SpecReason(Even(), delimiter=(7,), step_tokens=2, model=tiny_transformer(1), threshold=0.5, first=1),
     "step-beam": StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
@@ -497,7 +499,7 @@ WEIGHED = {"a-star", "entropic-particle-filter", "parallel-tempering", "particle
 TREES = {"lookahead", "mcts", "tree-of-thoughts", "value-guided"}
 """Searches over steps whose trees have forms of their own."""
 
-TWO_MODELS = {"arbitrage", "spec-reason"}
+TWO_MODELS = {"arbitrage", "phase-handoff", "spec-reason"}
 """Searches whose texts a second model writes as well."""
 
 WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *WEIGHED, *TREES, *TWO_MODELS, "budget-forcing", "edge"}

@@ -310,7 +310,7 @@ LOCAL = {
     ("score", "process-reward", "head"),
     *(("score", "program-tests", name) for name in ("file", "head", "setup", "tests")),
     *(("constrain", "monitor", name) for name in ("project", "path", "prefix")),
-    *(("search", name, "model") for name in ("arbitrage", "spec-reason")),
+    *(("search", name, "model") for name in ("arbitrage", "phase-handoff", "spec-reason")),
     ("search", "arbitrage", "router"),
 }
 """Settings that are text and may be a path, a model or a program: no stranger gives them."""

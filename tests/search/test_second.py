@@ -34,6 +34,8 @@ ASKED = Rating(question=(9, 8, 7), words=tuple((token, token + 10) for token in 
 
 def narrow(name: str, bar: float) -> Any:
     search: Any = SEARCHES[name]
+    if name == "phase-handoff":
+        return replace(search, rounds=1, begins="model" if bar > 1 else "second")
     return replace(
         search, **({"router": "threshold", "theta": bar} if name == "arbitrage" else {"threshold": bar, "first": 0})
     )

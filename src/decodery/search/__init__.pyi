@@ -28,6 +28,7 @@ from .pg_td import PGTD as PGTD
 from .parallel_tempering import ParallelTempering as ParallelTempering
 from .particle_filter import ParticleFilter as ParticleFilter
 from .particle_gibbs import ParticleGibbs as ParticleGibbs
+from .phase_handoff import PhaseHandoff as PhaseHandoff
 from .smc import Posterior as Posterior
 from .query_ttt import QueryTTT as QueryTTT
 from .coupling import Reading as Reading
