@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from decodery.draft.draft_model import DraftModel
-from decodery.errors import SettingsError, UnsupportedModel
+from decodery.errors import NotTrusted, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.registry import methods, resolve
-from decodery.testing import decode, tiny_transformer
+from decodery.sample import Sampler, Temperature
+from decodery.spec import from_network
+from decodery.testing import check_identical, check_state, decode, tiny_transformer
 from decodery.transform import FP4, EvoPress, Int4, Int8, LQLoRA, NMSparsity, SliceGPT
 from decodery.transform.base import transformed
 from decodery.transform.evopress import switched
 from decodery.transform.folder import save
 from decodery.transform.fp4 import FORMATS, codes, nearest
 from decodery.transform.lq_lora import normal_float
+from decodery.verify.coupled import Coupled
 from methods import TRANSFORMS
 from tiny_models import tiny_loaded
 
@@ -72,6 +76,22 @@ def test_a_copy_is_saved_to_the_bit_and_drafts_for_its_original(name: str, tmp_p
     assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
 
 
+def test_a_copy_drafts_for_its_original_without_a_file() -> None:
+    prompts = [[1, 2, 3], [5, 6] * 4]
+    plain = decode(MODEL, prompts, max_new_tokens=12)
+    drafted = decode(MODEL, prompts, drafter="draft-model:transform=int8", max_new_tokens=12)
+    assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
+    assert sum(len(seq.trace.steps) for seq in drafted) < 0.6 * sum(len(seq.trace.steps) for seq in plain)
+    again = DraftModel(transform="int8").readers(MODEL), DraftModel(transform="int8", length=2).readers(MODEL)
+    assert again[0][0] is again[1][0]
+    with pytest.raises(SettingsError, match="must read a text"):
+        decode(MODEL, prompts, drafter="draft-model:transform=slicegpt(share=0.5)")
+    with pytest.raises(SettingsError, match="name one"):
+        DraftModel(model="smollm2", transform="int8")
+    with from_network(), pytest.raises(NotTrusted):
+        resolve("draft", "draft-model:transform=int8")
+
+
 def test_level_zero_is_the_identity() -> None:
     sliced, report = transformed(MODEL, [SliceGPT(share=0.0)], TEXTS)
     assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0
@@ -98,13 +118,10 @@ def test_a_stream_of_few_directions_is_sliced_without_loss() -> None:
     assert (logits(exact) - logits(model)).abs().max() < 1e-6
     lossy, _ = transformed(model, [SliceGPT(share=0.75)], TEXTS)
     assert (logits(lossy) - logits(model)).abs().max() > 1e-2
-    # Cached and in one pass; batches and trees are the conformance tests' matter.
-    cache = exact.new_cache()
-    rows = []
-    for token in IDS:
-        rows.append(exact.forward(Batch([Segment.chunk([token], cache)])).logits)
-        cache.keep([0])
-    assert (torch.cat(rows) - logits(exact)).abs().max() < 1e-9
+    # A sliced model is a model: trees, caches and batches as with any other.
+    settings: dict[str, Any] = {"drafter": "ngram", "rule": Coupled(), "sampler": Sampler((Temperature(1.0),))}
+    check_state(lossy, [[1, 2, 3], [5, 6] * 4], max_new_tokens=8, **settings)
+    check_identical(lossy, [[1, 2, 3], [5, 6] * 4], seeds=(1,), tested="nothing", max_new_tokens=8, **settings)
 
 
 def test_a_cut_costs_more_the_more_is_cut_and_calibration_pays() -> None:

@@ -34,7 +34,7 @@ def compress(file: Path, out: Path | None, model: str, dtype: str) -> None:
     from ..model.store import replacing, terminal_progress
 
     target = new_file(out or file.with_name(file.name + ENDING))
-    data = file.read_bytes()
+    data = read_file(file)
     with terminal_progress(counts=True) as progress:
         made = compressed(load(model, dtype=dtype), data, progress=progress)
     with replacing(target) as temporary:
@@ -48,3 +48,12 @@ def new_file(path: Path) -> Path:
     if path.exists():
         raise SettingsError(f"{path} exists: name another file with --out")
     return path
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file that may be a text or a compressed one. Raises SettingsError for one that is neither."""
+    from ..compress.file import MOST_BYTES
+
+    if path.stat().st_size > 2 * MOST_BYTES:
+        raise SettingsError(f"{path} is too long: texts of at most {MOST_BYTES:,} bytes are compressed, part by part")
+    return path.read_bytes()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import SettingsError
-from .compress import ENDING, dtype_option, model_option, new_file, out_option
+from .compress import ENDING, dtype_option, model_option, new_file, out_option, read_file
 from .options import Command
 from .training import FILE
 
@@ -30,7 +30,7 @@ def decompress(file: Path, out: Path | None, model: str, dtype: str, drafter: st
     target = new_file(out or file.with_suffix(""))
     chosen = None if drafter is None else resolve_drafter(drafter)
     with terminal_progress(counts=True) as progress:
-        text = decompressed(load(model, dtype=dtype), file.read_bytes(), drafter=chosen, progress=progress)
+        text = decompressed(load(model, dtype=dtype), read_file(file), drafter=chosen, progress=progress)
     with replacing(target) as temporary:
         temporary.write_bytes(text)
     click.echo(f"{len(text):,} bytes: {target}")

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ..core.sequence import Sequence as Text
+from ..core.trace import Trace
 from ..core.tree import TokenTree
 from ..errors import CorruptFile, SettingsError, UnsupportedModel
 from ..model.batch import Batch, Segment
@@ -53,11 +54,10 @@ def compress(
         raise SettingsError(f"an overlap of {overlap} tokens does not fit a window of {window}")
     tokens = tokens_of(lm.tokenizer, text)
     header = Header(fingerprint(lm), digest(text), len(text), len(tokens), window, overlap)
-    if not tokens:
-        return pack(header, text)
-    payload = coded(lm, tokens, window, overlap, progress)
+    # A token of no bytes would let a file promise more than its text holds.
+    payload = coded(lm, tokens, window, overlap, progress) if 0 < len(tokens) <= len(text) else text
     if len(payload) >= len(text):
-        # The text as it is is shorter.
+        # The text as it is is no longer.
         return pack(Header(header.model, header.text, len(text), 0, window, overlap), text)
     return pack(header, payload)
 
@@ -65,19 +65,43 @@ def compress(
 def coded(lm: LM, tokens: Sequence[int], window: int, overlap: int, progress: Progress = silent) -> bytes:
     """The bits of tokens, as bytes."""
     encoder, done = Encoder(), 0
-    for context, part in _windows(tokens, _root(lm), window, overlap):
-        for begin, end in _shares(_exact(lm), context, part):
-            encoder.push(begin, end, TOTAL)
+    for part, logits in read_laws(lm, tokens, window, overlap):
+        ends = frequencies(logits).cumsum(axis=1)
+        for row, token in zip(ends, part, strict=True):
+            encoder.push(int(row[token - 1]) if token else 0, int(row[token]), TOTAL)
         done += len(part)
         progress("compressing", done, len(tokens))
     return encoder.finish()
 
 
-def decompress(lm: LM, data: bytes, *, drafter: Any = None, progress: Progress = silent) -> bytes:
+def read_laws(
+    lm: LM, tokens: Sequence[int], window: int = WINDOW, overlap: int = OVERLAP
+) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
+    """The tokens, some at a time, and the logits [n, vocab] that they are coded with."""
+    model = _exact(lm)
+    for context, part in _windows(tokens, _root(lm), window, overlap):
+        cache = model.new_cache()
+        # The last token has no successor to be told of.
+        read = [*context, *part[:-1]]
+        known = len(context) - 1
+        if known:
+            model.forward(Batch([Segment.chunk(read[:known], cache, logit_rows=[])]))
+            cache.keep(range(known))
+        for first in range(0, len(part), _ROWS):
+            rows = read[known + first : known + first + _ROWS]
+            logits = model.forward(Batch([Segment.chunk(rows, cache)])).logits
+            cache.keep(range(len(rows)))
+            yield part[first : first + len(rows)], logits
+
+
+def decompress(
+    lm: LM, data: bytes, *, drafter: Any = None, trace: Trace | None = None, progress: Progress = silent
+) -> bytes:
     """The text that `compress` made `data` of.
 
-    drafter: an instance or a name, as in "prompt-lookup"; it makes for fewer passes and never for another text. Raises
-    CorruptFile for a damaged file, SettingsError where it was made with another model.
+    drafter: an instance or a name, as in "prompt-lookup"; it makes for fewer passes and never for another text. trace:
+    where given, it gets the steps of all that was written. Raises CorruptFile for a damaged file, SettingsError where
+    it was made with another model.
     """
     from ..decode.request import Request
 
@@ -101,6 +125,8 @@ def decompress(lm: LM, data: bytes, *, drafter: Any = None, progress: Progress =
         if seq.error is not None:
             raise seq.error
         tokens += seq.generated
+        if trace is not None:
+            trace.steps += seq.trace.steps
         progress("decompressing", len(tokens), header.tokens)
     text = b"".join(map(lm.tokenizer.piece, tokens))
     check_text(header, text)
@@ -177,24 +203,6 @@ def _windows(
         part = tokens[first : first + window - len(context)]
         yield context, part
         first += len(part)
-
-
-def _shares(model: Transformer, context: Sequence[int], part: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each token of a part with where its share of the frequencies begins and ends."""
-    cache = model.new_cache()
-    # The last token has no successor to be told of.
-    read = [*context, *part[:-1]]
-    known = len(context) - 1
-    if known:
-        model.forward(Batch([Segment.chunk(read[:known], cache, logit_rows=[])]))
-        cache.keep(range(known))
-    for first in range(0, len(part), _ROWS):
-        rows = read[known + first : known + first + _ROWS]
-        logits = model.forward(Batch([Segment.chunk(rows, cache)])).logits
-        cache.keep(range(len(rows)))
-        ends = frequencies(logits).cumsum(axis=1)
-        for row, token in enumerate(part[first : first + len(rows)]):
-            yield int(ends[row, token - 1]) if token else 0, int(ends[row, token])
 
 
 def tokens_of(tokenizer: Tokenizer, text: bytes) -> list[int]:

@@ -29,12 +29,16 @@ class EachLinear(Transform):
     """Changes the linear layers one after another. Layers read what the changed ones before them give.
 
     The head, which chooses the tokens, becomes int8 where the others are whole numbers, and else stays as it is; the
-    embedding, whose rows are only looked up, is bfloat16 beside whole numbers.
+    embedding, whose rows are only looked up, is bfloat16 beside whole numbers. Layers in floating point are of the type
+    that the model has, float32 where it had whole numbers.
     """
 
     @abstractmethod
-    def linear(self, whole: Dense, gram: torch.Tensor | None) -> Made:
-        """What takes the place of a linear layer. gram: [in, in] float64, sum of x^T x over what it is given."""
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
+        """What takes the place of a linear layer. gram: [in, in] float64, sum of x^T x over what it is given.
+
+        itemsize: bytes of a floating point number in the copy.
+        """
 
     @property
     def whole_numbers(self) -> bool:
@@ -44,7 +48,8 @@ class EachLinear(Transform):
     @torch.no_grad()
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         stream = Stream(model, list(texts)) if len(texts) else None
-        dtype = torch.promote_types(model.weights.norm.dtype, torch.float32)
+        kept = model.weights.norm.dtype
+        dtype = torch.promote_types(kept, torch.float32)
         parts: list[Part] = []
         layers = []
         for index, layer in enumerate(model.weights.layers):
@@ -54,7 +59,7 @@ class EachLinear(Transform):
                 noted = {name: Gram(getattr(whole, name)) for name in LINEARS}
                 stream.through(index, with_linears(whole, noted))
                 grams |= {name: gram.total for name, gram in noted.items()}
-            made = {name: self.linear(getattr(whole, name), grams[name]) for name in LINEARS}
+            made = {name: self.linear(getattr(whole, name), grams[name], kept.itemsize) for name in LINEARS}
             seen = {name: Dense(dense(each.linear).to(dtype), each.linear.bias) for name, each in made.items()}
             for name, each in made.items():
                 error = lost(getattr(whole, name).weight, seen[name].weight, grams[name])
@@ -63,12 +68,14 @@ class EachLinear(Transform):
             if stream is not None:
                 stream.rows = stream.through(index, with_linears(whole, seen))
             progress("transforming", index + 1, len(model.weights.layers))
-        return Change(self._joined(model, layers, parts, dtype), tuple(parts))
+        return Change(self._joined(model, layers, parts), tuple(parts))
 
-    def _joined(self, model: Transformer, layers: list[Layer], parts: list[Part], dtype: torch.dtype) -> Transformer:
+    def _joined(self, model: Transformer, layers: list[Layer], parts: list[Part]) -> Transformer:
         weights = model.weights
         if not self.whole_numbers:
             # All of a model is in one floating point type.
+            dtype = weights.norm.dtype
+            layers = [floats(layer, dtype) for layer in layers]
             head = cast(floating(weights.head), dtype)
             tied = getattr(weights.head, "weight", None) is weights.embedding
             embedding = head.weight if tied else weights.embedding.to(dtype)

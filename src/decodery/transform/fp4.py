@@ -48,7 +48,7 @@ class FP4(EachLinear):
     def reads(self) -> bool:
         return self.format == "search" or self.points > 1
 
-    def linear(self, whole: Dense, gram: torch.Tensor | None) -> Made:
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
         names = list(FORMATS) if self.format == "search" else [self.format]
         found = [self._searched(whole.weight, codes(name), gram) for name in names]
         weight, scale, _ = min(found, key=lambda each: float(each[2].sum()))

@@ -30,7 +30,7 @@ class Int4(EachLinear):
 
     bits: Literal[2, 3, 4] = 4
 
-    def linear(self, whole: Dense, gram: torch.Tensor | None) -> Made:
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
         return rounded(whole, self.bits)
 
 

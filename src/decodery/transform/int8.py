@@ -23,6 +23,6 @@ class Int8(EachLinear):
     The same weights as `load(dtype="int8")` makes, and the form in which a CPU computes fastest. Reads no text.
     """
 
-    def linear(self, whole: Dense, gram: torch.Tensor | None) -> Made:
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
         made = Int8Linear.quantize(whole.weight, whole.bias)
         return Made(made, size_of(made))

@@ -51,7 +51,7 @@ class LQLoRA(EachLinear):
     def whole_numbers(self) -> bool:
         return False
 
-    def linear(self, whole: Dense, gram: torch.Tensor | None) -> Made:
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
         found = self.decompose(whole.weight)
         outputs, inputs = whole.shape
         code = self.bits + self.scale_bits / self.block + 16 / (self.block * self.scale_block)

@@ -45,7 +45,7 @@ class NMSparsity(EachLinear):
     def whole_numbers(self) -> bool:
         return False
 
-    def linear(self, whole: Dense, gram: torch.Tensor | None) -> Made:
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
         outputs, inputs = whole.shape
         if inputs % self.m:
             raise UnsupportedModel(f"groups of {self.m} do not divide the {inputs} inputs of a layer: choose another m")
@@ -59,4 +59,4 @@ class NMSparsity(EachLinear):
         made = Dense(torch.where(kept.view(outputs, inputs), whole.weight, 0.0), whole.bias)
         count = outputs * inputs * self.n // self.m
         places = 0 if self.n == self.m else math.ceil(math.log2(self.m)) / 8
-        return Made(made, Size(count * (made.weight.itemsize + places), count))
+        return Made(made, Size(count * (itemsize + places), count))
