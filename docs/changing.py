@@ -31,7 +31,9 @@ def compression() -> str:
     found = load("compression")
     texts = found["texts"]
     others = [name for name in ("xz -9", "zstd -19") if all(name in each for each in texts.values())]
-    drafters = list(next(iter(texts.values()))["passes"])
+    drafters = [
+        name for name in ("draft-model", "prompt-lookup") if all(name in each["passes"] for each in texts.values())
+    ]
     head = ["", "bytes", "tokens", "compressed", "bits per byte", *others, "over the law"]
     head += [f"passes, {name}" for name in drafters]
     rows = [

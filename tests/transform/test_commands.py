@@ -30,7 +30,9 @@ def test_a_copy_is_made_and_told_about(tiny: str, tmp_path: Path) -> None:
     assert code == 0 and f"The copy is ready: {copy}" in output, errors
     assert "NMSparsity(n=2" in output and "bits per weight" in output
     assert load(copy).dtype == "int4" and json.loads((tmp_path / "copy" / "report.json").read_text())["of"]
-    code, output, errors = inside("generate", "ab", "-m", tiny, "--drafter", f"draft-model:model={copy}", "--json")
+    code, output, errors = inside(
+        "generate", "ab", "-m", tiny, "--drafter", f"draft-model:model={copy}", "--json", "--max-new-tokens", "8"
+    )
     assert code == 0 and json.loads(output)["text"] is not None, errors
     code, _, errors = inside("transform", "-m", tiny, "--with", "slicegpt", "--out", copy)
     assert code == 1 and "must read a text" in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -35,7 +36,7 @@ class FP4(EachLinear):
     int8, exactly; the report counts the 4 bits of a code and the 16 of a row's bias.
     """
 
-    format: str = "search"
+    format: Literal["search", "E3M0", "E2M1", "E1M2"] = "search"
     points: int = 25
 
     def __post_init__(self) -> None:
