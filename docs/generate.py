@@ -24,6 +24,7 @@ from decodery.registry import Method
 
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
+import changing
 import drafting
 import filling
 import loads
@@ -150,6 +151,7 @@ MADE: dict[str, Callable[[], str]] = {
     **sampling.SECTIONS,
     **filling.SECTIONS,
     **loads.SECTIONS,
+    **changing.SECTIONS,
 }
 """What was measured; whole on the pages of results."""
 SHORT = {

@@ -565,3 +565,14 @@ KVS: dict[str, CachePolicy] = {
     "tova": TOVA(0.3),
 }
 """Cache policies, set so that texts of a few dozen tokens lose something."""
+
+TRANSFORMS = [
+    "evopress:generations=2,children=2,tokens=16/24",
+    "fp4:points=4",
+    "int4",
+    "int8",
+    "lq-lora:rank=2",
+    "nm-sparsity:by=activation",
+    "slicegpt",
+]
+"""Specs; what they do is in the tests of the package."""

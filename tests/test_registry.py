@@ -36,6 +36,7 @@ from decodery.score.base import Scorer
 from decodery.search.base import Search
 from decodery.source.base import Source
 from decodery.spec import free_text, from_network
+from decodery.transform.base import Transform
 from decodery.verify.base import Rule
 from decodery.verify.lookahead import LookaheadRule
 
@@ -97,7 +98,7 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
     [
         *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
         *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
-        ("kv", CachePolicy),
+        *(("kv", CachePolicy), ("transform", Transform)),
     ],
 )
 def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:
@@ -295,6 +296,7 @@ LOCAL = {
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),
+        ("draft", "draft-model", "transform"),
         ("draft", "lexical-unit", "units"),
         ("verify", "judge", "head"),
     ),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from . import suggest as suggest
     from . import testing as testing
     from . import train as train
+    from . import transform as transform
     from . import verify as verify
     from .decode.engine import Engine
     from .lm import LM, Output, Piece

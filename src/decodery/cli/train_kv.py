@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .training import FILE, command_line, model_option, out_option
+from .training import FILE, command_line, model_option, out_option, pieces, texts_options
 
 
 @click.group(short_help="Make what some cache policies need.")
@@ -18,8 +18,7 @@ def kv() -> None:
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @out_option
 @model_option("whose keys are looked at")
-@click.option("--texts", default=64, show_default=True, type=click.IntRange(1), help="Pieces of text that are read.")
-@click.option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece.")
+@texts_options
 def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int) -> None:
     """Find in text FILES which channels of MODEL's keys say most about attention: --kv double-sparsity:calibration=DIR.
 
@@ -27,7 +26,6 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
     """
     from dataclasses import replace
 
-    from ..errors import PromptError
     from ..model.key_channels import CHANNELS
     from ..model.load import load
     from ..model.store import terminal_progress
@@ -35,12 +33,9 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
 
     check_folder(out)
     loaded = load(model)
-    tokens = [loaded.tokenizer.encode(file.read_text(encoding="utf-8"), special=False) for file in files]
-    pieces = [each[first : first + length] for each in tokens for first in range(0, len(each) - length + 1, length)]
-    if not pieces:
-        raise PromptError(f"the files hold no piece of {length} tokens: give longer ones, or a smaller --length")
+    read = pieces(loaded, files, texts, length)
     with terminal_progress(counts=True) as progress:
-        found = calibrate(loaded.model, pieces[:texts], progress)
+        found = calibrate(loaded.model, read, progress)
     out.mkdir(parents=True, exist_ok=True)
     replace(found, facts={**found.facts, "command": command_line()}).save(out / CHANNELS)
     click.echo(f"The channels are ready: --kv double-sparsity:calibration={out}")

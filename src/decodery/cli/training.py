@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,25 @@ _MEASURED_SECONDS, _MEASURED_PARTS = 10.0, 20
 """How long something must have gone on before anything is said of its end, and into how many such parts it falls."""
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+texts_options = together(
+    click.option(
+        "--texts", default=64, show_default=True, type=click.IntRange(1), help="Pieces of text that are read."
+    ),
+    click.option("--length", default=256, show_default=True, type=click.IntRange(2), help="Tokens of a piece."),
+)
+
+
+def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) -> list[list[int]]:
+    """Token ids of the first `texts` pieces of text files, each of `length` tokens. Raises PromptError for no piece."""
+    from ..errors import PromptError
+
+    tokens = [loaded.tokenizer.encode(file.read_text(encoding="utf-8"), special=False) for file in files]
+    found = [each[first : first + length] for each in tokens for first in range(0, len(each) - length + 1, length)]
+    if not found:
+        raise PromptError(f"the files hold no piece of {length} tokens: give longer ones, or a smaller --length")
+    return found[:texts]
+
 
 out_option = click.option(
     "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make."

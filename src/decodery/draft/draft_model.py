@@ -15,6 +15,7 @@ from ..errors import SettingsError, UnsupportedModel
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
+from ..transform.copies import copy_of
 from .base import Expander
 from .follower import Follower
 from .growth.base import Growth
@@ -31,14 +32,23 @@ class DraftModel(Expander):
     """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
 
     model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
-    target, as there is one for smollm2. dtype: what a named one is loaded in, such as "int4". length: tokens of a
-    chain. growth: how trees are grown in place of it, such as "eagle-2(nodes=32)". Draft tokens use the target's warps
-    and the target's noise, so that under the coupled rule two models that agree draw the same token; where the rule
-    wants them, the draft's distributions go along. Scope: the request; memory: one more cache.
+    target, as there is one for smollm2. dtype: what a named one is loaded in, such as "int4". transform: in place of a
+    model, what is made of the target when the first text begins, such as "int4(bits=3)" (one that reads no text); the
+    copy is kept as long as the target. length: tokens of a chain. growth: how trees are grown in place of it, such as
+    "eagle-2(nodes=32)". Draft tokens use the target's warps and the target's noise, so that under the coupled rule two
+    models that agree draw the same token; where the rule wants them, the draft's distributions go along. Scope: the
+    request; memory: one more cache.
     """
 
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
+    transform: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.transform is not None:
+            raise SettingsError(
+                "draft-model drafts with a model or with what a transform makes of the target: name one"
+            )
 
     @property
     def gives(self) -> Gives:
@@ -57,6 +67,8 @@ class DraftModel(Expander):
         return (self._model(target),)
 
     def _model(self, target: Reader) -> Reader:
+        if self.transform is not None:
+            return copy_of(target, self.transform)
         return named(_shipped(target) if self.model is None else self.model, self.dtype)
 
     def state(self, seq: Sequence) -> torch.Tensor | None:

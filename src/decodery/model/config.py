@@ -52,6 +52,7 @@ class ModelConfig:
     causal: whether a row sees those before it alone. Where it is not, rows see all of each other, or with block_length
     those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
     is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
+    shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
     """
 
     vocab_size: int
@@ -84,6 +85,7 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     kept_tokens: int = 0
+    shortcuts: bool = False
     vocabulary: str = ""
 
     def __post_init__(self) -> None:

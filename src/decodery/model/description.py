@@ -61,7 +61,7 @@ _CONFIG: dict[str, Kind] = {
     "sliding_window": POSITIONS,
     "sliding_layers": Listed(Flag(), MOST_LAYERS),
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
-    **dict.fromkeys(("sandwich_norms", "shifted"), Flag()),
+    **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "block_length": BLOCK,
     "mask_id": TOKEN_ID,
     "activation": Text(64),

@@ -62,17 +62,23 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         if config.sandwich_norms:
             yield norm("post_attention_norm", hidden)
             yield norm("post_mlp_norm", hidden)
+        for name in ("attention_shortcut", "mlp_shortcut") if config.shortcuts else ():
+            yield Slot(f"{prefix}{name}.weight", (hidden, hidden), (f"{prefix}{name}.weight",))
     yield Slot("norm.weight", (hidden,), ("norm.weight",))
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
 
 
 def save(path: Path, weights: Weights) -> None:
-    """Write weights whose linear layers are int8 and whose embedding is the head's table, which is written once."""
+    """Write weights as they are. Where the embedding is the head's table, that is written once."""
     from safetensors.torch import save_file
 
     tensors = {"norm.weight": weights.norm}
     linears: dict[str, Any] = {"head": weights.head}
+    if isinstance(weights.head, Dense) and weights.head.weight is weights.embedding:
+        linears.clear()
+    if not (isinstance(weights.head, Int8Linear) and torch.equal(weights.embedding.float(), weights.head.dense())):
+        tensors["embedding.weight"] = weights.embedding
     if weights.kept is not None:
         tensors |= {"kept.ids": weights.kept.ids.int(), "kept.rows": weights.kept.rows.int()}
     for index, layer in enumerate(weights.layers):
@@ -84,7 +90,8 @@ def save(path: Path, weights: Weights) -> None:
     for stem, linear in linears.items():
         tensors |= {f"{stem}.{name}": tensor for name, tensor in linear.tensors().items()}
     with replacing(path) as temporary:
-        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, temporary)
+        # A file holds every tensor apart, also those that share memory here.
+        save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
 
 
 def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
@@ -106,7 +113,7 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def layer(index: int) -> Layer:
         prefix = f"layers.{index}."
-        norms = (field.name for field in fields(Layer) if field.name.endswith("norm"))
+        norms = (field.name for field in fields(Layer) if field.name.endswith(("norm", "shortcut")))
         weights = {name: tensors.get(f"{prefix}{name}.weight") for name in norms}
         linears = {name: linear(prefix + name) for name in ("qkv", "output", "gate_up", "down")}
         return Layer(**weights, **linears)  # type: ignore[arg-type]

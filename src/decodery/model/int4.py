@@ -38,17 +38,19 @@ class Int4Linear:
     _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int4Linear:
+    def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None, *, bits: int = 4) -> Int4Linear:
         """[out, in] floating point; 16 even steps per block, of those tried the ones with the least squared error.
 
-        Large weights count for more, as they do in what comes out. `in` must be a multiple of 32.
+        Large weights count for more, as they do in what comes out. `in` must be a multiple of 32. bits: fewer of them
+        leave fewer steps, 2^bits, in the same room.
         """
         outputs, inputs = weight.shape
         if inputs % packed.BLOCK:
             raise UnsupportedModel(
                 f"int4 needs layers whose inputs come in blocks of {packed.BLOCK}, not {inputs}: use int8"
             )
-        found = [_steps(some) for some in weight.detach().view(-1, packed.BLOCK).split(_BLOCKS)]
+        most = 2**bits - 1
+        found = [_steps(some, most) for some in weight.detach().view(-1, packed.BLOCK).split(_BLOCKS)]
         values, step, least = (torch.cat(each) for each in zip(*found, strict=True))
         pairs = values.view(outputs, inputs // 2, 2)
         scales = step.view(outputs, -1), least.view(outputs, -1)
@@ -101,18 +103,18 @@ class Int4Linear:
         return cls(tensors["weight"], tensors["step"], tensors["least"], tensors.get("bias"))
 
 
-def _steps(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[n, 32] -> whole numbers [n, 32] uint8 in [0, 15], step and least [n] float16."""
+def _steps(blocks: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """[n, 32] -> whole numbers [n, 32] uint8 in [0, most], step and least [n] float16."""
     blocks = blocks.float()
     first, last = blocks.amin(dim=-1, keepdim=True), blocks.amax(dim=-1, keepdim=True)
     weight = blocks.abs() + blocks.square().mean(dim=-1, keepdim=True).sqrt()
-    step, least = _half((last - first) / 15), _half(first)
+    step, least = _half((last - first) / most), _half(first)
     # Weights that were cut like this before come through without further loss.
-    numbers = _numbers(blocks, step, least)
+    numbers = _numbers(blocks, step, least, most)
     error = _error(blocks, weight, numbers, step, least)
     for cut in _CUTS:
         spread = (last - first) * (1 - cut)
-        tried = _fitted(blocks, weight, _numbers(blocks, spread / 15, (first + last - spread) / 2))
+        tried = _fitted(blocks, weight, _numbers(blocks, spread / most, (first + last - spread) / 2, most), most)
         other = _error(blocks, weight, *tried)
         better = other < error
         error = torch.where(better, other, error)
@@ -134,14 +136,14 @@ def _error(
     return (weight * (numbers * step + least - blocks).square()).sum(dim=-1, keepdim=True)
 
 
-def _numbers(blocks: torch.Tensor, step: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
-    """The nearest of the 16 steps for each weight."""
+def _numbers(blocks: torch.Tensor, step: torch.Tensor, least: torch.Tensor, most: int) -> torch.Tensor:
+    """The nearest of the steps, 0 to `most`, for each weight."""
     inverse = torch.where(step != 0, 1.0 / step, 0.0)
-    return ((blocks - least) * inverse).round_().clamp_(0, 15)
+    return ((blocks - least) * inverse).round_().clamp_(0, most)
 
 
 def _fitted(
-    blocks: torch.Tensor, weight: torch.Tensor, numbers: torch.Tensor
+    blocks: torch.Tensor, weight: torch.Tensor, numbers: torch.Tensor, most: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Step and least that fit these numbers best, as half-precision numbers, and the numbers nearest to those."""
     total, n = weight.sum(dim=-1, keepdim=True), (weight * numbers).sum(dim=-1, keepdim=True)
@@ -150,4 +152,4 @@ def _fitted(
     spread = total * nn - n * n
     step = _half(torch.where(spread > 0, (total * nx - n * x) / spread, 0.0))
     least = _half(torch.where(total > 0, (x - step * n) / total, 0.0))
-    return _numbers(blocks, step, least), step, least
+    return _numbers(blocks, step, least, most), step, least

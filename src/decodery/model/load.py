@@ -153,10 +153,11 @@ def _find(name: str, revision: str | None) -> _Source:
 
 
 def _draft(name: str, folder: Path) -> _Source:
-    """A trained draft is kept in the form that other models are converted to."""
+    """A trained draft or a changed copy is kept in the form that other models are converted to."""
 
     def nothing_else() -> FolderCheckpoint:
-        raise SettingsError(f"{name} is kept in int8 alone: load it with dtype auto or int8")
+        kept = " and ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
+        raise SettingsError(f"{name} is kept in {kept} alone: load it with dtype auto")
 
     return _Source(name, folder, nothing_else)
 
@@ -186,7 +187,9 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
     entry = source.entry
     description = _description(source)
     config = description.config
-    chosen = _choose_own(dtype, description.precision, device)
+    # What is no copy of ours is kept in the one form it was made in.
+    whole = dtype == "auto" and not entry.is_relative_to(converted())
+    chosen = description.precision if whole else _choose_own(dtype, description.precision, device)
     tokenizer = entry / _TOKENIZER
     if not tokenizer.exists() and description.tokenizer_of is not None:
         tokenizer = _tokenizer_of(description.tokenizer_of, config)

@@ -43,7 +43,7 @@ class Transformer:
         self.device = weights.norm.device
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: NativeStack | PortableStack | None = None
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and not config.shortcuts:
             if library() is not None and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
@@ -62,7 +62,13 @@ class Transformer:
     def capabilities(self) -> Capabilities:
         exact = self._stack is not None
         return Capabilities(
-            exact_rows=exact, states=True, routes=True, sites=SITES, policies=True, parts=True, gradients=not exact
+            exact_rows=exact,
+            states=True,
+            routes=not self.config.shortcuts,
+            sites=SITES,
+            policies=True,
+            parts=True,
+            gradients=not exact,
         )
 
     @cached_property
@@ -183,20 +189,23 @@ class Transformer:
     def _block(self, stop: Stop, hidden: torch.Tensor, step: Rows, visits: Visits) -> torch.Tensor:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
+        turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
         if stop.attention:
             context = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)
             branch = layer.output(visits.visit(Site("head_out", index), context))
             if config.sandwich_norms:
                 branch = self._norm(branch, layer.post_attention_norm)
-            hidden = hidden + visits.visit(Site("attn_out", index), branch)
+            turned = turned + visits.visit(Site("attn_out", index), branch)
+        hidden = turned
+        turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp:
             gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
             gate = silu(gate) if config.activation == "silu" else gelu(gate, approximate="tanh")
             branch = layer.down(gate * up)
             if config.sandwich_norms:
                 branch = self._norm(branch, layer.post_mlp_norm)
-            hidden = hidden + visits.visit(Site("mlp_out", index), branch)
-        return visits.visit(Site("residual", index + 1), hidden)
+            turned = turned + visits.visit(Site("mlp_out", index), branch)
+        return visits.visit(Site("residual", index + 1), turned)
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)

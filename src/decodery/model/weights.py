@@ -61,6 +61,7 @@ class Layer:
 
     qkv: hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
     gate_up: hidden -> 2 * intermediate, gate first.
+    attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
     """
 
     attention_norm: torch.Tensor
@@ -73,6 +74,8 @@ class Layer:
     k_norm: torch.Tensor | None = None
     post_attention_norm: torch.Tensor | None = None
     post_mlp_norm: torch.Tensor | None = None
+    attention_shortcut: torch.Tensor | None = None
+    mlp_shortcut: torch.Tensor | None = None
 
 
 @dataclass

@@ -1,0 +1,199 @@
+"""What transformations cost and keep: drift on held-out text, and how good a drafter of its original each copy is.
+
+    OMP_NUM_THREADS=1 python benchmarks/transforms.py [NAME ...]
+
+The original is smollm2 in bfloat16, whose checkpoint has weights of 4 bits in blocks of 32: int4 is all but the
+identity on it, and fewer bits are where methods differ. Calibration: pages of docs/. Held out: benchmarks/texts. Of
+each copy: perplexity, mean KL(original || copy) in nats, share of places with the original's likeliest token (top-1),
+overlap, the mean of sum min(p, q), which is what a drawn draft would be accepted with; of greedy texts drafted by the
+copy, four tokens at a time, the tokens per pass of the original (1 to 5), and how many texts are the original's. bytes
+and macs: shares of the original's, by the stated cost model, with numbers in float32 counted as if they had 16 bits.
+gain: tokens per pass / (4 bytes + 1), what a machine bound by reading weights would make of that; a prediction, and no
+measurement.
+
+Beside the methods: the original itself, layers left out at the end, and a model of random weights. Counts alone, no
+times. Writes benchmarks/results/transforms.json; rows that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import decodery
+from decodery.decode.request import Request
+from decodery.draft.draft_model import DraftModel
+from decodery.lm import LM
+from decodery.model.batch import Batch, Segment
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
+from decodery.registry import resolve
+from decodery.transform.base import sizes, transformed
+
+ROOT = Path(__file__).parents[1]
+CALIBRATION = ("design", "serving", "searches", "training")
+PIECES, LENGTH, HELD = 16, 128, 256
+NEW, DRAFTED = 32, 4
+PROMPTS = (
+    "Explain tides.",
+    "Write a short letter to a neighbour about a broken fence.",
+    "What is a lichen?",
+    "List five uses of salt.",
+    "Write a Python function that reverses a string.",
+    "Why do leaves change colour in autumn?",
+)
+ROWS: dict[str, tuple[str, ...]] = {
+    "int8": ("int8",),
+    "int4": ("int4",),
+    "int4, 3 bits": ("int4:bits=3",),
+    "int4, 2 bits": ("int4:bits=2",),
+    "evopress, 3 bits": ("evopress:generations=6,children=6,tokens=256/512",),
+    "fp4": ("fp4:points=5",),
+    "fp4, no search of biases": ("fp4:points=1",),
+    "fp4, E2M1, no search": ("fp4:format=E2M1,points=1",),
+    "lq-lora, 3 bits, rank 8": ("lq-lora:steps=3",),
+    "lq-lora, 3 bits, rank 0": ("lq-lora:rank=0",),
+    "lq-lora, 2 bits, rank 32": ("lq-lora:bits=2,rank=32,steps=3",),
+    "2:4, magnitude": ("nm-sparsity",),
+    "2:4, activation": ("nm-sparsity:by=activation",),
+    "4:8, activation": ("nm-sparsity:n=4,m=8,by=activation",),
+    "2:4, activation, int8": ("nm-sparsity:by=activation", "int8"),
+    "slicegpt 0": ("slicegpt:share=0",),
+    "slicegpt 0.05": ("slicegpt:share=0.05",),
+    "slicegpt 0.1": ("slicegpt:share=0.1",),
+    "slicegpt 0.2": ("slicegpt:share=0.2",),
+    "slicegpt 0.25": ("slicegpt:share=0.25",),
+    "slicegpt 0.1, int8": ("slicegpt:share=0.1", "int8"),
+}
+
+
+def fewer_layers(model: Transformer, count: int) -> Transformer:
+    """The model without its last layers but the very last one, which makes the states that the head reads."""
+    layers = [*model.weights.layers[: count - 1], model.weights.layers[-1]]
+    config = replace(model.config, num_layers=count, sliding_layers=model.config.sliding_layers[:count])
+    return Transformer(config, replace(model.weights, layers=layers))
+
+
+def at_random(model: Transformer) -> Transformer:
+    """The same shapes and sizes of weights, in another order."""
+    chance = torch.Generator().manual_seed(0)
+
+    def mixed(linear: Any) -> Dense:
+        weight = linear.weight
+        return Dense(weight.flatten()[torch.randperm(weight.numel(), generator=chance)].view_as(weight), linear.bias)
+
+    names = ("qkv", "output", "gate_up", "down")
+    layers = [replace(each, **{name: mixed(getattr(each, name)) for name in names}) for each in model.weights.layers]
+    return Transformer(model.config, replace(model.weights, layers=layers))
+
+
+BASELINES: dict[str, Callable[[Transformer], Transformer]] = {
+    "original": lambda model: model,
+    "27 of 30 layers": lambda model: fewer_layers(model, 27),
+    "24 of 30 layers": lambda model: fewer_layers(model, 24),
+    "random": at_random,
+}
+
+
+def pieces(lm: LM, files: list[Path], length: int) -> list[np.ndarray]:
+    """Texts cut into pieces of so many tokens, one of each file in turn."""
+    texts = [lm.tokenizer.encode(file.read_text(encoding="utf-8"), special=False) for file in files]
+    places = range(0, max(map(len, texts)) - length + 1, length)
+    cut = [text[at : at + length] for at in places for text in texts if at + length <= len(text)]
+    return [np.asarray(each) for each in cut]
+
+
+def log_laws(model: Transformer, texts: list[np.ndarray]) -> Iterator[torch.Tensor]:
+    for text in texts:
+        segment = Segment(np.arange(len(text)), tokens=text)
+        yield model.forward(Batch([segment])).logits.float().log_softmax(dim=-1)
+
+
+@torch.no_grad()
+def drift(laws: list[torch.Tensor], copy: Transformer, texts: list[np.ndarray]) -> dict[str, float]:
+    sums = np.zeros(4)
+    count = 0
+    for text, p, q in zip(texts, laws, log_laws(copy, texts), strict=True):
+        following = torch.from_numpy(text[1:])
+        sums[0] -= float(q[torch.arange(len(following)), following].double().sum())
+        sums[1] += float((p.exp() * (p - q))[:-1].sum())
+        sums[2] += int((p.argmax(dim=-1) == q.argmax(dim=-1))[:-1].sum())
+        sums[3] += float(torch.minimum(p, q).exp()[:-1].sum())
+        count += len(following)
+    nll, kl, same, overlap = (sums / count).tolist()
+    return {"perplexity": math.exp(nll), "kl": kl, "top-1": same, "overlap": overlap}
+
+
+def texts_of(lm: LM, drafter: DraftModel | None) -> tuple[list[list[int]], int]:
+    """Greedy texts, and the passes that wrote them, those that read prompts left aside."""
+    engine = lm.engine()
+    requests = [Request(lm.encode(prompt), max_new_tokens=NEW, drafter=drafter) for prompt in PROMPTS]
+    found = [engine.submit(request) for request in requests]
+    engine.run(found)
+    passes = sum(not step.prefill for seq in found for step in seq.trace.steps)
+    return [seq.generated for seq in found], passes
+
+
+def measured(
+    lm: LM, copy: Transformer, held: list[np.ndarray], laws: list[torch.Tensor], plain: list[list[int]]
+) -> dict[str, Any]:
+    drafted, passes = texts_of(lm, DraftModel(copy, length=DRAFTED))
+    # The first token of each text comes with its prompt.
+    tokens = sum(map(len, drafted)) - len(drafted)
+    same = sum(a == b for a, b in zip(drafted, plain, strict=True))
+    return drift(laws, copy, held) | {"tokens per pass": tokens / passes, "same texts": [same, len(plain)]}
+
+
+def total(model: Transformer) -> tuple[float, float]:
+    parts = sizes(model).values()
+    return sum(part.bytes for part in parts), sum(part.macs for part in parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="rows to measure; all of them where none is named")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "transforms.json")
+    args = parser.parse_args()
+    lm = decodery.load("smollm2", dtype="bfloat16")
+    model = lm.model
+    assert isinstance(model, Transformer)
+    calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
+    held = pieces(lm, sorted((ROOT / "benchmarks" / "texts").glob("*.txt")), HELD)
+    laws = list(log_laws(model, held))
+    plain, _ = texts_of(lm, None)
+    results = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}}
+    results |= {"command": " ".join(["python", "benchmarks/transforms.py", *sys.argv[1:]])}
+    results |= {"calibration": sum(map(len, calibration)), "held out": sum(map(len, held)), "drafted": DRAFTED}
+    whole = total(model)
+    for name in args.names or [*BASELINES, *ROWS]:
+        if name in results["rows"]:
+            continue
+        if name in BASELINES:
+            copy, method = BASELINES[name](model), ""
+            size, bits = total(copy), 16.0
+            about: dict[str, Any] = {}
+        else:
+            copy, report = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
+            size, bits, method = (report.after.bytes, report.after.macs), report.bits, " + ".join(ROWS[name])
+            about = {"lost": [stage.error for stage in report.stages]}
+        row = measured(lm, copy, held, laws, plain)
+        wide = copy.weights.norm.dtype == torch.float32 and isinstance(copy.weights.head, Dense)
+        share, bits = (size[0] / whole[0], bits) if not wide else (size[0] / whole[0] / 2, bits / 2)
+        row |= about | {"method": method, "bits": bits, "bytes": share, "macs": size[1] / whole[1]}
+        row["gain"] = row["tokens per pass"] / (DRAFTED * share + 1)
+        results["rows"][name] = row
+        args.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(name, json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The generated parts of the documentation about changed models and compressed texts, from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from figures import load, table
+
+
+def transforms() -> str:
+    """What every copy keeps, and what it is worth as a drafter."""
+    found = load("transforms")
+    about = (
+        f"{found['calibration']:,} tokens of calibration, {found['held out']:,} held out, {found['drafted']} drafted"
+    )
+    head = ["", "bits", "bytes", "macs", "perplexity", "kl", "top-1", "overlap", "tokens per pass", "predicted gain"]
+    return "\n\n".join(
+        [f"`{found['command']}` ({about})", table(head, [_row(name, each) for name, each in found["rows"].items()])]
+    )
+
+
+def _row(name: str, each: dict[str, Any]) -> list[str]:
+    sizes = [f"{each['bits']:.2f}", f"{each['bytes']:.3f}", f"{each['macs']:.3f}"]
+    drift = [f"{each['perplexity']:.1f}", f"{each['kl']:.3f}", f"{each['top-1']:.3f}", f"{each['overlap']:.3f}"]
+    return [name, *sizes, *drift, f"{each['tokens per pass']:.2f}", f"{each['gain']:.2f}"]
+
+
+def compression() -> str:
+    """Bits per byte, beside other compressors, and the passes of decompressing."""
+    found = load("compression")
+    texts = found["texts"]
+    others = [name for name in ("xz -9", "zstd -19") if all(name in each for each in texts.values())]
+    drafters = [
+        name for name in ("draft-model", "prompt-lookup") if all(name in each["passes"] for each in texts.values())
+    ]
+    head = ["", "bytes", "tokens", "compressed", "bits per byte", *others, "over the law"]
+    head += [f"passes, {name}" for name in drafters]
+    rows = [
+        [
+            name,
+            *(f"{each[key]:,}" for key in ("bytes", "tokens", "compressed")),
+            *(f"{each[key]:.3f}" for key in ("bits per byte", *others)),
+            f"{each['over the law']:.4f}",
+            *(f"{each['passes'][drafter]:,}" for drafter in drafters),
+        ]
+        for name, each in texts.items()
+    ]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"transforms": transforms, "compression": compression}

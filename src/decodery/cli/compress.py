@@ -1,0 +1,59 @@
+"""`decodery compress`: a text as bits under a model's predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import SettingsError
+from .options import Command
+from .training import FILE
+
+ENDING = ".dcy"
+
+out_option = click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+model_option = click.option("-m", "--model", default="smollm2", show_default=True, help="The model that predicts.")
+dtype_option = click.option(
+    "--dtype", type=click.Choice(["int8", "int4"]), default="int8", show_default=True, help="Its precision."
+)
+
+
+@click.command(cls=Command, short_help="Compress a text with a model.")
+@click.argument("file", type=FILE)
+@out_option
+@model_option
+@dtype_option
+def compress(file: Path, out: Path | None, model: str, dtype: str) -> None:
+    """Write FILE, any bytes, to FILE.dcy in about as many bits as the model is surprised by.
+
+    Only the same model in the same precision reads it; `decodery decompress` does.
+    """
+    from .. import load
+    from ..compress.text import compress as compressed
+    from ..model.store import replacing, terminal_progress
+
+    target = new_file(out or file.with_name(file.name + ENDING))
+    data = read_file(file)
+    with terminal_progress(counts=True) as progress:
+        made = compressed(load(model, dtype=dtype), data, progress=progress)
+    with replacing(target) as temporary:
+        temporary.write_bytes(made)
+    share = f", {8 * len(made) / len(data):.3f} bits per byte" if data else ""
+    click.echo(f"{len(data):,} bytes -> {len(made):,} bytes{share}: {target}")
+
+
+def new_file(path: Path) -> Path:
+    """A file that is not there yet. Raises SettingsError where it is."""
+    if path.exists():
+        raise SettingsError(f"{path} exists: name another file with --out")
+    return path
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of a file that may be a text or a compressed one. Raises SettingsError for one that is neither."""
+    from ..compress.file import MOST_BYTES
+
+    if path.stat().st_size > 2 * MOST_BYTES:
+        raise SettingsError(f"{path} is too long: texts of at most {MOST_BYTES:,} bytes are compressed, part by part")
+    return path.read_bytes()

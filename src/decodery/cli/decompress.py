@@ -1,0 +1,36 @@
+"""`decodery decompress`: a compressed text back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import SettingsError
+from .compress import ENDING, dtype_option, model_option, new_file, out_option, read_file
+from .options import Command
+from .training import FILE
+
+
+@click.command(cls=Command, short_help="Get a compressed text back.")
+@click.argument("file", type=FILE)
+@out_option
+@model_option
+@dtype_option
+@click.option("--drafter", metavar="SPEC", help="What drafts, such as prompt-lookup; it never changes the text.")
+def decompress(file: Path, out: Path | None, model: str, dtype: str, drafter: str | None) -> None:
+    """Write the text that `decodery compress` made FILE of; a damaged file is an error and never another text."""
+    from .. import load
+    from ..compress.text import decompress as decompressed
+    from ..model.store import replacing, terminal_progress
+    from ..resolving import resolve_drafter
+
+    if out is None and file.suffix != ENDING:
+        raise SettingsError(f"{file.name} does not end with {ENDING}: name the file to write with --out")
+    target = new_file(out or file.with_suffix(""))
+    chosen = None if drafter is None else resolve_drafter(drafter)
+    with terminal_progress(counts=True) as progress:
+        text = decompressed(load(model, dtype=dtype), read_file(file), drafter=chosen, progress=progress)
+    with replacing(target) as temporary:
+        temporary.write_bytes(text)
+    click.echo(f"{len(text):,} bytes: {target}")

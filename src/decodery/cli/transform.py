@@ -1,0 +1,67 @@
+"""`decodery transform`: a cheaper copy of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import Command, import_option, model_options, output_option
+from .training import FILE, out_option, pieces, texts_options
+
+if TYPE_CHECKING:
+    from ..transform.base import Report
+
+
+@click.command(cls=Command, short_help="Make a cheaper copy of a model.")
+@click.argument("files", nargs=-1, type=FILE)
+@click.option(
+    "--with", "specs", multiple=True, required=True, metavar="SPEC",
+    help="What is done, such as int8 or slicegpt:share=0.2; repeated, one after another.",
+)  # fmt: skip
+@out_option
+@texts_options
+@import_option
+@model_options
+@output_option("--json", "as_json", is_flag=True, help="Print the report as one object.")
+def transform(
+    files: tuple[Path, ...],
+    specs: tuple[str, ...],
+    out: Path,
+    texts: int,
+    length: int,
+    model: str,
+    dtype: str,
+    as_json: bool,
+) -> None:
+    """Make a copy of MODEL that takes less, and leave it in a folder: -m DIR, or --drafter draft-model:model=DIR.
+
+    MODEL itself stays as it is. As its drafter the copy changes its cost and not a token; in its place it writes other
+    texts. Text FILES are what some transformations measure activations on; `decodery methods` lists them.
+    """
+    import numpy as np
+
+    from ..model.load import load
+    from ..model.store import terminal_progress
+    from ..registry import resolve
+    from ..transform.base import transformed
+    from ..transform.folder import check_folder, save
+
+    transforms = [resolve("transform", spec) for spec in specs]
+    check_folder(out)
+    loaded = load(model, dtype=dtype)
+    read = [np.asarray(each) for each in pieces(loaded, files, texts, length)] if files else []
+    with terminal_progress(counts=True) as progress:
+        changed, report = transformed(loaded.model, transforms, read, progress)
+    save(out, changed, report, loaded)
+    click.echo(json.dumps(report.as_dict()) if as_json else _told(report, out))
+
+
+def _told(report: Report, out: Path) -> str:
+    lines = [f"{stage.method}: {stage.error:.2%} of the changed parts' energy lost" for stage in report.stages]
+    before, after = report.before, report.after
+    lines.append(f"{before.bytes / 1e6:,.1f} MB -> {after.bytes / 1e6:,.1f} MB, {report.bits:.2f} bits per weight")
+    lines.append(f"{before.macs / 1e6:,.1f} M -> {after.macs / 1e6:,.1f} M multiply-adds per token")
+    return "\n".join([*lines, f"The copy is ready: {out}"])

@@ -1,0 +1,1 @@
+"""Texts as bits under a language model's own predictions, and back."""

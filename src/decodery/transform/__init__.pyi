@@ -1,0 +1,12 @@
+# Written by docs/generate.py.
+from .evopress import EvoPress as EvoPress
+from .fp4 import FP4 as FP4
+from .int4 import Int4 as Int4
+from .int8 import Int8 as Int8
+from .lq_lora import LQLoRA as LQLoRA
+from .nm_sparsity import NMSparsity as NMSparsity
+from .base import Report as Report
+from .base import Size as Size
+from .slicegpt import SliceGPT as SliceGPT
+from .base import Transform as Transform
+from .base import transformed as transformed

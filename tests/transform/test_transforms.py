@@ -1,0 +1,242 @@
+"""Transformations: nothing at level zero, the original untouched, a file of the same bits, budgets kept."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.draft.draft_model import DraftModel
+from decodery.errors import NotTrusted, SettingsError, UnsupportedModel
+from decodery.model.batch import Batch, Segment
+from decodery.model.load import load
+from decodery.model.protocol import LanguageModel
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
+from decodery.registry import methods, resolve
+from decodery.sample import Sampler, Temperature
+from decodery.spec import from_network
+from decodery.testing import check_identical, check_state, decode, tiny_transformer
+from decodery.transform import FP4, EvoPress, Int4, Int8, LQLoRA, NMSparsity, SliceGPT
+from decodery.transform.base import transformed
+from decodery.transform.evopress import switched
+from decodery.transform.folder import save
+from decodery.transform.fp4 import FORMATS, codes, nearest
+from decodery.transform.lq_lora import normal_float
+from decodery.verify.coupled import Coupled
+from methods import TRANSFORMS
+from tiny_models import tiny_loaded
+
+MODEL = tiny_transformer(0)
+TEXTS = [np.random.default_rng(seed).integers(0, 64, 24) for seed in range(6)]
+IDS = np.random.default_rng(9).integers(0, 64, 20)
+
+
+def logits(model: LanguageModel, ids: np.ndarray = IDS) -> torch.Tensor:
+    return model.forward(Batch([Segment(np.arange(len(ids)), tokens=ids)])).logits
+
+
+def tensors(model: Transformer) -> list[torch.Tensor]:
+    weights = model.weights
+    layers = [part for layer in weights.layers for part in vars(layer).values() if part is not None]
+    parts = [weights.embedding, weights.norm, weights.head, *layers]
+    return [t for part in parts for t in ([part] if isinstance(part, torch.Tensor) else part.tensors().values())]
+
+
+def test_every_transformation_is_tested() -> None:
+    assert {name.partition(":")[0] for name in TRANSFORMS} == {method.name for method in methods("transform")}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_copy_is_saved_to_the_bit_and_drafts_for_its_original(name: str, tmp_path: Path) -> None:
+    loaded = tiny_loaded()
+    model = loaded.model
+    assert isinstance(model, Transformer)
+    texts = [4 * ids for ids in TEXTS]
+    before = [tensor.clone() for tensor in tensors(model)]
+    changed, report = transformed(model, [resolve("transform", name)], texts)
+    assert all(torch.equal(a, b) for a, b in zip(before, tensors(model), strict=True))
+    assert 0 < report.stages[0].error < 1 and report.after.bytes < report.before.bytes
+
+    save(tmp_path / "copy", changed, report, loaded)
+    again = load(tmp_path / "copy")
+    assert torch.equal(logits(again.model), logits(changed)) and not torch.equal(logits(changed), logits(model))
+    assert again.tokenizer.fingerprint() == loaded.tokenizer.fingerprint()
+    with pytest.raises(SettingsError, match="is kept in"):
+        load(tmp_path / "copy", dtype="bfloat16")
+
+    prompts = [[1, 2, 3], [5, 6] * 4]
+    plain = decode(MODEL, prompts, max_new_tokens=8)
+    other, _ = transformed(MODEL, [resolve("transform", name)], TEXTS)
+    drafted = decode(MODEL, prompts, drafter=DraftModel(other), max_new_tokens=8)
+    assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
+
+
+def test_a_copy_drafts_for_its_original_without_a_file() -> None:
+    prompts = [[1, 2, 3], [5, 6] * 4]
+    plain = decode(MODEL, prompts, max_new_tokens=12)
+    drafted = decode(MODEL, prompts, drafter="draft-model:transform=int8", max_new_tokens=12)
+    assert [seq.tokens for seq in drafted] == [seq.tokens for seq in plain]
+    assert sum(len(seq.trace.steps) for seq in drafted) < 0.6 * sum(len(seq.trace.steps) for seq in plain)
+    again = DraftModel(transform="int8").readers(MODEL), DraftModel(transform="int8", length=2).readers(MODEL)
+    assert again[0][0] is again[1][0]
+    with pytest.raises(SettingsError, match="must read a text"):
+        decode(MODEL, prompts, drafter="draft-model:transform=slicegpt(share=0.5)")
+    with pytest.raises(SettingsError, match="name one"):
+        DraftModel(model="smollm2", transform="int8")
+    with from_network(), pytest.raises(NotTrusted):
+        resolve("draft", "draft-model:transform=int8")
+
+
+def test_level_zero_is_the_identity() -> None:
+    sliced, report = transformed(MODEL, [SliceGPT(share=0.0)], TEXTS)
+    assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0
+    whole, report = transformed(MODEL, [NMSparsity(n=4)])
+    assert torch.equal(logits(whole), logits(MODEL)) and report.after == report.before
+    # Rotations without their way back are what this would not forgive.
+    broken = tiny_transformer(0)
+    broken.weights.layers[0].attention_shortcut = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64)).Q
+    assert (logits(broken) - logits(MODEL)).abs().max() > 1e-2
+
+
+def test_a_stream_of_few_directions_is_sliced_without_loss() -> None:
+    # All that is ever written to the stream lies in 16 of 32 directions, which no axis shows.
+    model = tiny_transformer(3)
+    turn = torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))).Q
+    inside = turn[:, :16] @ turn[:, :16].T
+    model.weights.embedding = model.weights.embedding @ inside
+    for layer in model.weights.layers:
+        for linear in (layer.output, layer.down):
+            assert isinstance(linear, Dense)
+            linear.weight = inside @ linear.weight
+    exact, report = transformed(model, [SliceGPT(share=0.5)], TEXTS)
+    assert exact.config.hidden_size == 16 and report.stages[0].error < 1e-12
+    assert (logits(exact) - logits(model)).abs().max() < 1e-6
+    lossy, _ = transformed(model, [SliceGPT(share=0.75)], TEXTS)
+    assert (logits(lossy) - logits(model)).abs().max() > 1e-2
+    # A sliced model is a model: trees, caches and batches as with any other.
+    settings: dict[str, Any] = {"drafter": "ngram", "rule": Coupled(), "sampler": Sampler((Temperature(1.0),))}
+    check_state(lossy, [[1, 2, 3], [5, 6] * 4], max_new_tokens=8, **settings)
+    check_identical(lossy, [[1, 2, 3], [5, 6] * 4], seeds=(1,), tested="nothing", max_new_tokens=8, **settings)
+
+
+def test_a_cut_costs_more_the_more_is_cut_and_calibration_pays() -> None:
+    def kl(share: float, texts: list[np.ndarray]) -> float:
+        model, _ = transformed(MODEL, [SliceGPT(share)], texts)
+        p, q = logits(MODEL).log_softmax(-1), logits(model).log_softmax(-1)
+        return float((p.exp() * (p - q)).sum(-1).mean())
+
+    costs = [kl(share, TEXTS) for share in (0.0, 0.25, 0.5, 0.75)]
+    assert costs == sorted(costs)
+
+    by = {
+        kind: transformed(MODEL, [NMSparsity(by=kind)], TEXTS)[1].stages[0].error
+        for kind in ("magnitude", "activation")
+    }
+    assert by["activation"] < by["magnitude"]
+
+
+def test_sparse_weights_are_the_strongest_of_their_group() -> None:
+    model, report = transformed(MODEL, [NMSparsity(n=1, m=4)])
+    before, after = MODEL.weights.layers[0].down.weight, model.weights.layers[0].down.weight
+    groups, kept = before.view(32, -1, 4), after.view(32, -1, 4)
+    assert torch.equal(kept.abs().sum(-1), groups.abs().amax(-1)) and bool(((kept != 0).sum(-1) == 1).all())
+    # A weight of 64 bits and a place of two for every four.
+    assert report.bits == pytest.approx(((64 + 2) / 4 * 16384 + 64 * 2048) / (16384 + 2048), rel=0.2)
+    both, report = transformed(MODEL, [NMSparsity(), Int8()])
+    zeros = (both.weights.layers[1].qkv.weight == 0).float().mean()
+    assert 0.5 <= zeros < 0.55 and len(report.stages) == 2
+
+
+def test_four_bits_of_floating_point_are_the_nearest_ones() -> None:
+    expected = {"E3M0": [0, 1, 2, 4, 8, 16, 32, 64], "E2M1": [0, 1, 2, 3, 4, 6, 8, 12], "E1M2": list(range(8))}
+    assert {name: codes(name).tolist() for name in FORMATS} == expected
+    numbers = torch.linspace(-15, 15, 3001, dtype=torch.float64)
+    for name in FORMATS:
+        levels = codes(name).double()
+        signed = torch.cat((-levels, levels))
+        nearest_one = (numbers[:, None] - signed).abs().amin(dim=1)
+        assert torch.allclose((nearest(numbers, codes(name)) - numbers).abs(), nearest_one)
+    errors = [
+        [part.error for part in transformed(MODEL, [transform], TEXTS)[1].stages[0].parts if part.name != "head"]
+        for transform in (FP4(), FP4(format="E2M1"), FP4(format="E2M1", points=1))
+    ]
+    # The first layer reads the same rows in all three; later ones what the layers before them have made of theirs.
+    assert all(a <= b <= c for a, b, c in list(zip(*errors, strict=True))[:1])
+    assert sum(errors[0]) < sum(errors[2])
+
+
+def test_a_low_rank_part_takes_what_few_bits_cannot() -> None:
+    levels = normal_float(4)
+    assert len(levels) == 16 and levels[0] == -1.0 and levels[-1] == 1.0 and levels[7] == 0.0
+    weight = MODEL.weights.layers[0].gate_up.weight
+    assert isinstance(weight, torch.Tensor)
+    low = torch.randn(128, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) @ weight[:2] * 3
+    found = LQLoRA(bits=3, rank=2).decompose(weight + low)
+    kept = float((weight + low - found.total).norm())
+    # The best turn is the one that counts, and errors fall until then.
+    assert kept == pytest.approx(min(found.errors)) and found.errors[:-1] == sorted(found.errors[:-1], reverse=True)
+    alone = LQLoRA(bits=3, rank=0).decompose(weight + low)
+    assert kept < 0.7 * alone.errors[0]
+
+
+def test_evolution_keeps_the_budget_and_finds_what_errors_that_cancel_hide() -> None:
+    groups = [0] * 5 + [1] * 3
+    state, chance = (3,) * 8, np.random.default_rng(0)
+    for _ in range(300):
+        state = switched(state, groups, chance)
+        assert sum(state[:5]) == 15 and sum(state[5:]) == 9 and min(state) >= 2 and max(state) <= 4
+
+    # Two units harm only where one of them is coarse without the other; a step that changes one alone never pays.
+    def cost(state: tuple[int, ...]) -> float:
+        pair = 0.0 if state[0] == state[1] == 2 else 3.0 * ((state[0] == 2) + (state[1] == 2))
+        return pair + sum((4 - bits) ** 2 * (unit + 2) for unit, bits in enumerate(state[2:]))
+
+    def judge(states: list[tuple[int, ...]], tokens: int) -> list[float]:
+        return [cost(each) for each in states]
+
+    best = min((s for s in product((2, 3, 4), repeat=6) if sum(s) == 18), key=cost)
+    assert best[:2] == (2, 2)
+    one_step = [
+        tuple(b - (u == i) + (u == j) for u, b in enumerate((3,) * 6))
+        for i, j in [*combinations(range(6), 2)]
+        for i, j in ((i, j), (j, i))
+    ]
+    greedy = min(one_step, key=cost)
+    assert greedy[:2] != (2, 2)
+    search = EvoPress(generations=40, children=8)
+    found = [
+        search.search((3,) * 6, [0] * 6, judge, np.random.default_rng(seed), lambda *_: None) for seed in range(20)
+    ]
+    assert sum(cost(each) == cost(best) for each in found) >= 18
+
+
+def test_evolution_beats_the_uniform_start() -> None:
+    uniform, plain = transformed(MODEL, [Int4(bits=3)], TEXTS)
+    searched, report = transformed(MODEL, [EvoPress(generations=12, children=6, tokens=(48, 144))], TEXTS)
+    assert report.after.bytes == plain.after.bytes
+
+    def kl(model: Transformer) -> float:
+        p, q = logits(MODEL).log_softmax(-1), logits(model).double().log_softmax(-1)
+        return float((p.exp() * (p - q)).sum(-1).mean())
+
+    assert kl(searched) < kl(uniform)
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="must read a text"):
+        transformed(MODEL, [SliceGPT()])
+    with pytest.raises(SettingsError, match="nothing to do"):
+        transformed(MODEL, [])
+    with pytest.raises(UnsupportedModel, match="sliced already"):
+        transformed(MODEL, [SliceGPT(), SliceGPT()], TEXTS)
+    for bad in ("slicegpt:share=1.0", "nm-sparsity:n=5", "fp4:format=E4M3", "lq-lora:rank=-1", "evopress:survivors=2"):
+        with pytest.raises(SettingsError):
+            resolve("transform", bad)
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(SettingsError, match="name a new folder"):
+        save(tmp_path, *transformed(MODEL, [Int8()]), tiny_loaded())
