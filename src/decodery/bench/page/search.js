@@ -21,9 +21,10 @@ function searchSections(reward, methods) {
 }
 
 function searchTable() {
-  const head = ["method", "reward", "n", "accuracy (95 %)", "over one sample (95 %)", "tokens", "scorer calls", "depth", "puzzles"];
+  const head = ["method", "reward", "n", "accuracy (95 %)", "over one sample (95 %)", "over best-of-n at equal tokens (95 %)", "tokens", "scorer calls", "depth", "puzzles"];
   const line = (row) => [row.method, row.reward || "–", row.n, `${row.accuracy.toFixed(3)} (${row.low.toFixed(3)}–${row.high.toFixed(3)})`,
-    `${row.gain.toFixed(3)} (${row.gain_low.toFixed(3)} to ${row.gain_high.toFixed(3)})`, number(row.tokens, 0), number(row.scorer_calls, 1), number(row.depth, 0), row.puzzles];
+    `${row.gain.toFixed(3)} (${row.gain_low.toFixed(3)} to ${row.gain_high.toFixed(3)})`,
+    row.even === undefined ? "–" : `${row.even.toFixed(3)} (${row.even_low.toFixed(3)} to ${row.even_high.toFixed(3)})`, number(row.tokens, 0), number(row.scorer_calls, 1), number(row.depth, 0), row.puzzles];
   return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "All figures" }, el("table", {},
     el("thead", {}, el("tr", {}, head.map((name, place) => el("th", { scope: "col", class: place < 2 ? "left" : null }, name)))),
     el("tbody", {}, result.rows.map((row) => el("tr", {}, line(row).map((value, place) => el("td", { class: place < 2 ? "left" : null }, String(value))))))));

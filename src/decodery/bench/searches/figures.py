@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .pools import estimated
+from .pools import best_within, estimated
 from .settings import GREEDY, POOLED, SCORED, Cell, SearchSettings
 
 RESAMPLES = 10_000
@@ -52,7 +52,8 @@ def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row
     """A row for every cell, over the puzzles that all of them have.
 
     accuracy, low, high: with a 95 % bootstrap interval over puzzles; tokens, scorer_calls, depth: means; gain and its
-    interval: over one plain sample, on the same puzzles, paired. puzzles: how many.
+    interval: over one plain sample, on the same puzzles, paired; even, with its interval, of a search that is run with
+    a reward: over best-of-n with that reward at as many tokens. puzzles: how many.
     """
     known = Outcomes(settings, traces)
     found: list[Row] = []
@@ -79,10 +80,22 @@ def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row
                 "gain": round(float((right - plain).mean()), 4),
                 "gain_low": gain_low,
                 "gain_high": gain_high,
+                **_even(known, cell, right, resamples),
                 **{name: round(float(np.mean([one[name] for one in each])), 2) for name in COSTS},
             }
         )
     return found
+
+
+def _even(known: Outcomes, cell: Cell, right: np.ndarray, resamples: np.ndarray) -> Row:
+    """What a search that is run gains over best-of-n at equal tokens; nothing for what has no reward or is no run."""
+    method, reward, _ = cell
+    if not reward or method in POOLED:
+        return {}
+    each = zip(known.puzzles, known.of(cell), strict=True)
+    beside = np.array([best_within(known.pools[number], reward, one["tokens"]) for number, one in each])
+    low, high = interval(right - beside, resamples)
+    return {"even": round(float((right - beside).mean()), 4), "even_low": low, "even_high": high}
 
 
 def interval(values: np.ndarray, resamples: np.ndarray) -> tuple[float, float]:
@@ -91,7 +104,10 @@ def interval(values: np.ndarray, resamples: np.ndarray) -> tuple[float, float]:
     return round(float(low), 4), round(float(high), 4)
 
 
-HEAD = ("method", "reward", "n", "accuracy (95 %)", "over one sample", "tokens", "scorer calls", "depth")
+HEAD = (
+    *("method", "reward", "n", "accuracy (95 %)", "over one sample", "over best-of-n at equal tokens"),
+    *("tokens", "scorer calls", "depth"),
+)
 
 
 def shown(row: Row) -> list[str]:
@@ -102,6 +118,7 @@ def shown(row: Row) -> list[str]:
         str(row["n"]),
         f"{row['accuracy']:.3f} ({row['low']:.3f}–{row['high']:.3f})",
         f"{row['gain']:+.3f} ({row['gain_low']:+.3f} to {row['gain_high']:+.3f})",
+        f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else "",
         f"{row['tokens']:.0f}",
         f"{row['scorer_calls']:.1f}",
         f"{row['depth']:.0f}",
