@@ -3,6 +3,11 @@ const SPENT = { tokens: ["Accuracy against tokens", "tokens sampled for a puzzle
   scorer_calls: ["Accuracy against scorer calls", "texts and beginnings scored for a puzzle"],
   depth: ["Accuracy against depth", "passes that follow one another"] };
 
+// A search without the settings that all of them have.
+function brief(method) {
+  return method.replace(/(scorer=\{scorer\}|delimiter=\{delimiter\}|pattern=\{pattern\}),?/g, "").replace(/,\)/, ")");
+}
+
 function searchTip(row) {
   return `${row.method}${row.reward ? `, ${row.reward}` : ""}, n = ${row.n}\n${(100 * row.accuracy).toFixed(1)} % (${(100 * row.low).toFixed(1)} to ${(100 * row.high).toFixed(1)})\n` +
     `${number(row.tokens, 0)} tokens, ${number(row.scorer_calls, 1)} scorer calls, depth ${number(row.depth, 0)}`;
@@ -13,9 +18,9 @@ function searchSections(reward, methods) {
   return Object.entries(SPENT).map(([cost, [title, across]]) => {
     const rows = shown.filter((row) => row[cost] > 0), names = methods.filter((name) => rows.some((row) => row.method === name));
     if (!names.length) return null;
-    const series = names.map((name) => ({ label: name, index: methods.indexOf(name) + 1,
+    const series = names.map((name) => ({ label: brief(name), index: methods.indexOf(name) + 1,
       points: rows.filter((row) => row.method === name).sort((a, b) => a[cost] - b[cost]).map((row) => [row[cost], row.accuracy, searchTip(row)]) }));
-    return el("section", {}, el("h2", {}, title), legend(names, names.map((name) => methods.indexOf(name) + 1)),
+    return el("section", {}, el("h2", {}, title), legend(names.map(brief), names.map((name) => methods.indexOf(name) + 1)),
       loadPlot(series, { label: `${title}, reward ${reward}`, across }));
   }).filter((node) => node);
 }
