@@ -105,7 +105,7 @@ def test_a_text_without_a_score_is_left_and_sampling_goes_on(how: str) -> None:
 
 
 def test_pruned_texts_stop_early_and_the_others_are_what_they_would_be() -> None:
-    settings: dict[str, Any] = {"max_new_tokens": 24, "eos_ids": (0,)}
+    settings: dict[str, Any] = {"max_new_tokens": 12, "eos_ids": (0,)}
     kept_back = 0
     for seed in range(2):
         texts, judge = plain(6, seed=seed, **settings), Listed()
