@@ -206,6 +206,40 @@ def handoff() -> str:
     )
 
 
+def steps() -> str:
+    """What searches over steps find on puzzles, and what they gain over best-of-n at as many tokens."""
+    result = load("search-steps")
+    rows = []
+    for row in result["rows"]:
+        even = f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else ""
+        shown = f"{row['accuracy']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        costs = [f"{row[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
+        method = row["method"].replace("scorer={scorer},", "").replace("delimiter={delimiter},", "")
+        rows.append([f"`{method}`", row["reward"], str(row["n"]), shown, even, *costs])
+    head = ["method", "reward", "n", "accuracy (95 %)", "over best-of-n at equal tokens (95 %)"]
+    settings = result["settings"]
+    about = (
+        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
+        f"{settings['temperature']:g}, a pool of {settings['pool']}."
+    )
+    return f"{about}\n\n{table([*head, 'tokens', 'scorer calls', 'depth'], rows)}"
+
+
+def search_cost() -> str:
+    """Passes, rows and memory of several branches beside one text."""
+    result = load("search-cost")
+    head = ["branches", "passes", "rows", "MiB", "MiB of the further branches' own tokens", "the rest, of one text"]
+    rows = [
+        [
+            *(str(row[name]) for name in ("branches", "passes", "rows")),
+            *(f"{row[name] / 2**20:.0f}" for name in ("bytes", "own")),
+            f"{row['beyond']:.2f}",
+        ]
+        for row in result["counts"]
+    ]
+    return table(head, rows)
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "samplers": samplers,
     "speculation": speculation,
@@ -213,5 +247,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "searches": searches,
     "puzzles": puzzles,
     "handoff": handoff,
+    "steps": steps,
+    "search-cost": search_cost,
     "warp-costs": warp_costs,
 }

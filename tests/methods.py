@@ -129,12 +129,15 @@ from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.a_star import AStar
+from decodery.search.adaptive_sampling import AdaptiveSampling
+from decodery.search.allocation import Allocation
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.archon import Archon
 from decodery.search.base import Search
 from decodery.search.beam import Beam
 from decodery.search.best_of_n import BestOfN
 from decodery.search.budget_forcing import BudgetForcing
+from decodery.search.compute_optimal import ComputeOptimal
 from decodery.search.contrastive_search import ContrastiveSearch
 from decodery.search.controlled_blocks import ControlledBlocks
 from decodery.search.coupling import Coupling
@@ -142,6 +145,7 @@ from decodery.search.diverse_beam import DiverseBeam
 from decodery.search.documents import Documents
 from decodery.search.drag import DRAG
 from decodery.search.dvts import DVTS
+from decodery.search.early_pruning import EarlyPruning
 from decodery.search.edge import Edge
 from decodery.search.entropic_particle_filter import EntropicParticleFilter
 from decodery.search.exact_extract import ExactExtract
@@ -442,8 +446,18 @@ SCORERS: dict[str, Scorer] = {
     "value-head": _head(),
 }
 
+_TABLE = Allocation(
+    "log-probability(of=mean)",
+    2,
+    (-1.0,),
+    (4,),
+    ("best-of-n(scorer=log-probability,n=3)", "value-guided(scorer=log-probability,step_tokens=4,n=2,choose=best)"),
+    ((0,), (1,)),
+)
+
 SEARCHES: dict[str, Search] = {
     "a-star": AStar(Even(), delimiter=(7,), step_tokens=3, k=2),
+    "adaptive-sampling": AdaptiveSampling(Even(), n=3, threshold=1e9, schedule="constant"),
     "arbitrage": Arbitrage(Even(), delimiter=(7,), step_tokens=3, model=tiny_transformer(1)),
     "beam": Beam(width=3),
     "best-of-n": BestOfN(LogProbability("sum"), n=3),
@@ -456,6 +470,8 @@ SEARCHES: dict[str, Search] = {
     "entropic-particle-filter": EntropicParticleFilter(
         Even(), delimiter=(7,), step_tokens=3, n=2, annealing="entropy", lookahead="fresh"
     ),
+    "early-pruning": EarlyPruning(Even(), n=4, after=4, keep=0.5),
+    "compute-optimal": ComputeOptimal(_TABLE, n=4),
     "edge": Edge(Even(), n=3, most=4, end=(7, 8), cue=(6,), choose="best"),
     "exact-extract": ExactExtract(),
     "feature-vote": FeatureVote(n=5, drop=0.2),
@@ -487,7 +503,7 @@ PIPELINES: dict[str, Search] = {
 ASKING = {"infalign": InfAlign(LLMJudge(), samples=2), "llm-judge": LLMJudge()}
 """Scorers by prompts of their own."""
 
-SAMPLED = {"best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
+SAMPLED = {"adaptive-sampling", "best-of-n", "feature-vote", "first-finish", "self-consistency", "weighted-vote"}
 """Searches that choose among n samples."""
 
 STEPPED = {"dvts", "step-beam"}
@@ -502,10 +518,20 @@ TREES = {"lookahead", "mcts", "tree-of-thoughts", "value-guided"}
 TWO_MODELS = {"arbitrage", "phase-handoff", "spec-reason"}
 """Searches whose texts a second model writes as well."""
 
-WRITTEN_BY_THE_LOOP = {*SAMPLED, *STEPPED, *WEIGHED, *TREES, *TWO_MODELS, "budget-forcing", "edge"}
+WRITTEN_BY_THE_LOOP = {
+    *SAMPLED,
+    *STEPPED,
+    *WEIGHED,
+    *TREES,
+    *TWO_MODELS,
+    "budget-forcing",
+    "compute-optimal",
+    "early-pruning",
+    "edge",
+}
 """Searches whose texts the loop writes, so that they take any drafter, budget, rule and warp."""
 
-DRAWING = {"smc", "edge", *SAMPLED, *STEPPED, *WEIGHED, *TREES}
+DRAWING = {"smc", "compute-optimal", "early-pruning", "edge", *SAMPLED, *STEPPED, *WEIGHED, *TREES}
 """Searches that draw, so that their requests have a temperature."""
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from decodery.bench import report, result
 from decodery.bench.searches.figures import interval
 from decodery.bench.searches.job import TRACES, SearchJob
-from decodery.bench.searches.pools import sampled
+from decodery.bench.searches.pools import best_within, sampled
 from decodery.bench.searches.settings import SearchSettings
 from decodery.cli.main import cli
 from decodery.core.ask import drive
@@ -75,6 +75,12 @@ def test_what_samples_tell_of_a_search_is_what_it_does(measured: tuple[result.Re
             # Of equals a search takes the first, and samples tell what it is on average.
             assert pooled["accuracy"] == run["accuracy"] or reward == "constant", method
             assert pooled["tokens"] == run["tokens"]
+            # As many tokens are as many samples here.
+            beside = found[("best-of-n", reward, 3)]["accuracy"] if reward else None
+            assert run.get("even") == (None if beside is None else pytest.approx(run["accuracy"] - beside, abs=1e-3))
+            assert "even" not in pooled
+    half = {"lengths": [10, 10], "right": [1, 0], "scores": {"noisy": [0.2, 0.1]}, "texts": ["a", "b"]}
+    assert [best_within(half, "noisy", tokens) for tokens in (1, 10, 15, 20, 99)] == [0.5, 0.5, 0.75, 1, 1]
     plain = found[("pass@n", "", 1)]["accuracy"]
     assert found[("best-of-n", "constant", 3)]["accuracy"] == plain == found[("best-of-n", "hackable", 1)]["accuracy"]
     assert found[("weighted-vote", "constant", 3)]["accuracy"] == found[("self-consistency", "", 3)]["accuracy"]

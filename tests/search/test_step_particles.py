@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -27,7 +28,7 @@ from decodery.search.entropic_particle_filter import EntropicParticleFilter, ann
 from decodery.search.parallel_tempering import ParallelTempering, swap_log_ratio
 from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
-from decodery.search.particle_search import ParticleSearch, resampler
+from decodery.search.particle_search import ParticleSearch, note, resampler
 from decodery.search.steps import Node
 from decodery.search.sweeps import Line, Sweep, log_potential
 from decodery.search.weights import effective_size, multinomial, normalised, systematic
@@ -394,6 +395,20 @@ def test_temperatures_of_the_reward_go_from_the_best_to_all() -> None:
     assert [seq.tokens for seq in search(EntropicParticleFilter(Table(), n=6, **settings), 3)] == [
         seq.tokens for seq in plain
     ]
+
+
+def test_texts_that_all_come_from_one_early_on_are_told_of() -> None:
+    def kept(*ancestors: int, texts: int = 8) -> Any:
+        each = list(ancestors)
+        return SimpleNamespace(ancestors=each, effective=[2.0] * len(each), steps=len(each) + 1, lines=[None] * texts)
+
+    with pytest.warns(UserWarning, match="all 8 texts come from one after 2 of 9 steps"):
+        note(kept(5, 1, 4, 4, 4, 4, 4, 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        note(kept(5, 2, 2, 1, 4, 4, 4, 4))
+        # Two texts are one at every other draw, whatever they weigh.
+        note(kept(1, 1, 1, 1, 1, 1, 1, 1, texts=2))
 
 
 def test_votes_are_weights() -> None:

@@ -15,7 +15,7 @@ from .train_ftp import ftp
 from .train_head import head
 from .train_kv import kv
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import prm, puzzle_model
+from .train_puzzles import compute_optimal, prm, puzzle_model
 from .train_router import router
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
@@ -31,6 +31,7 @@ def train() -> None:
 for learned in (
     acceptance,
     calm,
+    compute_optimal,
     contexts,
     diffusion,
     draft,
@@ -166,17 +167,22 @@ def thresholds(solutions: Path, model: str) -> None:
 @click.option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
 @click.option("--ridge", default=1e-2, show_default=True, help="Higher is more cautious.")
 @click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
-def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool) -> None:
+@click.option("--restart", is_flag=True, help="Learn how likely another text is not better (for adaptive-sampling).")
+def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool, restart: bool) -> None:
     """Learn from judged TEXTS how good a text will become, by its beginning.
 
     TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": number}. Every text is read once. The file is
-    for --source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search controlled-blocks.
+    for --source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search controlled-blocks. With
+    --restart, which needs several texts of each prompt, it is for the searches adaptive-sampling and early-pruning.
     """
     from .. import load
     from ..model.store import terminal_progress
+    from ..train.restart import compared
     from ..train.value import fit_value, read_judged
 
     found = read_judged(texts)
+    if restart:
+        found = compared(found)
     lm = load(model)
     with terminal_progress(counts=True) as progress:
 
@@ -188,7 +194,10 @@ def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw
 
         head = fit_value(lm.model, judged(), tap=tap, ridge=ridge)
     head.save(out)
-    click.echo(f'The value head is ready: --source "controlled-decoding:value=value-head(head={out})"')
+    if restart:
+        click.echo(f'The value head is ready: --search "adaptive-sampling:scorer=value-head(head={out})"')
+    else:
+        click.echo(f'The value head is ready: --source "controlled-decoding:value=value-head(head={out})"')
 
 
 @train.command(short_help="Train a second attention for --source partial-attention.")

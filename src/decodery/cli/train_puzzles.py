@@ -45,10 +45,11 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
 @click.option("--solutions", default=4, show_default=True, help="Solutions of each.")
 @click.option(
     "--labels",
-    type=click.Choice(["rollouts", "reference"]),
+    type=click.Choice(["rollouts", "reference", "restart"]),
     default="rollouts",
     show_default=True,
-    help="How steps are labelled: by completing them, or by comparison with a solution (SPARE).",
+    help="How steps are labelled: by completing them, by comparison with a solution (SPARE), or by the share of other "
+    "samples that are not better (for --search adaptive-sampling).",
 )
 @click.option("--rollouts", default=8, show_default=True, help="Completions of each beginning.")
 @click.option("--missed", default=0.0, show_default=True, help="Share of steps that the comparison passes over.")
@@ -87,3 +88,35 @@ def prm(
         f"on puzzles held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
     )
+
+
+@click.command("compute-optimal", short_help="Fit a table for --search compute-optimal:table=FILE.")
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option(
+    "--reward", required=True, help="The reward of RUN that tells how hard a prompt is, and that searches ask."
+)
+@click.option("--bins", default=5, show_default=True, help="Bins of difficulty.")
+@click.option("--probes", default=4, show_default=True, help="Texts drawn of each prompt to tell its bin.")
+def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -> None:
+    """Fit which search spends a budget best on prompts of which difficulty, from the benchmark in the folder RUN.
+
+    RUN is made by decodery bench --workload search --split validation: its methods, with {scorer} and {n} in their
+    places, are what is chosen among. Prints accuracies by two-fold cross-validation: of the table, of the table if
+    difficulty were known from the verifier, and of the best single search.
+    """
+    from .. import load
+    from ..bench.result import read, require_search
+    from ..bench.searches.allocation import Fold, crossed, fitted
+    from ..bench.searches.job import TRACES, read_traces
+    from ..bench.searches.settings import SearchSettings
+
+    settings = SearchSettings.from_dict(require_search(read(run))["settings"])
+    fold = Fold.of(settings, read_traces(run / TRACES), reward, probes)
+    found = crossed(fold, bins)
+    facts = {"command": command_line(), "puzzles": len(fold.plain), "cross_validated": found}
+    fingerprint = load(settings.model, dtype=settings.dtype).model.fingerprint
+    fitted(fold, bins, model=fingerprint, facts=facts).save(out)
+    for row in found:
+        click.echo("  ".join(f"{name} {value}" for name, value in row.items()))
+    click.echo(f"the table is ready: --search compute-optimal:table={out},n={fold.budgets[-1]}")

@@ -45,6 +45,7 @@ class DraftModel(Expander):
     transform: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model is not None and self.transform is not None:
             raise SettingsError(
                 "draft-model drafts with a model or with what a transform makes of the target: name one"

@@ -1,5 +1,6 @@
 # Written by docs/generate.py.
 from .a_star import AStar as AStar
+from .adaptive_sampling import AdaptiveSampling as AdaptiveSampling
 from .arbitrage import Arbitrage as Arbitrage
 from .archon import Archon as Archon
 from .beam import Beam as Beam
@@ -7,6 +8,7 @@ from .best_of_n import BestOfN as BestOfN
 from .base import Branches as Branches
 from .budget_forcing import BudgetForcing as BudgetForcing
 from .cheatsheet import Cheatsheet as Cheatsheet
+from .compute_optimal import ComputeOptimal as ComputeOptimal
 from .contrastive_search import ContrastiveSearch as ContrastiveSearch
 from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
@@ -15,6 +17,7 @@ from .dvts import DVTS as DVTS
 from .drag import Demonstration as Demonstration
 from .diverse_beam import DiverseBeam as DiverseBeam
 from .drag import Documents as Documents
+from .early_pruning import EarlyPruning as EarlyPruning
 from .edge import Edge as Edge
 from .entropic_particle_filter import EntropicParticleFilter as EntropicParticleFilter
 from .exact_extract import ExactExtract as ExactExtract

@@ -127,10 +127,12 @@ class Branches:
 def credit(trace: Trace, best: Sequence) -> None:
     """Let the steps of a search have written its best text."""
     if steps := trace.steps:
-        # The prompt's pass gives the first token of a text; decoding passes are credited with the others.
-        first = sum(step.prefill for step in steps) - 1
+        # The prompt's pass gives the first token of a text; decoding passes are credited with the others. A text that
+        # is drawn later reads the end of its prompt once more.
+        decoding = [number for number, step in enumerate(steps) if not step.prefill] or [len(steps)]
+        first = decoding[0] - 1
         steps[first].emitted = min(1, len(best.generated))
-        steps[-1].emitted += len(best.generated) - steps[first].emitted
+        steps[min(decoding[-1], len(steps) - 1)].emitted += len(best.generated) - steps[first].emitted
 
 
 def candidates(

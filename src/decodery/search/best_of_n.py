@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import ServerError, SettingsError
-from ..model.store import Progress, silent
 from ..registry import register
 from .judged import Judged
-from .pool import Pool, require_count, scored
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
+from .pool import Pool, Sampled, require_count, scored
 
 
 @register(
@@ -25,7 +19,7 @@ if TYPE_CHECKING:
     needs=("a scorer of answers",),
 )
 @dataclass(frozen=True)
-class BestOfN(Judged):
+class BestOfN(Sampled, Judged):
     """Draws n texts and returns them, the one that the scorer values most first; of equals the one drawn first.
 
     scorer: of finished texts, as in log-probability(of=sum) or program-tests(file=tests.py). n: texts, by the request's
@@ -41,10 +35,7 @@ class BestOfN(Judged):
         if not self.judge.answers:
             raise SettingsError("best-of-n judges whole texts: give a scorer of answers")
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
-        self.judge.fits(pool.texts[0].model)
-        yield from pool.write(progress)
+    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
         except ServerError as error:

@@ -46,10 +46,10 @@ class EntropicParticleFilter(ParticleSearch):
     over), "entropy" the inverse of the normalised entropy, which is raised to 1 as rounds pass, "base" 2 - the share of
     rounds over; never below 1. lookahead: "fresh" draws one step more behind every text, counts it in the draw, and
     forgets it: the next weight is divided by what was counted; "reuse" lets that step be the next one, and counts it
-    again as its own weight, or once with double_count=false. The published code has no lookahead: "fresh" is the
-    auxiliary particle filter of the textbooks. Cost: that of particle-filter, with "fresh" twice as many steps and
-    scores. The settings of weights are those of particle-filter, the others those of all searches over steps, see
-    step-beam.
+    again as its own weight, or once with double_count=false. Published are least=0.5, early=0.5, "ess" and systematic
+    resampling; the published code has no lookahead: "fresh" is the auxiliary particle filter of the textbooks. Cost:
+    that of particle-filter, with "fresh" twice as many steps and scores. The settings of weights are those of
+    particle-filter, the others those of all searches over steps, see step-beam.
     """
 
     reward_temperature: float = 1.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,18 +11,13 @@ from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
-from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
 from .answers import Answers, Kind
-from .base import Search, written
+from .base import written
 from .features import features, standardised
-from .pool import Pool, require_count
+from .pool import Pool, Sampled, require_count
 from .votes import elected, no_answer
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 
 @register(
@@ -33,7 +27,7 @@ if TYPE_CHECKING:
     texts=("pattern",),
 )
 @dataclass(frozen=True)
-class FeatureVote(Search):
+class FeatureVote(Sampled):
     """Draws n texts that vote for their answers, and returns one for each, that of most weight first; no scorer.
 
     n, answer, pattern: as for self-consistency. drop: the share of the texts with an answer that is left out before
@@ -68,10 +62,9 @@ class FeatureVote(Search):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
-        yield from pool.write(progress)
+    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
         return pool.finish(self._elected(pool.texts, self._answers().of_texts(pool.texts)))
+        yield
 
     def _elected(self, texts: list[Sequence], answers: list[str | None]) -> list[Sequence]:
         # The shorter text comes first and so wins what is equal.

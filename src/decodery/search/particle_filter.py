@@ -34,7 +34,10 @@ class ParticleFilter(ParticleSearch):
     best returns the texts by worth, vote one for each of their answers by the summed weights of texts. Ledger: the log
     of the estimated mass of the target (log_normaliser, whose exponential has no bias), and sums over resamplings of
     the effective number of texts and of different texts kept (effective, ancestors). The other settings are those of
-    all searches over steps, see step-beam. A text whose score fails is left. Cost: n steps and scores a round.
+    all searches over steps, see step-beam. A text whose score fails is left. A warning tells where all texts come from
+    one after a third of the steps. Published are n=64 (of 1 to 128), reward_temperature=1, odds, product, compete,
+    multinomial, rounds=40, a sampling temperature of 0.8 and the best text as the answer; prob, telescoping, freeze,
+    systematic and choose=vote are not. Cost: n steps and scores a round.
     """
 
     reward_temperature: float = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from .sweeps import Potential, Resample, Sweep, Weighing, log_potential
 from .weights import multinomial, systematic, uniforms
 
 Resampling = Literal["multinomial", "systematic"]
+
+_EARLY = 3
+"""Texts collapse early where only one is kept within the first of so many parts of the steps."""
+_TELLING = 4
+"""Among fewer texts one is often drawn alone, whatever they weigh."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,19 @@ class ParticleSearch(StepSearch):
 
 
 def note(sweep: Sweep[Node]) -> None:
-    """Enter in the ledger how a sweep has kept its texts apart: sums over its resamplings."""
+    """Enter in the ledger how a sweep has kept its texts apart, as sums over its resamplings; warn if it has not."""
     count("resamplings", len(sweep.ancestors))
     count("effective", math.fsum(sweep.effective))
     count("ancestors", sum(sweep.ancestors))
+    early = sweep.ancestors[: sweep.steps // _EARLY]
+    if 1 in early and len(sweep.lines) >= _TELLING:
+        count("collapsed")
+        warnings.warn(
+            f"all {len(sweep.lines)} texts come from one after {early.index(1) + 1} of {sweep.steps} steps: what that "
+            "one got wrong is in all of them; raise reward_temperature, take more texts, or use "
+            "entropic-particle-filter",
+            stacklevel=2,
+        )
 
 
 def resampler(how: Resampling, seed: int) -> Resample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from copy import copy
@@ -20,7 +21,7 @@ from ..decode.schedule import share_prompt
 from ..errors import OutOfMemory, ServerError, SettingsError
 from ..model.batch import Segment
 from ..model.sites import Tap
-from ..model.store import Progress
+from ..model.store import Progress, silent
 from ..score.base import Scorer, judge
 from .base import Search, candidates, credit, written
 
@@ -33,17 +34,33 @@ class Pool:
     """Texts of one prompt that are drawn apart: number i is what the request would write with its seed + i.
 
     They share what is read of the prompt, and their passes. trace: of all of them together. complete: whether none was
-    cut because whoever wrote it went away.
+    cut because whoever wrote it went away. vary: the request of a text by its number, where they are not all alike.
     """
 
-    def __init__(self, engine: Engine, request: Request, search: Search, count: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        request: Request,
+        search: Search,
+        count: int,
+        vary: Callable[[Request, int], Request] = lambda request, number: request,
+    ) -> None:
         self.engine = engine
-        first = replace(request, search=search)
-        self.texts = [engine.open(_drawn_apart(first, number)) for number in range(count)]
-        self.trace = Trace(ledger=self.texts[0].trace.ledger)
+        self._first, self._vary = replace(request, search=search), vary
+        self.texts: list[Sequence] = []
         self.complete = True
-        for seq in self.texts[1:]:
-            seq.like = self.texts[0]
+        self.open(count)
+        self.trace = Trace(ledger=self.texts[0].trace.ledger)
+
+    def open(self, count: int) -> None:
+        """Begin further texts, until there are so many."""
+        for number in range(len(self.texts), count):
+            seq = self.engine.open(_drawn_apart(self._vary(self._first, number), number))
+            if self.texts:
+                seq.like = self.texts[0]
+                if seq.like.finished:
+                    share_prompt(seq, seq.like)
+            self.texts.append(seq)
 
     def write(self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True) -> Asking[None]:
         """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
@@ -90,6 +107,22 @@ class Pool:
         return found
 
 
+class Sampled(Search):
+    """A search that chooses among n texts which nothing but chance tells apart, once they are written."""
+
+    n: int
+
+    @abstractmethod
+    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
+        """The results, best first, by `pool.finish`."""
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        pool = Pool(engine, request, self, self.n)
+        self.fits(pool.texts[0].model)
+        yield from pool.write(progress)
+        return (yield from self.decide(pool))
+
+
 def write_on(
     engine: Engine,
     texts: Ordered[Sequence],
@@ -102,7 +135,7 @@ def write_on(
     trace: where the turns are recorded. note: told of the texts that have had a turn.
     """
     while active := [seq for seq in texts if not seq.finished and goes_on(seq)]:
-        waiting = [(seq, seq.like) for seq in active if seq.like is not None]
+        waiting = [(seq, seq.like) for seq in texts if seq.like is not None and not seq.finished]
         # Who shares a prompt waits for the one that reads it, even where that one would not go on itself.
         ready = [seq for seq in active if seq.like is None] or [waiting[0][1]]
         yield from engine.write(ready, trace)
@@ -131,12 +164,15 @@ def scored(scorer: Scorer, texts: Ordered[Sequence], begins: Ordered[int] | None
     count("scored_tokens", sum(len(written(texts[number])) for number in distinct))
     if not scores:
         raise errors[0]
+    leave_out(errors, len(distinct))
+    return [scores.get(number) for number in same]
+
+
+def leave_out(errors: Ordered[Exception], texts: int) -> None:
+    """Say that no score came for some of so many texts, if so."""
     if errors:
         count("unscored", len(errors))
-        warnings.warn(
-            f"{len(errors)} of {len(distinct)} texts are left out, for no score came: {errors[0]}", stacklevel=2
-        )
-    return [scores.get(number) for number in same]
+        warnings.warn(f"{len(errors)} of {texts} texts are left out, for no score came: {errors[0]}", stacklevel=3)
 
 
 def _tried(

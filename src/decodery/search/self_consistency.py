@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..model.store import Progress, silent
 from ..registry import register
 from .answers import Answers, Kind
-from .base import Search
-from .pool import Pool, require_count
+from .pool import Pool, Sampled, require_count
 from .votes import elected, no_answer
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 
 @register(
@@ -27,7 +20,7 @@ if TYPE_CHECKING:
     texts=("pattern",),
 )
 @dataclass(frozen=True)
-class SelfConsistency(Search):
+class SelfConsistency(Sampled):
     """Draws n texts, and returns one for each of their answers, that of the answer with most votes first.
 
     n: texts, by the request's own sampler, drafter and rule at seeds that count up from its seed, all in the same
@@ -54,7 +47,6 @@ class SelfConsistency(Search):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
-        yield from pool.write(progress)
+    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
         return pool.finish(elected(pool.texts, self._answers().of_texts(pool.texts)))
+        yield

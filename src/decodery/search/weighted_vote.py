@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import ServerError, SettingsError
-from ..model.store import Progress, silent
 from ..registry import register
 from .answers import Answers, Kind
 from .judged import Judged
-from .pool import Pool, require_count, scored
+from .pool import Pool, Sampled, require_count, scored
 from .votes import elected, no_answer, vote_weights
-
-if TYPE_CHECKING:
-    from ..decode.engine import Engine
-    from ..decode.request import Request
 
 
 @register(
@@ -28,7 +22,7 @@ if TYPE_CHECKING:
     texts=("pattern",),
 )
 @dataclass(frozen=True)
-class WeightedVote(Judged):
+class WeightedVote(Sampled, Judged):
     """Draws n texts, and returns one for each of their answers, that of the answer with most weight first.
 
     scorer: of finished texts; a vote counts by its score, or by exp(score) where scores are logarithms. Scores are
@@ -53,10 +47,7 @@ class WeightedVote(Judged):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n)
 
-    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
-        pool = Pool(engine, request, self, self.n)
-        self.judge.fits(pool.texts[0].model)
-        yield from pool.write(progress)
+    def decide(self, pool: Pool) -> Asking[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
         except ServerError as error:

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..core.noise import nth_seed
+from ..core.sequence import Sequence as Written
 from ..errors import CorruptFile, SettingsError
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent, write_text
@@ -24,6 +25,7 @@ from ..score.process_reward import ProcessHead
 from .judge import auc
 from .lines import read_json_lines
 from .loop import Plan, batches, train
+from .restart import not_better
 from .solving import solved, text_of
 from .value import states_of
 
@@ -38,13 +40,15 @@ class PRMRecipe:
 
     labels: "rollouts" is the share of `rollouts` completions of a beginning that are right (Math-Shepherd, 2024);
     "reference" compares each step with what a solver knows, as one call of an annotator who sees a reference solution
-    would (SPARE, 2025): the last step's label is the outcome, and the reference itself is learned as all right. missed,
-    flipped: how often that annotator passes over a step, which then counts as wrong, and gives the other label.
+    would (SPARE, 2025): the last step's label is the outcome, and the reference itself is learned as all right;
+    "restart" is, for every step alike, the share of a problem's other samples that are not better than the text, see
+    `restart.not_better`. missed, flipped: how often that annotator passes over a step, which then counts as wrong, and
+    gives the other label.
     """
 
     problems: int = 200
     solutions: int = 4
-    labels: Literal["rollouts", "reference"] = "rollouts"
+    labels: Literal["rollouts", "reference", "restart"] = "rollouts"
     rollouts: int = 8
     missed: float = 0.0
     flipped: float = 0.0
@@ -58,9 +62,13 @@ class PRMRecipe:
             raise SettingsError(
                 "a process reward model needs 10 problems, and solutions, rollouts and batch of at least 1"
             )
+        if self.labels == "restart" and self.solutions < 2:
+            raise SettingsError(
+                "labels=restart compares solutions of a problem with each other: give at least 2 of each"
+            )
         if not 0 <= self.missed <= 1 or not 0 <= self.flipped <= 1:
             raise SettingsError("missed and flipped are shares, from 0 to 1")
-        if self.labels == "rollouts" and (self.missed or self.flipped):
+        if self.labels != "reference" and (self.missed or self.flipped):
             raise SettingsError("missed and flipped are of an annotator: they go with labels=reference")
 
 
@@ -172,6 +180,9 @@ def _of_problem(
 ) -> Iterator[Labelled]:
     seed, length = nth_seed(recipe.seed, number << 24), puzzle.length + _SPARE
     (texts,) = solved(model, [prompt], length, each=recipe.solutions, temperature=1.0, seed=seed)
+    if recipe.labels == "restart":
+        yield from _compared(puzzle, number, prompt, [text_of(seq) for seq in texts], sum(map(_length, texts)))
+        return
     written = dict.fromkeys(text for seq in texts if (text := text_of(seq)) is not None)
     if recipe.labels == "reference":
         random = Random(f"annotator {recipe.seed} {number}")
@@ -215,8 +226,21 @@ def _rolled_out(
     for each, several in zip(asked, rolled, strict=True):
         right = [(rest := text_of(seq)) is not None and puzzle.verify(prompt, each + rest) for seq in several]
         found[each] = sum(right) / len(right)
-        tokens += sum(len(seq.generated) for seq in several)
+        tokens += sum(map(_length, several))
     return found, tokens
+
+
+def _compared(puzzle: Puzzle, number: int, prompt: str, texts: Sequence[str | None], tokens: int) -> Iterator[Labelled]:
+    """All samples that have ended, as often as they were drawn, so that what is learned is calibrated."""
+    shares = not_better([float(text is not None and puzzle.verify(prompt, text)) for text in texts])
+    for text, share in zip(texts, shares, strict=True):
+        if text is not None:
+            yield Labelled(number, prompt, text, (share,) * len(puzzle.steps(text)), tokens)
+            tokens = 0
+
+
+def _length(seq: Written) -> int:
+    return len(seq.generated)
 
 
 def _beginnings(puzzle: Puzzle, text: str) -> Iterator[str]:

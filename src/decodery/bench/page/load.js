@@ -11,7 +11,7 @@ function loadPlot(series, { label, across, log, same }) {
     const x = linear(Math.log2(loads[0]), Math.log2(loads[loads.length - 1]), left + 8, right - 8);
     const y = linear(log ? Math.log10(least / 1.2) : 0, turn(most), bottom, top), place = (load) => x(Math.log2(load));
     const decades = log ? ticksOfDecades(least / 1.2, most) : ticks(0, most, 5);
-    const room = Math.max(1, Math.ceil((loads.length * 44) / (right - left)));
+    const shown = loads.reduce((found, load) => (found.length && place(load) - place(found[found.length - 1]) < 44 ? found : [...found, load]), []);
     const lines = series.map((each) => [
       sv("path", { d: each.points.map(([load, value], i) => `${i ? "L" : "M"}${place(load)},${y(turn(value))}`).join(""), fill: "none",
         stroke: colour(each.index), "stroke-width": 2, "stroke-dasharray": each.dashed ? "5 4" : null }),
@@ -21,7 +21,7 @@ function loadPlot(series, { label, across, log, same }) {
       d: loads.filter((load) => load <= most).map((load, i) => `${i ? "L" : "M"}${place(load)},${y(load)}`).join("") }) : null;
     const told = `${label}. ${series.map((each) => `${each.label}: ${each.points.map(([load, value]) => `${+load.toFixed(2)}: ${+value.toPrecision(3)}`).join(", ")}`).join("; ")}`;
     return drawing(width, bottom + 40, told, axisY((value) => y(turn(value)), decades, left, right, (value) => String(+value.toPrecision(3))),
-      loads.filter((_, i) => i % room === 0).map((load) => sv("text", { class: "soft", x: place(load), y: bottom + 16, "text-anchor": "middle" }, String(+load.toPrecision(3)))),
+      shown.map((load) => sv("text", { class: "soft", x: place(load), y: bottom + 16, "text-anchor": "middle" }, String(+load.toPrecision(3)))),
       sv("text", { class: "soft", x: (left + right) / 2, y: bottom + 34, "text-anchor": "middle" }, across), asked, lines);
   });
 }

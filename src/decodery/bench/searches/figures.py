@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .pools import estimated
+from .pools import best_within, estimated
 from .settings import GREEDY, POOLED, SCORED, Cell, SearchSettings
 
 RESAMPLES = 10_000
@@ -27,32 +27,44 @@ def cells(settings: SearchSettings) -> Iterator[Cell]:
                 yield method, reward, budget
 
 
+class Outcomes:
+    """What came of every cell on the puzzles that all cells have. puzzles: their numbers; pools: by number."""
+
+    def __init__(self, settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> None:
+        self.pools = {trace["puzzle"]: trace for trace in traces if trace["kind"] == "pool"}
+        self._runs = {(t["method"], t["reward"], t["n"], t["puzzle"]): t for t in traces if t["kind"] == "run"}
+        asked = list(cells(settings))
+        self.puzzles = [
+            number
+            for number in sorted(self.pools)
+            if all(cell[0] in POOLED or (*cell, number) in self._runs for cell in asked)
+        ]
+
+    def of(self, cell: Cell) -> list[Row]:
+        """By puzzle: whether a cell is right there, or how often, and what that costs."""
+        method, reward, budget = cell
+        if method in POOLED:
+            return [estimated(self.pools[number], method, reward, budget) for number in self.puzzles]
+        return [self._runs[(*cell, number)] for number in self.puzzles]
+
+
 def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row]:
     """A row for every cell, over the puzzles that all of them have.
 
     accuracy, low, high: with a 95 % bootstrap interval over puzzles; tokens, scorer_calls, depth: means; gain and its
-    interval: over one plain sample, on the same puzzles, paired. puzzles: how many.
+    interval: over one plain sample, on the same puzzles, paired; even, with its interval, of a search that is run with
+    a reward: over best-of-n with that reward at as many tokens. puzzles: how many.
     """
-    pools = {trace["puzzle"]: trace for trace in traces if trace["kind"] == "pool"}
-    runs = {(t["method"], t["reward"], t["n"], t["puzzle"]): t for t in traces if t["kind"] == "run"}
-    asked = list(cells(settings))
-    done = [
-        number
-        for number, pool in sorted(pools.items())
-        if pool and all(cell[0] in POOLED or (*cell, number) in runs for cell in asked)
-    ]
+    known = Outcomes(settings, traces)
     found: list[Row] = []
-    if not done:
+    if not known.puzzles:
         return found
-    plain = np.array([estimated(pools[number], "pass@n", "", 1)["right"] for number in done])
-    resamples = np.random.default_rng(settings.seed).integers(0, len(done), (RESAMPLES, len(done)), dtype=np.int32)
-    for method, reward, budget in asked:
-        each = [
-            estimated(pools[number], method, reward, budget)
-            if method in POOLED
-            else runs[(method, reward, budget, number)]
-            for number in done
-        ]
+    count = len(known.puzzles)
+    plain = np.array([one["right"] for one in known.of(("pass@n", "", 1))])
+    resamples = np.random.default_rng(settings.seed).integers(0, count, (RESAMPLES, count), dtype=np.int32)
+    for cell in cells(settings):
+        method, reward, budget = cell
+        each = known.of(cell)
         right = np.array([one["right"] for one in each], dtype=np.float64)
         low, high = interval(right, resamples)
         gain_low, gain_high = interval(right - plain, resamples)
@@ -61,17 +73,29 @@ def rows(settings: SearchSettings, traces: Sequence[dict[str, Any]]) -> list[Row
                 "method": method,
                 "reward": reward,
                 "n": budget,
-                "puzzles": len(done),
+                "puzzles": count,
                 "accuracy": round(float(right.mean()), 4),
                 "low": low,
                 "high": high,
                 "gain": round(float((right - plain).mean()), 4),
                 "gain_low": gain_low,
                 "gain_high": gain_high,
+                **_even(known, cell, right, resamples),
                 **{name: round(float(np.mean([one[name] for one in each])), 2) for name in COSTS},
             }
         )
     return found
+
+
+def _even(known: Outcomes, cell: Cell, right: np.ndarray, resamples: np.ndarray) -> Row:
+    """What a search that is run gains over best-of-n at equal tokens; nothing for what has no reward or is no run."""
+    method, reward, _ = cell
+    if not reward or method in POOLED:
+        return {}
+    each = zip(known.puzzles, known.of(cell), strict=True)
+    beside = np.array([best_within(known.pools[number], reward, one["tokens"]) for number, one in each])
+    low, high = interval(right - beside, resamples)
+    return {"even": round(float((right - beside).mean()), 4), "even_low": low, "even_high": high}
 
 
 def interval(values: np.ndarray, resamples: np.ndarray) -> tuple[float, float]:
@@ -80,7 +104,10 @@ def interval(values: np.ndarray, resamples: np.ndarray) -> tuple[float, float]:
     return round(float(low), 4), round(float(high), 4)
 
 
-HEAD = ("method", "reward", "n", "accuracy (95 %)", "over one sample", "tokens", "scorer calls", "depth")
+HEAD = (
+    *("method", "reward", "n", "accuracy (95 %)", "over one sample", "over best-of-n at equal tokens"),
+    *("tokens", "scorer calls", "depth"),
+)
 
 
 def shown(row: Row) -> list[str]:
@@ -91,6 +118,7 @@ def shown(row: Row) -> list[str]:
         str(row["n"]),
         f"{row['accuracy']:.3f} ({row['low']:.3f}–{row['high']:.3f})",
         f"{row['gain']:+.3f} ({row['gain_low']:+.3f} to {row['gain_high']:+.3f})",
+        f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else "",
         f"{row['tokens']:.0f}",
         f"{row['scorer_calls']:.1f}",
         f"{row['depth']:.0f}",

@@ -130,6 +130,17 @@ def estimated(pool: dict[str, Any], method: str, judged: str, n: int) -> dict[st
     return found
 
 
+def best_within(pool: dict[str, Any], judged: str, tokens: float) -> float:
+    """How often best-of-n is right that writes as many tokens, between whole numbers n in proportion; at most all."""
+    lengths = pool["lengths"]
+    n = min(max(tokens * len(lengths) / sum(lengths), 1.0), float(len(lengths)))
+    below = int(n)
+    above = min(below + 1, len(lengths))
+    share = n - below
+    low, high = (estimated(pool, "best-of-n", judged, each)["right"] for each in (below, above))
+    return (1 - share) * low + share * high
+
+
 def _writing(settings: SearchSettings, number: int) -> dict[str, Any]:
     """How texts of puzzle `number` are written: no two puzzles share a seed."""
     puzzle: Puzzle = settings.asked

@@ -78,6 +78,11 @@ class SearchSettings:
 
     def search(self, method: str, budget: int, scorer: str) -> Search:
         """The search that a method is at a budget with a reward."""
+        found: Search = resolve("search", self.spec(method, budget, scorer))
+        return found
+
+    def spec(self, method: str, budget: int, scorer: str) -> str:
+        """The same as a text, in which budget and reward stand in their places."""
         asked = self.asked
         places: Mapping[str, str] = {
             "{n}": str(budget),
@@ -88,8 +93,7 @@ class SearchSettings:
         }
         for place, value in places.items():
             method = method.replace(place, value)
-        found: Search = resolve("search", method)
-        return found
+        return method
 
     def to_dict(self) -> dict[str, Any]:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}

@@ -1,0 +1,104 @@
+"""Which search to use for a prompt of which difficulty, at which budget: a table that was fitted on a benchmark."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CorruptFile, SettingsError
+from ..model.artifact import Artifact, refuse_other, remembered
+from ..model.fields import Listed, Number, Text, Whole
+from ..model.protocol import Reader
+
+MADE = "make one with `decodery train compute-optimal`"
+_MOST = 1 << 12
+"""The most strategies, budgets, bins and probes there may be."""
+_FACTS = {
+    "scorer": Text(),
+    "probes": Whole(1, _MOST),
+    "edges": Listed(Number(-1e30, 1e30), _MOST),
+    "budgets": Listed(Whole(1, 1 << 30), _MOST),
+    "strategies": Listed(Text(), _MOST),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Allocation:
+    """The strategies that were best, by the difficulty of a prompt and the budget.
+
+    scorer: whose mean score of `probes` texts of a prompt tells how easy it is. edges: [bins - 1] rising; a mean of at
+    least edges[i] and less than edges[i + 1] is in bin i + 1. budgets: rising, in plain texts. strategies: searches, as
+    texts. choices: [bins][budgets] their numbers. model: `fingerprint` of the model they were tried with. facts: how it
+    was made, and what came of it.
+    """
+
+    scorer: str
+    probes: int
+    edges: tuple[float, ...]
+    budgets: tuple[int, ...]
+    strategies: tuple[str, ...]
+    choices: tuple[tuple[int, ...], ...]
+    model: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def bin(self, mean: float) -> int:
+        """The bin, from the hardest on, of a prompt whose probes have this mean score."""
+        return bisect_right(self.edges, mean)
+
+    def strategy(self, mean: float, budget: int) -> str:
+        """What to use at the largest known budget that is no larger than this one."""
+        return self.strategies[self.choices[self.bin(mean)][self.place(budget)]]
+
+    def place(self, budget: int) -> int:
+        """The number of that budget. Raises SettingsError for less than the smallest."""
+        if budget < self.budgets[0]:
+            raise SettingsError(
+                f"this table begins at a budget of {self.budgets[0]} texts, not {budget}: give at least that"
+            )
+        return bisect_right(self.budgets, budget) - 1
+
+    def fits(self, model: Reader) -> None:
+        """Raise SettingsError for another model than the one the strategies were tried with."""
+        refuse_other("this table of strategies", self.model, model, MADE)
+
+    def save(self, path: Path) -> None:
+        """Write the table as a safetensors file, whole or not at all."""
+        facts = {**self.facts, **{name: _plain(getattr(self, name)) for name in _FACTS}}
+        Artifact("table of strategies", {"choices": torch.tensor(self.choices)}, facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Allocation:
+        """Read what `save` wrote. Raises ModelNotFound, or CorruptFile for anything else."""
+        return _load(path)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def rising(values: Ordered[float]) -> bool:
+    """Whether no number is smaller than the one before."""
+    return list(values) == sorted(values)
+
+
+@remembered
+def _load(path: Path) -> Allocation:
+    found = Artifact.read(path, "table of strategies", MADE, _FACTS)
+    known: dict[str, Any] = {
+        name: tuple(value) if isinstance(value := found.facts[name], list) else value for name in _FACTS
+    }
+    choices = found.tensors.get("choices", torch.empty(0))
+    shape = (len(known["edges"]) + 1, len(known["budgets"]))
+    sound = choices.dtype == torch.int64 and tuple(choices.shape) == shape and min(shape) > 0
+    if not sound or not bool(((choices >= 0) & (choices < len(known["strategies"]))).all()):
+        raise CorruptFile(f"{path} holds no table of strategies: its choices are none of them; {MADE}")
+    if not rising(known["edges"]) or not rising(known["budgets"]):
+        raise CorruptFile(f"{path} holds no table of strategies: its bins or budgets do not rise; {MADE}")
+    facts = {name: value for name, value in found.facts.items() if name not in _FACTS}
+    rows = tuple(tuple(row) for row in choices.tolist())
+    return Allocation(**known, choices=rows, model=found.model, facts=facts)
