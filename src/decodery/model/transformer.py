@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +24,7 @@ from .portable import PortableStack
 from .protocol import Capabilities
 from .resident import forget, mapped_files
 from .rope import rope_table
-from .route import WHOLE, Route, Stop, attending, stops
+from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
 from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
 from .weights import Layer, Linear, Weights
@@ -124,9 +124,17 @@ class Transformer:
         _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
         hidden = visits.enter(run[0].layer if run else 0, hidden)
-        if self._stack is not None:
-            return self._stack.layers(hidden, batch, run, visits)
-        return self.blocks(hidden, _Pass(self, batch), run, visits)
+        through: Callable[[torch.Tensor, Sequence[Stop]], torch.Tensor]
+        if (stack := self._stack) is not None:
+            through = lambda rows, some: stack.layers(rows, batch, some, visits)  # noqa: E731
+        else:
+            step = _Pass(self, batch)
+            through = lambda rows, some: self.blocks(rows, step, some, visits)  # noqa: E731
+        if route.abreast == 1:
+            return through(hidden, run)
+        if visits:
+            raise UnsupportedModel("rows that pass several layers at a time cannot be read or changed on their way")
+        return abreast(hidden, groups(route, layers), through)
 
     def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """`layers` with positions, caches and masks taken from `step`."""
