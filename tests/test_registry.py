@@ -291,7 +291,7 @@ LOCAL = {
     *(("search", name, files) for name in ("drag", "iter-drag") for files in ("documents", "examples")),
     ("search", "cheatsheet", "file"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("auto", "draft-model", "rapid")),
+    *(("draft", name, "model") for name in ("auto", "draft-model", "easyspec", "nested", "rapid")),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),

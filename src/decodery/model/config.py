@@ -52,6 +52,8 @@ class ModelConfig:
     causal: whether a row sees those before it alone. Where it is not, rows see all of each other, or with block_length
     those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
     is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
+    exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
+    trained that.
     """
 
     vocab_size: int
@@ -85,6 +87,7 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     kept_tokens: int = 0
     vocabulary: str = ""
+    exits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -111,6 +114,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         config.sliding_window is None and any(config.sliding_layers)
     ):
         raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
+    if list(config.exits) != sorted({each for each in config.exits if 0 < each <= config.num_layers}):
+        raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.kept_tokens <= config.vocab_size:
         raise CorruptFile(f"{origin}: {config.kept_tokens} of {config.vocab_size} tokens cannot be kept")
     for id in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):

@@ -71,6 +71,7 @@ _CONFIG: dict[str, Kind] = {
     "eos_ids": Listed(TOKEN_ID, 1 << 16),
     "kept_tokens": Whole(0, TOKENS.most),
     "vocabulary": Text(256),
+    "exits": Listed(LAYERS, MOST_LAYERS),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
@@ -135,7 +136,7 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
         for field in dataclasses.fields(ModelConfig)
     }
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
-    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "eos_ids")}
+    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "eos_ids", "exits")}
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
     check_config(config, origin)
     return config
