@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import CorruptFile
 from .config import (
     EPS,
+    EXPERTS,
     FACTOR,
     HEAD_DIM,
     HEADS,
@@ -44,6 +45,7 @@ _ROPE: dict[str, Kind] = {
     "mscale_all_dim": Number(0.0, 1e6),
     "truncate": Flag(),
     "factors": Listed(FACTOR, HEAD_DIM.most),
+    "rotated": Whole(0, HEAD_DIM.most),
 }
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
@@ -72,6 +74,8 @@ _CONFIG: dict[str, Kind] = {
     "kept_tokens": Whole(0, TOKENS.most),
     "vocabulary": Text(256),
     "exits": Listed(LAYERS, MOST_LAYERS),
+    **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
+    "normed_experts": Flag(),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),

@@ -1,4 +1,4 @@
-"""One lean transformer for the Llama, Mistral, Qwen2, Qwen3, SmolLM and Gemma 3 families, and for masked diffusion."""
+"""One lean transformer for families from Llama to Gemma 3, mixtures of experts among them, and for masked diffusion."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .config import ModelConfig, Rope
 from .graphs import StaticPasses
 from .int8 import Int8Linear
 from .kernels import library
+from .mixture import Mixture
 from .native import NativeStack
 from .portable import PortableStack
 from .protocol import Capabilities
@@ -44,13 +45,17 @@ class Transformer:
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu":
-            if library() is not None and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
+            native = library() is not None and not config.experts
+            if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
             elif isinstance(weights.head, Int8Linear):
                 self._stack = PortableStack(config, weights, self.angles)
+        self._mixtures: list[Mixture] = []
+        if config.experts and self._stack is None:
+            self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers]
         self.static: StaticPasses | None = None
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not config.experts:
             free, _ = torch.cuda.mem_get_info(self.device)
             self.static = StaticPasses(budget=free // 4)
 
@@ -96,6 +101,13 @@ class Transformer:
         logits = self.head(hidden, visits)
         row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
         costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
+        if visits.chosen:
+            costs = [
+                dataclasses.replace(
+                    cost, experts=sum(len(each[first : first + cost.rows].unique()) for each in visits.chosen)
+                )
+                for cost, first in zip(costs, batch.offsets, strict=False)
+            ]
         return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
 
     def embed(self, batch: Batch) -> torch.Tensor:
@@ -198,13 +210,20 @@ class Transformer:
                 branch = self._norm(branch, layer.post_attention_norm)
             hidden = hidden + visits.visit(Site("attn_out", index), branch)
         if stop.mlp:
-            gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            gate = silu(gate) if config.activation == "silu" else gelu(gate, approximate="tanh")
-            branch = layer.down(gate * up)
+            normed = self._norm(hidden, layer.mlp_norm)
+            if self._mixtures:
+                branch, chosen = self._mixtures[index](normed)
+                visits.chosen.append(chosen)
+            else:
+                gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+                branch = layer.down(self._activation(gate) * up)
             if config.sandwich_norms:
                 branch = self._norm(branch, layer.post_mlp_norm)
             hidden = hidden + visits.visit(Site("mlp_out", index), branch)
         return visits.visit(Site("residual", index + 1), hidden)
+
+    def _activation(self, gate: torch.Tensor) -> torch.Tensor:
+        return silu(gate) if self.config.activation == "silu" else gelu(gate, approximate="tanh")
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)

@@ -40,6 +40,10 @@ def check_target(target: LoadedModel) -> Transformer:
             f"{target.name} runs through transformers, and a draft is cut only from models that this package runs "
             "itself: draft with auto, or with a smaller model of the same tokenizer, as in draft-model:model=NAME"
         )
+    if target.model.config.experts:
+        raise SettingsError(
+            f"{target.name} has layers of many experts, of which no draft can be cut: use another model"
+        )
     return target.model
 
 
