@@ -174,9 +174,12 @@ def orders(group: str) -> str:
             f"{each['draft_passes_per_pass']:.2f}",
             f"{each['drafted_per_pass']:.2f}",
             f"{each['drafts_accepted']:.1%}",
+            *([f"{each['draft_layers_per_token']:.1f}"] if "trained" in found else []),
         ]
         for name, each in found["drafters"].items()
     ]
+    if "trained" in found:
+        header.append("draft layers per token")
     about = f"{found['prompts']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each"
     return f"{about} (`{found['command']}`)\n\n" + table(header, rows)
 
@@ -359,6 +362,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "head-depths": head_depths,
     "own-layers": own_layers,
     "orders-hierarchical": partial(orders, "hierarchical"),
+    "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),
     "pruning": pruning,
     "growth": growth,
