@@ -20,7 +20,7 @@ from decodery.draft.draft_model import DraftModel
 from decodery.draft.easyspec import EasySpec
 from decodery.draft.follower import Follower
 from decodery.draft.hierarchical import Hierarchical
-from decodery.draft.nested import Exits, Nested
+from decodery.draft.nested import Nested, NestedReading
 from decodery.draft.ngram import NGram
 from decodery.errors import SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
@@ -175,7 +175,7 @@ def nested_logits(model: Transformer, tokens: list[int], layers: int) -> torch.T
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_exit_is_the_truncated_model_however_deep_others_went(backend: str) -> None:
     model = make(backend)
-    reading, random = Exits(model, (1, 3, 4)), np.random.default_rng(2)
+    reading, random = NestedReading(model, (1, 3, 4)), np.random.default_rng(2)
     text, lagged = random.integers(0, 64, 9).tolist(), 0
     for step in range(12):
         deep = int(random.integers(3))

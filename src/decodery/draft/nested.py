@@ -33,7 +33,7 @@ _MADE = "train one with decodery train nested, and name it, as in nested:model=D
 
 
 @dataclass(slots=True)
-class Exits:
+class NestedReading:
     """What a model has read of a text up to each of its exits.
 
     exits: layers behind which the head is asked, ascending. tokens: the text that the layers below the first exit have
@@ -51,8 +51,8 @@ class Exits:
     def __post_init__(self) -> None:
         self.forget()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Exits:
-        twin = Exits(self.model, self.exits, self.slots)
+    def __deepcopy__(self, memo: dict[int, object]) -> NestedReading:
+        twin = NestedReading(self.model, self.exits, self.slots)
         twin.cache, twin.tokens, twin.waiting = self.cache.fork(), list(self.tokens), list(self.waiting)
         return twin
 
@@ -157,7 +157,7 @@ class Nested(Drafter):
     def held_rows(self, nodes: int) -> int:
         return 3
 
-    def start(self, seq: Sequence) -> Exits:
+    def start(self, seq: Sequence) -> NestedReading:
         (own,) = self.readers(seq.model)
         model = cast(LanguageModel, fitted(own, seq.model))
         if not model.capabilities.routes:
@@ -169,10 +169,10 @@ class Nested(Drafter):
             raise SettingsError(f"exits ascend from 1 to the {layers} layers of the draft model, not {exits}")
         if len(self.sure) not in (1, len(exits) - 1):
             raise SettingsError(f"nested needs one sure for all exits, or {len(exits) - 1} of them, not {self.sure}")
-        return Exits(model, exits, seq.slots)
+        return NestedReading(model, exits, seq.slots)
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
-        reading: Exits = seq.draft_state
+        reading: NestedReading = seq.draft_state
         room = reading.model.config.max_positions - len(seq.tokens) + 1
         most = min(self.length, budget.nodes, budget.depth, room)
         sure = self.sure if len(self.sure) > 1 else self.sure * (len(reading.exits) - 1)
@@ -185,5 +185,5 @@ class Nested(Drafter):
         return writing.chain
 
     def forget(self, seq: Sequence) -> None:
-        reading: Exits = seq.draft_state
+        reading: NestedReading = seq.draft_state
         reading.forget()

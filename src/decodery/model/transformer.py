@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -136,12 +136,11 @@ class Transformer:
         _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
         hidden = visits.enter(run[0].layer if run else 0, hidden)
-        through: Callable[[torch.Tensor, Sequence[Stop]], torch.Tensor]
-        if (stack := self._stack) is not None:
-            through = lambda rows, some: stack.layers(rows, batch, some, visits)  # noqa: E731
-        else:
-            step = _Pass(self, batch)
-            through = lambda rows, some: self.blocks(rows, step, some, visits)  # noqa: E731
+        stack, step = self._stack, _Pass(self, batch)
+
+        def through(rows: torch.Tensor, some: Sequence[Stop]) -> torch.Tensor:
+            return self.blocks(rows, step, some, visits) if stack is None else stack.layers(rows, batch, some, visits)
+
         if route.abreast == 1:
             return through(hidden, run)
         if visits:
