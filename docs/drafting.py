@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from figures import load, load_all, runs_of, table
 
@@ -160,6 +161,27 @@ def own_layers() -> str:
         f"{found['questions']} questions of Spec-Bench in one batch, greedy, {found['new_tokens']} tokens each "
         f"(`{found['command']}`)\n\n" + table([*header, "ROUGE-L", "gain in units", "speed-up"], rows)
     )
+
+
+def orders(group: str) -> str:
+    """What one way of drafting in another order brings on the embedded model, in counts."""
+    found = load(f"draft-orders-{group}")
+    header = ["drafter", "tokens per pass", "draft passes per pass", "drafted per pass", "accepted"]
+    rows = [
+        [
+            name,
+            f"{each['tokens_per_pass']:.2f}",
+            f"{each['draft_passes_per_pass']:.2f}",
+            f"{each['drafted_per_pass']:.2f}",
+            f"{each['drafts_accepted']:.1%}",
+            *([f"{each['draft_layers_per_token']:.1f}"] if "trained" in found else []),
+        ]
+        for name, each in found["drafters"].items()
+    ]
+    if "trained" in found:
+        header.append("draft layers per token")
+    about = f"{found['prompts']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each"
+    return f"{about} (`{found['command']}`)\n\n" + table(header, rows)
 
 
 def pruning() -> str:
@@ -339,6 +361,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "heads-by-category": heads_by_category,
     "head-depths": head_depths,
     "own-layers": own_layers,
+    "orders-hierarchical": partial(orders, "hierarchical"),
+    "orders-nested": partial(orders, "nested"),
+    "orders-easyspec": partial(orders, "easyspec"),
     "pruning": pruning,
     "growth": growth,
     "budgets-pareto": budgets_pareto,

@@ -32,6 +32,7 @@ from decodery.draft.draft_model import DraftModel
 from decodery.draft.dynamic_exit import DEL
 from decodery.draft.eagle import EAGLE, EAGLEHead
 from decodery.draft.eagle_3 import EAGLE3, EAGLE3Head
+from decodery.draft.easyspec import EasySpec
 from decodery.draft.falcon import Falcon, FalconHead
 from decodery.draft.forced import Forced
 from decodery.draft.fspad import FSPAD, FSPADHead
@@ -49,6 +50,7 @@ from decodery.draft.growth.sequoia import Sequoia
 from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import BoundHead, TrainedHead
 from decodery.draft.hidden_transfer import HiddenTransfer
+from decodery.draft.hierarchical import Hierarchical
 from decodery.draft.hydra import Hydra, HydraHead
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.kangaroo import Kangaroo, KangarooHead
@@ -56,6 +58,7 @@ from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.medusa import Medusa, MedusaHead
+from decodery.draft.nested import Nested
 from decodery.draft.ngram import NGram
 from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
@@ -266,6 +269,11 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),
+    "easyspec": lambda other: EasySpec(other, length=3, layers=2),
+    "hierarchical": lambda other: Hierarchical(
+        DraftModel(other), NGram(width=6, scope="request", growth=RSDC((2, 1))), length=3
+    ),
+    "nested": lambda other: Nested(other, exits=(1,), length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "del": lambda other: DEL((0, 1), length=4),
@@ -329,7 +337,7 @@ ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"rapid", "jacobi", "first", "prediction", "kangaroo"}
+CHAINS = {"easyspec", "hierarchical", "nested", "rapid", "jacobi", "first", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 

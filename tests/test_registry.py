@@ -293,7 +293,7 @@ LOCAL = {
     ("search", "cheatsheet", "file"),
     ("search", "compute-optimal", "table"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("auto", "draft-model", "rapid")),
+    *(("draft", name, "model") for name in ("auto", "draft-model", "easyspec", "nested", "rapid")),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),

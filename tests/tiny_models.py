@@ -41,6 +41,8 @@ _GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
 
 # name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,6 +64,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, last layers slide": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
     "qwen3, tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "qwen3, biases": ("qwen3", {"head_dim": 32, "attention_bias": True}),
+    "phi3": ("phi3", {"pad_token_id": 0}),
+    "phi3, half turned, slides": (
+        "phi3",
+        {"pad_token_id": 0, "sliding_window": 5, "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 0.5}},
+    ),
+    "glm4": ("glm4", {"head_dim": 16, "pad_token_id": 0, "attention_bias": True}),
+    "glm4, all turned": (
+        "glm4", {"head_dim": 8, "pad_token_id": 0, "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 1.0}},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS),
+    "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
     "gemma3_text": (
         "gemma3_text",
         {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,

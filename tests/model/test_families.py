@@ -103,7 +103,9 @@ def test_gemma_ropes_in_the_old_form() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "mixtral"}, "mixtral"),
+        ({"model_type": "olmoe"}, "olmoe"),
+        ({"model_type": "phi3", "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+        ({"model_type": "qwen3_moe", "num_experts": 4, "mlp_only_layers": [1]}, "mlp_only_layers"),
         ({"model_type": "smollm3"}, "smollm3"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantization_config"),

@@ -16,6 +16,7 @@ from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.draft_model import DraftModel
+from decodery.draft.nested import Nested
 from decodery.errors import CorruptFile, SettingsError, VocabularyMismatch
 from decodery.model import fused
 from decodery.model.batch import Batch, Segment
@@ -251,3 +252,32 @@ def test_the_shipped_draft_is_that_of_the_embedded_model(smollm2_int8) -> None:
     draft = load("smollm2-draft")
     assert draft.tokenizer.fingerprint() == smollm2_int8.tokenizer.fingerprint() == draft.model.config.vocabulary
     assert all(path.stat().st_size <= 8_000_000 for path in SHIPPED["smollm2-draft"].iterdir())
+
+
+def test_exits_learn_together_and_serve_as_drafts(target: LoadedModel, corpus: Corpus, tmp_path: Path) -> None:
+    shape, plan = replace(SHAPE, layers=2, exits=(1, 2)), Plan(24, lr=3e-3, validate_every=12)
+    scores = train_draft(target, corpus, tmp_path / "nested", shape=shape, plan=plan, batch=4)
+    assert scores["agreement"] == scores["agreement 2"] and scores["acceptance 1"] > 0
+    found = load(tmp_path / "nested").model
+    assert found.config.exits == (1, 2) and "--drafter nested:" in (tmp_path / "nested" / "README.md").read_text()
+    # The loss is the mean of what the first layer and both would lose as drafts of their own.
+    kept = keep_tokens(corpus, 80, target.model)
+    draft, place = cut_draft(target.model, shape, kept), np.full(VOCAB, -1)
+    place[kept.ids] = np.arange(80)
+    taught = lesson([corpus[0], corpus[1]], kept, place)
+    weights = draft.weights
+    alone = [
+        Transformer(
+            replace(draft.config, num_layers=n, sliding_layers=(True,) * n, exits=()),
+            replace(weights, layers=weights.layers[:n]),
+        )
+        for n in shape.exits
+    ]
+    each = [float(distance(predictions(one, taught), taught)) for one in alone]
+    assert float(distance(predictions(draft, taught), taught)) == pytest.approx(sum(each) / 2, rel=1e-5)
+    assert judged(draft, taught)["agreement 1"] == judged(alone[0], taught)["agreement"]
+    drafter = Nested(str(tmp_path / "nested"), sure=(0.3,))
+    check_identical(target.model, [[256, 70]], drafter=drafter, seeds=(0,), max_new_tokens=12, tested="drafted")
+    for exits in ((2, 1), (1,), (0, 2)):
+        with pytest.raises(SettingsError, match="exits ascend"):
+            replace(SHAPE, layers=2, exits=exits)

@@ -14,7 +14,7 @@ from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
 from .train_kv import kv
-from .train_own_texts import acceptance, contexts, draft, hidden_transfer, ngrams, ppd, swift, units
+from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model
 from .train_router import router
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
@@ -39,6 +39,7 @@ for learned in (
     head,
     hidden_transfer,
     kv,
+    nested,
     ngrams,
     ppd,
     prm,

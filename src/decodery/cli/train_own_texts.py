@@ -85,6 +85,48 @@ def draft(
     click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")
 
 
+@click.command(short_help="Train a draft model with exits at several depths.")
+@out_option
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@click.option("--exits", default="4/8/12", show_default=True, metavar="N/N", help="Layers behind which it is a draft.")
+@click.option("--inner", type=int, help="Inner units of a layer (all that MODEL has).")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@seed_option("texts and training")
+def nested(
+    out: Path, model: str, own: OwnTexts, epochs: float, exits: str, inner: int | None, tokens: int, seed: int
+) -> None:
+    """Train one draft model that is several in one, for --drafter nested:model=DIR.
+
+    It is the first layers of MODEL, and all its exits learn together, under one norm and head, what MODEL finds likely
+    (sorted fine-tuning). The draft serves every model with MODEL's vocabulary. MODEL, which must be one that this
+    package runs itself, first writes the texts to learn from. Stop with Ctrl-C whenever you like: the same command goes
+    on where it stopped.
+    """
+    from ..model.load import load
+    from ..train.cut import Shape
+    from ..train.draft import check_folder, check_target, train_draft
+
+    try:
+        leaves = tuple(int(number) for number in exits.split("/"))
+    except ValueError:
+        raise click.BadParameter(f"{exits} is no list of layers such as 4/8/12", param_hint="--exits") from None
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    config = check_target(loaded).config
+    shape = Shape(max(leaves), config.intermediate_size if inner is None else inner, tokens, exits=leaves)
+    shape.check(config)
+    with resumable(out) as progress:
+        click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        scores = train_draft(loaded, corpus, out, shape=shape, epochs=epochs, seed=seed, progress=progress)
+    click.echo(f"the draft is ready: --drafter nested:model={out}")
+    for leave in leaves:
+        figures = scores[f"acceptance {leave}"], scores[f"agreement {leave}"]
+        click.echo("{} layers: acceptance {:.1%}, greedy agreement {:.1%} on texts held out".format(leave, *figures))
+
+
 @click.command(short_help="Learn what --drafter auto begins with.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
 @model_option("whose texts are learned")

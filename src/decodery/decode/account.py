@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from ..core.ask import Ask
+from ..core.ask import Ask, Scored
 from ..core.trace import Step
 from ..model.cache import resident
 from ..model.protocol import LanguageModel
@@ -38,18 +38,25 @@ def aside(ask: Ask, own: LanguageModel) -> bool:
     return ask.model != own or bool(ask.role and ask.route != WHOLE)
 
 
-def spend(places: Sequence[tuple[Turn, int]], own: LanguageModel, seconds: float) -> None:
+def spend(
+    places: Sequence[tuple[Turn, int]], found: Sequence[Scored | Exception], own: LanguageModel, seconds: float
+) -> None:
     """Enter a pass in the ledgers of those who took part. places: their asks, by number; seconds: per row.
 
-    own: the engine's model. What went over several models or routes was one of each.
+    found: what they were answered. own: the engine's model. What went over several models or routes was one of each.
+    Experts that a request's rows had to have read are counted, too, those of another model than the own one by its
+    name.
     """
     known: set[tuple[int, str, LanguageModel, Route]] = set()
-    for run, number in places:
+    for (run, number), answered in zip(places, found, strict=True):
         ask = run.asks[number]
         name = ask.role if ask.role and aside(ask, own) else OWN
         rows, key = len(ask.segment), (id(run.ledger), name, ask.model, ask.route)
         run.ledger.spend(name, rows, seconds * rows, first=key not in known)
         known.add(key)
+        if isinstance(answered, Scored) and answered.cost is not None and (read := answered.cost.experts):
+            kind = "experts" if name == OWN else f"{name} experts"
+            run.ledger.counts[kind] = run.ledger.counts.get(kind, 0) + read
         if ask.segment.cache is not None:
             run.caches.add(ask.segment.cache)
     for run in {id(run): run for run, _ in places}.values():

@@ -263,7 +263,7 @@ class Engine:
         rows = sum(len(segment) for segment in segments)
         if not side:
             self.rows = rows
-        spend(places, self.model, (scored - begin) / max(rows, 1))
+        spend(places, found, self.model, (scored - begin) / max(rows, 1))
         for (run, number), each in zip(places, found, strict=True):
             run.answers[number] = each
             run.served = self._passes

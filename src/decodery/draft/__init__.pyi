@@ -12,6 +12,7 @@ from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE
 from .eagle_3 import EAGLE3 as EAGLE3
+from .easyspec import EasySpec as EasySpec
 from .base import Expander as Expander
 from .fspad import FSPAD as FSPAD
 from .falcon import Falcon as Falcon
@@ -20,6 +21,7 @@ from .forced import Forced as Forced
 from .combine import Fuse as Fuse
 from .graft import Graft as Graft
 from .hidden_transfer import HiddenTransfer as HiddenTransfer
+from .hierarchical import Hierarchical as Hierarchical
 from .hydra import Hydra as Hydra
 from .jacobi import Jacobi as Jacobi
 from .kangaroo import Kangaroo as Kangaroo
@@ -28,6 +30,7 @@ from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
 from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram
+from .nested import Nested as Nested
 from .base import Observation as Observation
 from .ppd import PPD as PPD
 from .prediction import Prediction as Prediction

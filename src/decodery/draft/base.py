@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Drafter", "Expander", "Observation"]
 
-_UNSAID = -1e30
+UNSAID = -1e30
 """The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
 
 
@@ -221,7 +221,7 @@ class Expander(Drafter):
         def law() -> Asking[torch.Tensor]:
             nonlocal logits
             logits = yield from settled(self.logits(seq, tree, [len(drafted)]))
-            return sampler.law(logits.clamp(min=_UNSAID), [context])[0]
+            return sampler.law(logits.clamp(min=UNSAID), [context])[0]
 
         while len(drafted) < length:
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)
@@ -250,7 +250,7 @@ def expected(
     sampler = seq.sampler
     contexts = [sampler.ahead(seq.context(), tree.tokens[tree.path(node)].tolist()) for node in nodes]
     with one_thread():
-        law = sampler.law(logits.clamp(min=_UNSAID), contexts, shaped=shaped).float()
+        law = sampler.law(logits.clamp(min=UNSAID), contexts, shaped=shaped).float()
         # Where a mask leaves nothing that the drafter can say, anything is as good.
         silent = law.amax(dim=-1, keepdim=True) == -torch.inf
         return torch.where(silent, 0.0, law).log_softmax(dim=-1)

@@ -120,13 +120,15 @@ class Cost:
     """What one segment's rows cost in a pass. sublayers: how many attention and MLP sublayers they went through.
 
     logits: how many of the rows had their logits computed. read: bytes of keys and values that attention had before
-    it, each counted once per pass however many rows share it, windows and policies left aside.
+    it, each counted once per pass however many rows share it, windows and policies left aside. experts: of all layers
+    together, how many the rows had to have read where MLPs are mixtures, each counted once.
     """
 
     rows: int
     sublayers: int
     logits: int
     read: int
+    experts: int = 0
 
     @classmethod
     def of(cls, segment: Segment, route: Route, layers: int, row_bytes: int) -> Cost:

@@ -192,7 +192,7 @@ class KVCache:
         """
         picked = list(rows)
         if picked:
-            self.next_position = self._check(picked, layers) + 1
+            self.next_position = max(self.next_position, self._check(picked, layers) + 1)
             lengths, written = self.lengths.tolist(), self.written.tolist()
             in_place = picked == list(range(len(picked)))
             if in_place and layers is None and len(set(lengths)) == len(set(written)) == 1:
@@ -336,13 +336,20 @@ class KVCache:
         known = self.written.max() if layers is None else self._known(layers).min()
         if min(rows) < 0 or max(rows) >= known:
             raise IndexError(f"rows {rows} are not all among the {known} tentative rows")
-        start = int(self.lengths[0])
-        held = self.places.of(0)[start : start + max(rows) + 1].tolist()
+        # Layers that are told apart may lag behind others, and ascend on their own.
+        layer, first = (0, self.next_position) if layers is None else (layers[0], self._end(layers[0]))
+        start = int(self.lengths[layer])
+        held = self.places.of(layer)[start : start + max(rows) + 1].tolist()
         places = [held[row] for row in rows]
-        if places[0] < self.next_position or any(after <= before for before, after in pairwise(places)):
-            raise IndexError(f"rows at positions {places} do not ascend from {self.next_position} on")
+        if places[0] < first or any(after <= before for before, after in pairwise(places)):
+            raise IndexError(f"rows at positions {places} do not ascend from {first} on")
         last: int = places[-1]
         return last
+
+    def _end(self, layer: int) -> int:
+        """The position behind the content of one layer."""
+        length = int(self.lengths[layer])
+        return int(self.places.of(layer)[length - 1]) + 1 if length else 0
 
     def _sort_out(self, rows: np.ndarray, lengths: list[int], written: list[int], layers: Sequence[int] | None) -> None:
         """Make content of these rows in layers that differ, or not in the order in which they lie."""

@@ -12,6 +12,7 @@ MOST_LAYERS = 4096
 LAYERS, HEADS, HEAD_DIM = Whole(1, MOST_LAYERS), Whole(1, 1 << 14), Whole(1, 1 << 14)
 TOKENS, WIDTH, POSITIONS = Whole(1, 1 << 24), Whole(1, 1 << 20), Whole(1, 2**31 - 1)
 TOKEN_ID = Whole(-1, 2**31 - 1)
+EXPERTS = Whole(0, 1 << 12)
 EPS, SCALE = Number(1e-20, 1.0), Number(1e-6, 1e6)
 THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
 
@@ -23,6 +24,7 @@ class Rope:
     kind: "default", "linear" (positions divided by `factor`), "llama3" (low frequencies divided by `factor`,
     a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language Models, 2023) or
     "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3 store it).
+    rotated: how many dimensions of a head are turned, an even number; 0 for all of them.
     """
 
     theta: float = 10_000.0
@@ -38,6 +40,7 @@ class Rope:
     mscale_all_dim: float | None = None
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    rotated: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ class ModelConfig:
     those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
     is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
     shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
+    experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
+    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1.
+    exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
+    trained that.
     """
 
     vocab_size: int
@@ -87,6 +94,10 @@ class ModelConfig:
     kept_tokens: int = 0
     shortcuts: bool = False
     vocabulary: str = ""
+    exits: tuple[int, ...] = ()
+    experts: int = 0
+    experts_per_token: int = 0
+    normed_experts: bool = True
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -113,6 +124,10 @@ def check_config(config: ModelConfig, origin: str) -> None:
         config.sliding_window is None and any(config.sliding_layers)
     ):
         raise CorruptFile(f"{origin}: the sliding layers do not fit {config.num_layers} layers")
+    if list(config.exits) != sorted({each for each in config.exits if 0 < each <= config.num_layers}):
+        raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
+    if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
+        raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
     if not 0 <= config.kept_tokens <= config.vocab_size:
         raise CorruptFile(f"{origin}: {config.kept_tokens} of {config.vocab_size} tokens cannot be kept")
     for id in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):
@@ -123,6 +138,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
     if config.mask_id is not None and not 0 <= config.mask_id < config.vocab_size:
         raise CorruptFile(f"{origin}: the mask token is {config.mask_id}, and there are {config.vocab_size} tokens")
     for rope in (config.rope, config.local_rope):
+        if rope is not None and (rope.rotated % 2 or rope.rotated > config.head_dim):
+            raise CorruptFile(f"{origin}: {rope.rotated} dimensions of heads of {config.head_dim} cannot be turned")
         if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
             raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
         if rope is not None and rope.kind == "factors" and len(rope.factors) != config.head_dim // 2:

@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import CorruptFile
 from .config import (
     EPS,
+    EXPERTS,
     FACTOR,
     HEAD_DIM,
     HEADS,
@@ -44,6 +45,7 @@ _ROPE: dict[str, Kind] = {
     "mscale_all_dim": Number(0.0, 1e6),
     "truncate": Flag(),
     "factors": Listed(FACTOR, HEAD_DIM.most),
+    "rotated": Whole(0, HEAD_DIM.most),
 }
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
@@ -71,6 +73,9 @@ _CONFIG: dict[str, Kind] = {
     "eos_ids": Listed(TOKEN_ID, 1 << 16),
     "kept_tokens": Whole(0, TOKENS.most),
     "vocabulary": Text(256),
+    "exits": Listed(LAYERS, MOST_LAYERS),
+    **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
+    "normed_experts": Flag(),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
@@ -135,7 +140,7 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
         for field in dataclasses.fields(ModelConfig)
     }
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
-    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "eos_ids")}
+    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "eos_ids", "exits")}
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
     check_config(config, origin)
     return config

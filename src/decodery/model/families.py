@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
+from .arranged import ARRANGED, FUSED
 from .config import (
     EPS,
+    EXPERTS,
     FACTOR,
     HEAD_DIM,
     HEADS,
@@ -26,15 +28,15 @@ from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record
 from .four_bit import read_four_bits
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, llada_name
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", *LIKE)
+_MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
+"""Families that are like another one but for their MLPs, of which each layer has many."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", *ARRANGED, *_MIXTURES, *LIKE)
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
     "final_logit_softcapping",
     "attn_logit_softcapping",
     "use_bidirectional_attention",
-    "num_experts",
-    "num_local_experts",
     "is_encoder_decoder",
     "add_cross_attention",
     "no_rope_layers",
@@ -91,6 +93,11 @@ _CONFIG: dict[str, Kind] = {
     "bos_token_id": TOKEN_IDS,
     "eos_token_id": TOKEN_IDS,
     "quantization_config": Anything(),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), EXPERTS),
+    "moe_intermediate_size": WIDTH,
+    "norm_topk_prob": Flag(),
+    "decoder_sparse_step": LAYERS,
+    "mlp_only_layers": Listed(Whole(0, MOST_LAYERS), MOST_LAYERS),
     **dict.fromkeys(_UNSUPPORTED, Anything()),
 }
 
@@ -103,8 +110,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
-    masked, family = named in LIKE, LIKE.get(named, named)
+    masked, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
     fields = Fields(as_llama(raw, origin) if named == "llada" else raw, origin, _CONFIG | (_MASKED if masked else {}))
+    experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:
         if fields.get(name):
             raise fields.unsupported(name)
@@ -119,13 +127,14 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     head_dim = fields.get("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(family, max(hidden // heads, 1)))
     layers = fields.need("num_hidden_layers")
     window, sliding = _sliding(fields, family, layers)
-    rope, local_rope = _gemma_ropes(fields) if gemma else (_rope(_rope_fields(fields), fields), None)
+    turned = _turned(fields, family, head_dim)
+    rope, local_rope = _gemma_ropes(fields) if gemma else (_rope(_rope_fields(fields), fields, turned), None)
     bias = fields.get("attention_bias", False)
     begins = token_ids(fields.get("bos_token_id"))
     config = ModelConfig(
         vocab_size=fields.need("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=fields.need("intermediate_size"),
+        intermediate_size=inner,
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -142,7 +151,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         output_bias=bias and family in ("llama", "qwen3", "gemma3_text"),
         mlp_bias=fields.get("mlp_bias", False) and family == "llama",
         qk_norm=family in ("qwen3", "gemma3_text"),
-        sandwich_norms=gemma,
+        sandwich_norms=gemma or family == "glm4",
         activation=_activation(fields, "hidden_activation" if gemma else "hidden_act"),
         embedding_scale=hidden**0.5 if gemma else 1.0,
         attention_scale=(fields.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
@@ -152,9 +161,24 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         block_length=fields.get("block_size", 4) if named == "sdar" else None,
         mask_id=fields.get("mask_token_id") if masked else None,
         shifted=named == "Dream",
+        experts=experts,
+        experts_per_token=fields.need("num_experts_per_tok") if experts else 0,
+        normed_experts=named != "qwen3_moe" or fields.get("norm_topk_prob", False),
     )
     check_config(config, origin)
     return config
+
+
+def _experts(fields: Fields, named: str) -> tuple[int, int]:
+    """How many experts a layer has, 0 for an MLP that all rows take, and how wide each is."""
+    names = ("num_experts", "num_local_experts")
+    count = next((found for name in names if (found := fields.get(name))), 0)
+    if count and named not in _MIXTURES:
+        raise fields.unsupported(next(name for name in names if fields.get(name)))
+    for name, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        if count and fields.get(name, plain) != plain:
+            raise fields.unsupported(name)
+    return count, fields.need("moe_intermediate_size" if named == "qwen3_moe" else "intermediate_size")
 
 
 def token_ids(value: Any) -> tuple[int, ...]:
@@ -173,13 +197,13 @@ def _activation(fields: Fields, name: str) -> str:
 
 def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window, None where no layer has one, and which layers see only that far."""
-    if family == "llama" or (family in ("qwen2", "qwen3") and not fields.get("use_sliding_window")):
+    if family in ("llama", "glm4") or (family in ("qwen2", "qwen3") and not fields.get("use_sliding_window")):
         window = None
     else:
         # A null says that there is none.
-        window = fields.get("sliding_window") if "sliding_window" in fields.raw else 4096
+        window = fields.get("sliding_window") if "sliding_window" in fields.raw or family == "phi3" else 4096
     types = fields.get("layer_types")
-    if types is not None and family != "llama":
+    if types is not None and family not in ("llama", "glm4", "phi3"):
         if len(types) != layers:
             raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
         for kind in types:
@@ -189,7 +213,7 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tupl
     elif family == "gemma3_text":
         pattern = fields.get("sliding_window_pattern", 6)
         sliding = tuple((layer + 1) % pattern != 0 for layer in range(layers))
-    elif family == "mistral":
+    elif family in ("mistral", "phi3"):
         sliding = (window is not None,) * layers
     else:
         first = fields.get("max_window_layers", 28)
@@ -225,13 +249,23 @@ def _gemma_ropes(fields: Fields) -> tuple[Rope, Rope]:
     return ropes[0], ropes[1]
 
 
-def _rope(parameters: Fields, fields: Fields) -> Rope:
-    if parameters.get("partial_rotary_factor", 1.0) not in (0, 1):
+def _turned(fields: Fields, family: str, head_dim: int) -> int:
+    """How many dimensions of a head are turned, 0 for all of them."""
+    if family not in ARRANGED:
+        return 0
+    factor = _rope_fields(fields).get("partial_rotary_factor", 0.5 if family == "glm4" else 1.0)
+    return 0 if factor == 1 else int(head_dim * factor)
+
+
+def _rope(parameters: Fields, fields: Fields, turned: int = 0) -> Rope:
+    if not turned and parameters.get("partial_rotary_factor", 1.0) not in (0, 1):
         raise parameters.unsupported("partial_rotary_factor")
     theta = parameters.need("rope_theta")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
-        return Rope(theta=theta)
+        return Rope(theta=theta, rotated=turned)
+    if turned:
+        raise parameters.unsupported("partial_rotary_factor")
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=parameters.need("factor"))
     if kind not in ("llama3", "yarn"):
@@ -275,11 +309,15 @@ _LAYER = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
+_SANDWICH_GLM = {"post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
 _SANDWICH = {
     "post_attention_norm": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "post_mlp_norm": "post_feedforward_layernorm",
 }
+
+
+_MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
 
 
 def tensor_name(part: str, config: ModelConfig) -> str:
@@ -289,9 +327,25 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     path, kind = part.rsplit(".", 1)
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
-    _, layer, name = path.split(".")
-    inner = (_SANDWICH.get(name) if config.sandwich_norms else None) or _LAYER[name]
+    _, layer, name = path.split(".", 2)
+    if config.experts and name.startswith(("router", "experts.")):
+        return f"model.layers.{layer}.{_expert_name(name, config.family)}.{kind}"
+    others = FUSED.get(config.family, {})
+    if config.sandwich_norms:
+        others = others | (_SANDWICH_GLM if config.family == "glm4" else _SANDWICH)
+    inner = others.get(name) or _LAYER[name]
     return f"model.layers.{layer}.{inner}.{kind}"
+
+
+def _expert_name(name: str, family: str) -> str:
+    """What a checkpoint calls a layer's router, or a part of an expert such as "experts.3.gate"."""
+    mixtral = family == "mixtral"
+    if name == "router":
+        return "block_sparse_moe.gate" if mixtral else "mlp.gate"
+    _, number, part = name.split(".")
+    if mixtral:
+        return f"block_sparse_moe.experts.{number}.{_MIXTRAL[part]}"
+    return f"mlp.experts.{number}.{part}_proj"
 
 
 def stores_norms_less_one(config: ModelConfig) -> bool:

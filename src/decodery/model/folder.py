@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import CorruptFile, UnsupportedModel
+from .arranged import ARRANGED, rows
 from .config import ModelConfig
 from .families import TOKEN_IDS, read_config, stores_norms_less_one, tensor_name, token_ids
 from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
@@ -51,6 +52,8 @@ class FolderCheckpoint:
         config, origin = read_json(folder / "config.json"), str(folder / "config.json")
         self.config: ModelConfig = read_config(config, origin)
         self._four_bits = read_four_bits(config, origin)
+        if self._four_bits is not None and self.config.family in ARRANGED:
+            raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
         self._shards = _Shards(folder)
         self.precision = self._shards.precision() if self._four_bits is None else "int4"
         self._refuse_unread()
@@ -60,13 +63,18 @@ class FolderCheckpoint:
         if self.has_blocks(name):
             assert self._four_bits is not None
             return self._four_bits.shape(self._beside(name))
-        return tuple(self._shards.tensor(tensor_name(name, self.config)).shape)
+        whole = tuple(self._shards.tensor(tensor_name(name, self.config)).shape)
+        own = rows(name, self.config)
+        return whole if own is None else (len(own), *whole[1:])
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused.slots`) as the file has them; a norm's weight ready to multiply."""
         if self.has_blocks(name):
             return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
-        tensor = self._shards.tensor(tensor_name(name, self.config))[begin:end]
+        tensor, own = self._shards.tensor(tensor_name(name, self.config)), rows(name, self.config)
+        if own is not None and int(own.max()) >= len(tensor):
+            raise CorruptFile(f"{self.folder}: tensor {tensor_name(name, self.config)} has too few rows")
+        tensor = tensor[begin:end] if own is None else tensor[own[begin:end]]
         if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
             return tensor.float() + 1.0
         return tensor

@@ -57,8 +57,15 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield norm("k_norm", dim)
         yield from linear("output", (hidden, attention), ("output",), config.output_bias)
         yield norm("mlp_norm", hidden)
-        yield from linear("gate_up", (2 * inner, hidden), ("gate", "up"), config.mlp_bias)
-        yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
+        if config.experts:
+            each = [f"experts.{number}." for number in range(config.experts)]
+            both = tuple(part + half for part in each for half in ("gate", "up"))
+            yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
+            yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
+            yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
+        else:
+            yield from linear("gate_up", (2 * inner, hidden), ("gate", "up"), config.mlp_bias)
+            yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
         if config.sandwich_norms:
             yield norm("post_attention_norm", hidden)
             yield norm("post_mlp_norm", hidden)
@@ -113,7 +120,8 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def layer(index: int) -> Layer:
         prefix = f"layers.{index}."
-        norms = (field.name for field in fields(Layer) if field.name.endswith(("norm", "shortcut")))
+        ends = ("norm", "shortcut", "router")
+        norms = (field.name for field in fields(Layer) if field.name.endswith(ends))
         weights = {name: tensors.get(f"{prefix}{name}.weight") for name in norms}
         linears = {name: linear(prefix + name) for name in ("qkv", "output", "gate_up", "down")}
         return Layer(**weights, **linears)  # type: ignore[arg-type]

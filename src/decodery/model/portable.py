@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from .attention import visible
 from .batch import Batch, Segment
 from .config import ModelConfig, Rope
+from .mixture import Mixture
 from .picks import Picks
 from .route import Stop
 from .sites import Site, Visits
@@ -34,6 +35,8 @@ class PortableStack:
         self.config = config
         self.weights = weights
         self._angles = angles
+        self._activation = silu if config.activation == "silu" else gelu
+        self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers if config.experts]
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """See `native.NativeStack.layers`."""
@@ -49,9 +52,14 @@ class PortableStack:
                 branch = self._branch(layer.output(context), layer.post_attention_norm)
                 hidden = hidden + visits.visit(Site("attn_out", index), branch)
             if mlp:
-                gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-                opened = (silu(gate) if config.activation == "silu" else gelu(gate)) * up
-                branch = self._branch(layer.down(opened), layer.post_mlp_norm)
+                normed = self._norm(hidden, layer.mlp_norm)
+                if self._mixtures:
+                    found, chosen = self._mixtures[index](normed)
+                    visits.chosen.append(chosen)
+                else:
+                    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+                    found = layer.down(self._activation(gate) * up)
+                branch = self._branch(found, layer.post_mlp_norm)
                 hidden = hidden + visits.visit(Site("mlp_out", index), branch)
             hidden = visits.visit(Site("residual", index + 1), hidden)
         return hidden

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn.functional import pad
 
 from .config import Rope
 
@@ -14,13 +15,18 @@ def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor,
 
     Rotation pairs dimension i with i + head_dim / 2. Yarn's attention factor is multiplied in.
     """
-    inverse, attention_factor = rope_frequencies(rope, head_dim)
+    inverse, attention_factor = rope_frequencies(rope, rope.rotated or head_dim)
+    # What is not turned stays where it is at every position.
+    inverse = pad(inverse, (0, head_dim // 2 - len(inverse)))
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse[None, :]
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Angular frequency of every pair [head_dim / 2] in radians per position, and a factor for cosines and sines."""
+    """Angular frequency of every pair [head_dim / 2] in radians per position, and a factor for cosines and sines.
+
+    head_dim: the dimensions that are turned.
+    """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     inverse = 1.0 / rope.theta**exponents
     if rope.kind == "linear":

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import torch
 
 from ..errors import SettingsError
 
@@ -17,11 +20,14 @@ class Route:
 
     A route that begins behind the first layer takes hidden states for rows (`Segment.states`), one that ends before the
     last one leaves early: its logits are what the head makes of the states there. skip: sublayers that rows pass by,
-    such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave no keys and values in it.
+    such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave no keys and values in it. abreast: so
+    many layers at a time read the same rows: the attention of all layers of a group looks at what enters the group, and
+    what each finds is added to the rows right before its own MLP. The first and the last layer are groups of their own.
     """
 
     layers: tuple[int, ...] | None = None
     skip: frozenset[str] = frozenset()
+    abreast: int = 1
 
 
 WHOLE = Route()
@@ -44,6 +50,35 @@ def stops(route: Route, layers: int) -> tuple[Stop, ...]:
         raise SettingsError(f"a route names layers from 0 to {layers - 1} in ascending order, not {list(run)}")
     skipped = {_sublayer(name, layers) for name in route.skip}
     return tuple(Stop(layer, *((name, layer) not in skipped for name in SUBLAYERS)) for layer in run)
+
+
+@functools.lru_cache(maxsize=1024)
+def groups(route: Route, layers: int) -> tuple[tuple[Stop, ...], ...]:
+    """The layers of a route as they are run, `abreast` at a time."""
+    run, size = stops(route, layers), route.abreast
+    if size < 1:
+        raise SettingsError(f"a route takes at least one layer at a time, not {size}")
+    inner = run[1:-1]
+    return tuple(filter(None, (run[:1], *(inner[i : i + size] for i in range(0, len(inner), size)), run[1:][-1:])))
+
+
+def abreast(
+    rows: torch.Tensor,
+    groups: Sequence[Sequence[Stop]],
+    through: Callable[[torch.Tensor, Sequence[Stop]], torch.Tensor],
+) -> torch.Tensor:
+    """Rows [N, hidden] behind groups of layers, of which each attends to what enters its group.
+
+    through: rows behind some stops, one after the other.
+    """
+    for group in groups:
+        attended = [through(rows, [stop._replace(mlp=False)]) for stop in group]
+        entered = rows
+        for place, (stop, found) in enumerate(zip(group, attended, strict=True)):
+            # The first layer of a group has all that it has elsewhere, to the last bit.
+            rows = rows + (found - entered) if place else found
+            rows = through(rows, [stop._replace(attention=False)])
+    return rows
 
 
 @functools.lru_cache(maxsize=1024)

@@ -81,7 +81,8 @@ class Intervention:
 class Visits:
     """What one pass has to do at its sites. A site that is read shows the rows after all changes there.
 
-    where: the site of every tap. states: what was read, by site.
+    where: the site of every tap. states: what was read, by site. chosen: [N, k] the experts that rows took, by layers
+    that have some.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Visits:
     ) -> None:
         self.where = where
         self.states: dict[Site, torch.Tensor] = {}
+        self.chosen: list[torch.Tensor] = []
         self._wanted = set(where.values())
         self._changes = changes
         self._batch = batch

@@ -1,4 +1,4 @@
-"""One lean transformer for the Llama, Mistral, Qwen2, Qwen3, SmolLM and Gemma 3 families, and for masked diffusion."""
+"""One lean transformer for families from Llama to Gemma 3, mixtures of experts among them, and for masked diffusion."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .config import ModelConfig, Rope
 from .graphs import StaticPasses
 from .int8 import Int8Linear
 from .kernels import library
+from .mixture import Mixture
 from .native import NativeStack
 from .portable import PortableStack
 from .protocol import Capabilities
 from .resident import forget, mapped_files
 from .rope import rope_table
-from .route import WHOLE, Route, Stop, attending, stops
+from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
 from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
 from .weights import Layer, Linear, Weights
@@ -44,13 +45,17 @@ class Transformer:
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
-            if library() is not None and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
+            native = library() is not None and not config.experts
+            if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
             elif isinstance(weights.head, Int8Linear):
                 self._stack = PortableStack(config, weights, self.angles)
+        self._mixtures: list[Mixture] = []
+        if config.experts and self._stack is None:
+            self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers]
         self.static: StaticPasses | None = None
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not config.experts:
             free, _ = torch.cuda.mem_get_info(self.device)
             self.static = StaticPasses(budget=free // 4)
 
@@ -102,6 +107,13 @@ class Transformer:
         logits = self.head(hidden, visits)
         row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
         costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
+        if visits.chosen:
+            costs = [
+                dataclasses.replace(
+                    cost, experts=sum(len(each[first : first + cost.rows].unique()) for each in visits.chosen)
+                )
+                for cost, first in zip(costs, batch.offsets, strict=False)
+            ]
         return Scores(logits, bounds, visits.tapped(), batch.offsets, costs)
 
     def embed(self, batch: Batch) -> torch.Tensor:
@@ -130,9 +142,16 @@ class Transformer:
         _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
         hidden = visits.enter(run[0].layer if run else 0, hidden)
-        if self._stack is not None:
-            return self._stack.layers(hidden, batch, run, visits)
-        return self.blocks(hidden, _Pass(self, batch), run, visits)
+        stack, step = self._stack, _Pass(self, batch)
+
+        def through(rows: torch.Tensor, some: Sequence[Stop]) -> torch.Tensor:
+            return self.blocks(rows, step, some, visits) if stack is None else stack.layers(rows, batch, some, visits)
+
+        if route.abreast == 1:
+            return through(hidden, run)
+        if visits:
+            raise UnsupportedModel("rows that pass several layers at a time cannot be read or changed on their way")
+        return abreast(hidden, groups(route, layers), through)
 
     def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """`layers` with positions, caches and masks taken from `step`."""
@@ -199,13 +218,20 @@ class Transformer:
         hidden = turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp:
-            gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-            gate = silu(gate) if config.activation == "silu" else gelu(gate, approximate="tanh")
-            branch = layer.down(gate * up)
+            normed = self._norm(hidden, layer.mlp_norm)
+            if self._mixtures:
+                branch, chosen = self._mixtures[index](normed)
+                visits.chosen.append(chosen)
+            else:
+                gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+                branch = layer.down(self._activation(gate) * up)
             if config.sandwich_norms:
                 branch = self._norm(branch, layer.post_mlp_norm)
             turned = turned + visits.visit(Site("mlp_out", index), branch)
         return visits.visit(Site("residual", index + 1), turned)
+
+    def _activation(self, gate: torch.Tensor) -> torch.Tensor:
+        return silu(gate) if self.config.activation == "silu" else gelu(gate, approximate="tanh")
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)

@@ -79,7 +79,7 @@ class Fitted:
     @property
     def capabilities(self) -> Capabilities:
         own = self.model.capabilities
-        return Capabilities(exact_rows=own.exact_rows, trees=own.trees)
+        return Capabilities(exact_rows=own.exact_rows, trees=own.trees, routes=own.routes)
 
     @property
     def fingerprint(self) -> str:

@@ -60,7 +60,8 @@ class Layer:
     """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply.
 
     qkv: hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
-    gate_up: hidden -> 2 * intermediate, gate first.
+    gate_up: hidden -> 2 * intermediate, gate first. router: [experts, hidden] where the MLP is a mixture, else None;
+    gate_up and down then hold those of all experts, one after the other.
     attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
     """
 
@@ -74,6 +75,7 @@ class Layer:
     k_norm: torch.Tensor | None = None
     post_attention_norm: torch.Tensor | None = None
     post_mlp_norm: torch.Tensor | None = None
+    router: torch.Tensor | None = None
     attention_shortcut: torch.Tensor | None = None
     mlp_shortcut: torch.Tensor | None = None
 

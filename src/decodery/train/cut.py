@@ -23,15 +23,21 @@ class Shape:
     """What the draft looks like. layers: as many of the target's first ones; width of their feed-forward part: inner.
 
     tokens: how many have a row in embedding and head. window: how far back attention sees, in tokens; texts may then be
-    longer than those it learned from.
+    longer than those it learned from. exits: after how many layers it is to be a draft of its own, ascending, up to all
+    of them; () for none but the last.
     """
 
     layers: int = 1
     inner: int = 768
     tokens: int = 6144
     window: int = 128
+    exits: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.exits and (list(self.exits) != sorted({0, *self.exits} - {0}) or self.exits[-1] != self.layers):
+            raise SettingsError(
+                f"exits ascend from 1 to all {self.layers} layers of the draft, these included, not {self.exits}"
+            )
         if self.layers < 1 or self.inner < 1 or self.tokens < 1 or self.window < 2:
             raise SettingsError("a draft needs at least one layer, one inner unit, one token, and a window of 2")
 
@@ -77,6 +83,7 @@ def cut_draft(target: Transformer, shape: Shape, kept: Kept) -> Transformer:
         sliding_window=shape.window,
         sliding_layers=(True,) * shape.layers,
         kept_tokens=len(kept.ids),
+        exits=shape.exits,
     )
     rows = target.weights.embedding.float()[kept.ids].clone()
     layers = [_cut_layer(layer, shape.inner) for layer in target.weights.layers[: shape.layers]]

@@ -40,6 +40,10 @@ def check_target(target: LoadedModel) -> Transformer:
             f"{target.name} runs through transformers, and a draft is cut only from models that this package runs "
             "itself: draft with auto, or with a smaller model of the same tokenizer, as in draft-model:model=NAME"
         )
+    if target.model.config.experts:
+        raise SettingsError(
+            f"{target.name} has layers of many experts, of which no draft can be cut: use another model"
+        )
     return target.model
 
 
@@ -162,14 +166,17 @@ def _card(
     facts = corpus.facts
     tokens = sum(len(text.tokens) - text.written for text in corpus)
     config, before = draft.config, history.metrics["0"]
-    rows = [f"| {name} | {_percent(name, before)} | {_percent(name, scores)} |" for name in ("acceptance", "agreement")]
+    names = [name for name in scores if name.startswith(("acceptance", "agreement"))]
+    rows = [f"| {name} | {_percent(name, before)} | {_percent(name, scores)} |" for name in names]
+    drafter = "nested" if shape.exits else "draft-model"
+    leaves = f" Norm and head were trained behind {', '.join(map(str, shape.exits))} layers." if shape.exits else ""
     temperatures = ", ".join(map(str, facts.get("temperatures", [])))
     plain = "" if pretraining is None else f" It was pre-trained on {len(pretraining)} texts cut from files."
     return f"""# A draft model for {target.name}
 
 It guesses what {target.name} writes next, for speculative decoding:
 
-    decodery generate "..." -m {target.name} --drafter draft-model:model=THIS_FOLDER
+    decodery generate "..." -m {target.name} --drafter {drafter}:model=THIS_FOLDER
 
 Drafts never change what the target writes; a better draft only makes it faster.
 
@@ -177,7 +184,7 @@ Drafts never change what the target writes; a better draft only makes it faster.
 
 {shape.layers} layer(s) of width {config.hidden_size} with {shape.inner} inner units and {config.num_heads} heads that
 see the last {shape.window} tokens. {config.kept_tokens} of {config.vocab_size} tokens have a row in the table that is
-embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.
+embedding and head; the others are read as the most similar one and never predicted. Linear layers are int8.{leaves}
 
 ## How it was made
 
@@ -194,7 +201,8 @@ On texts held out, in int8, per token:
 {chr(10).join(rows)}
 
 acceptance: the mean of sum min(p, q) at temperature 1 over the target's likeliest tokens, a lower bound. agreement: how
-often both models find the same token likeliest. Cross-entropy against the target: {scores["cross_entropy"]:.3f} nats.
+often both models find the same token likeliest; with a number, behind so many layers. Cross-entropy against the
+target: {scores["cross_entropy"]:.3f} nats.
 """
 
 

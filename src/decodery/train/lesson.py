@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ..model.batch import Batch, Segment
+from ..model.sites import Site, Visits
 from ..model.transformer import Transformer
 from ..model.weights import Kept
 from .data import Text
@@ -79,16 +80,22 @@ def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
     )
 
 
-def predictions(draft: Transformer, taught: Lesson) -> torch.Tensor:
-    """Log-probabilities [m, outputs] of the draft where there is something to predict."""
-    hidden = draft.layers(draft.embed(taught.batch), taught.batch)
-    return draft.outputs(hidden[taught.rows]).float().log_softmax(dim=-1)
+def predictions(draft: Transformer, taught: Lesson) -> list[torch.Tensor]:
+    """Log-probabilities [m, outputs] of the draft where there is something to predict, at each of its exits.
+
+    All of them come from one pass; a draft that was cut for no exits has one, behind its last layer.
+    """
+    exits = [Site("residual", leave) for leave in draft.config.exits or (draft.config.num_layers,)]
+    visits = Visits.reading(exits)
+    draft.layers(draft.embed(taught.batch), taught.batch, visits)
+    return [draft.outputs(visits.states[leave][taught.rows]).float().log_softmax(dim=-1) for leave in exits]
 
 
-def distance(logq: torch.Tensor, taught: Lesson) -> torch.Tensor:
-    """Cross-entropy of the draft against the target's likely tokens, in nats per token."""
-    each = -(taught.share * logq.gather(1, taught.likely)).sum(dim=1)
-    return (each * taught.weight).sum() / taught.weight.sum().clamp(min=1e-9)
+def distance(said: Sequence[torch.Tensor], taught: Lesson) -> torch.Tensor:
+    """Cross-entropy of the draft against the target's likely tokens, in nats per token; the mean over its exits."""
+    each = [-(taught.share * logq.gather(1, taught.likely)).sum(dim=1) for logq in said]
+    mean = torch.stack(each).mean(dim=0)
+    return (mean * taught.weight).sum() / taught.weight.sum().clamp(min=1e-9)
 
 
 def judged(draft: Transformer, taught: Lesson) -> dict[str, float]:
@@ -96,14 +103,17 @@ def judged(draft: Transformer, taught: Lesson) -> dict[str, float]:
 
     cross_entropy: see `distance`. acceptance: the mean of sum min(p, q) over the target's kept likely tokens, at
     temperature 1: how often rejection sampling accepts a drawn token, at least. agreement: how often the two models'
-    likeliest tokens are the same, which is how often a greedy draft is accepted.
+    likeliest tokens are the same, which is how often a greedy draft is accepted. Both are those of all layers; of a
+    draft with several exits they are told of each, as in "agreement 4".
     """
     with torch.no_grad():
-        logq = predictions(draft, taught)
-        p = taught.share * taught.weight[:, None]
-        same = (logq.argmax(dim=1) == taught.likely[:, 0]) & (p[:, 0] > 0)
-        return {
-            "cross_entropy": float(distance(logq, taught)),
-            "acceptance": float(torch.minimum(p, logq.exp().gather(1, taught.likely)).sum()) / taught.count,
-            "agreement": float(same.sum()) / taught.count,
-        }
+        said, p = predictions(draft, taught), taught.share * taught.weight[:, None]
+        found = {"cross_entropy": float(distance(said, taught))}
+        for leave, logq in zip(draft.config.exits or (0,), said, strict=True):
+            same = (logq.argmax(dim=1) == taught.likely[:, 0]) & (p[:, 0] > 0)
+            found["acceptance"] = float(torch.minimum(p, logq.exp().gather(1, taught.likely)).sum()) / taught.count
+            found["agreement"] = float(same.sum()) / taught.count
+            if leave:
+                # The last exit is all layers, whose figures stay behind as the draft's own.
+                found |= {f"{name} {leave}": found[name] for name in ("acceptance", "agreement")}
+        return found

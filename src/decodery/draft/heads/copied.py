@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...errors import UnsupportedModel
 from ...model.config import ModelConfig
 from ...model.rope import rope_frequencies
 from ...model.transformer import Transformer
@@ -15,6 +16,8 @@ def layer_shape(config: ModelConfig, index: int) -> LayerShape:
     """The shape of layer `index`, with its rotary positions; a factor that yarn puts on them is left out."""
     rope = config.layer_rope(index)
     stretch: tuple[float, ...] = ()
+    if rope.rotated:
+        raise UnsupportedModel("a head turns all dimensions of its model, and this one turns some: use another")
     if rope.kind != "default":
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
         inverse, _ = rope_frequencies(rope, config.head_dim)
@@ -37,6 +40,8 @@ def copied_layer(model: Transformer, index: int, *, silent: bool = False) -> tup
     silent: the copy adds nothing to the stream yet.
     """
     layer = model.weights.layers[index]
+    if layer.router is not None:
+        raise UnsupportedModel("a head begins as a layer of its model, and this one's have many experts: use another")
     tensors = {"layer.mlp_norm.weight": copied(layer.mlp_norm)}
     for name in ("qkv", "output", "gate_up", "down"):
         linear = floating(getattr(layer, name))

@@ -1,0 +1,57 @@
+"""MLPs that are many: a router chooses a few experts for every row (Mixtral, Qwen3-MoE)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .config import ModelConfig
+from .int4 import Int4Linear
+from .int8 import Int8Linear
+from .weights import Dense, Layer, Linear
+
+
+class Mixture:
+    """The experts of one layer, as views into its stacked matrices. activation: of the gates."""
+
+    def __init__(self, layer: Layer, config: ModelConfig, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        assert layer.router is not None
+        self._config, self._router, self._activation = config, layer.router, activation
+        inner, hidden = 2 * config.intermediate_size, config.hidden_size
+        self._experts = [
+            (_rows(layer.gate_up, number * inner, inner), _rows(layer.down, number * hidden, hidden))
+            for number in range(config.experts)
+        ]
+
+    def __call__(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the experts add to normed rows [N, hidden], and which ones each row took [N, experts_per_token]."""
+        config = self._config
+        # In float64, so that no row's choice hangs on the rows beside it.
+        said = (rows.double() @ self._router.double().T).softmax(dim=-1)
+        weights, chosen = said.topk(config.experts_per_token, dim=-1)
+        if config.normed_experts:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights.to(rows.dtype)
+        found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        for number in chosen.unique().tolist():
+            row, place = torch.where(chosen == number)
+            gate_up, down = self._experts[number]
+            gate, up = gate_up(rows[row]).chunk(2, dim=-1)
+            found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
+        # One after the other, the likeliest first: a row's sum is the same whatever else is in the pass.
+        total = found[:, 0]
+        for each in range(1, found.shape[1]):
+            total = total + found[:, each]
+        return total, chosen
+
+
+def _rows(stacked: Linear, first: int, count: int) -> Linear:
+    """Some outputs of a layer, as a layer that shares its memory."""
+    span = slice(first, first + count)
+    if isinstance(stacked, Int4Linear):
+        return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span])
+    if isinstance(stacked, Int8Linear):
+        return Int8Linear(stacked.weight[span], stacked.scale[span])
+    assert isinstance(stacked, Dense)
+    return Dense(stacked.weight[span])
