@@ -87,6 +87,10 @@ class Watch:
         """What every monitor found."""
         return [mind.told for mind in self._minds]
 
+    def state(self, number: int) -> Any:
+        """What one of the monitors remembers."""
+        return self._minds[number].state
+
     @property
     def interventions(self) -> tuple[Intervention, ...]:
         """What changes rows of this text, each where it was in force when they were read."""
