@@ -3,8 +3,8 @@
     python benchmarks/monitors.py --work DIR --out benchmarks/results/monitors.json
 
 Answers the built-in questions once (in DIR, where an interrupted run goes on), then trains every monitor for three
-seeds of split and training, and looks at the test part alone. Figures are means over seeds; intervals are 95% bootstraps
-over the groups of the first seed's test part. Counts only: no times.
+seeds of split and training, and looks at the test part alone. Figures are means over seeds; intervals are 95%
+bootstraps over the groups of the first seed's test part. Counts only: no times.
 """
 
 from __future__ import annotations

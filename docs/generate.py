@@ -31,6 +31,7 @@ import remembering
 import sampling
 import steering
 import timing
+import watching
 from figures import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -146,6 +147,7 @@ MADE: dict[str, Callable[[], str]] = {
     **timing.SECTIONS,
     **drafting.SECTIONS,
     **remembering.SECTIONS,
+    **watching.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
     **filling.SECTIONS,
