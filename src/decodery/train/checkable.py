@@ -62,7 +62,9 @@ def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES) ->
             country, capital = pair.replace("_", " ").split("/")
             asked = f"{_SHOTS}Question: What is the capital of {country}?\nAnswer:"
             found[country] = Question(asked, capital, country, "capitals", "capitals")
-    while "sums" in families and len(found) < count:
+    # At least every other one, where there are fewer than there are capitals.
+    wanted = len(found) + max(count - len(found), (count + 1) // 2)
+    while "sums" in families and len(found) < wanted:
         digits = random.integers(1, 4, 2)
         one, other = (int(random.integers(10 ** (n - 1) if n > 1 else 0, 10**n)) for n in digits)
         group = f"{min(one, other)}+{max(one, other)}"
