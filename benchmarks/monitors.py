@@ -208,7 +208,7 @@ def actions(lm: Any, answers: list[Answered], sites: tuple[str, ...]) -> dict[st
     }
     told = {name: act(lm, test, monitor) for name, monitor in found.items()}
     counts = told["truthprint, rollback"]
-    share = counts["flags"] / max(counts["tokens"], 1)
+    share = counts["rollbacks"] / max(counts["tokens"], 1)
     told["rollbacks at random places"] = act(lm, test, Anywhere(new, threshold=0.5, share_of_tokens=share))
     print(told)
     return told
@@ -252,7 +252,7 @@ def act(lm: Any, test: list[Answered], monitor: Monitor) -> dict[str, Any]:
         "right to wrong": broken,
         "mcnemar p": round(mcnemar(mended, broken), 4),
         "texts flagged": sum(output.monitors[0].flagged is not None for output in outputs),
-        "flags": int(sum(count.get("rollbacks", 0) for count in counts)),
+        "rollbacks": int(sum(count.get("rollbacks", 0) for count in counts)),
         "tokens": written,
         "tokens computed per token": round(1 + sum(count.get("tokens_taken_back", 0) for count in counts) / written, 3),
     }
