@@ -32,6 +32,7 @@ import remembering
 import sampling
 import steering
 import timing
+import watching
 from figures import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -147,6 +148,7 @@ MADE: dict[str, Callable[[], str]] = {
     **timing.SECTIONS,
     **drafting.SECTIONS,
     **remembering.SECTIONS,
+    **watching.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
     **filling.SECTIONS,

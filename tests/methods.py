@@ -93,6 +93,13 @@ from decodery.model.skips import SkipSet
 from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
+from decodery.monitor.base import Monitor
+from decodery.monitor.confidence import Confidence as Doubt
+from decodery.monitor.factcheckmate import FactCheckmate, Shift
+from decodery.monitor.los import LOS, LOSHead, LOSNet
+from decodery.monitor.probe import Probe
+from decodery.monitor.threshold import Threshold
+from decodery.monitor.truthprint import TruthPrInt
 from decodery.puzzles.chain import Chain
 from decodery.sample import (
     DRY,
@@ -610,3 +617,40 @@ TRANSFORMS = [
     "slicegpt",
 ]
 """Specs; what they do is in the tests of the package."""
+
+
+def untrained_probe(rows: str, bias: float = 0.0, model: str = "") -> Probe:
+    """One that nothing was learned for."""
+    draws = torch.Generator().manual_seed(3)
+    width = 32 * (2 if rows == "prompt" else 1)
+    tensors = {
+        "mean": torch.zeros(width),
+        "scale": torch.ones(width),
+        "weight.0": torch.randn(8, width, generator=draws) / width**0.5,
+        "bias.0": torch.zeros(8),
+        "weight.1": torch.randn(1, 8, generator=draws),
+        "bias.1": torch.full((1,), bias),
+    }
+    return Probe(tensors, "resid_post.1", rows, Threshold(0.5, 0.1, 20, "draws"), model=model)
+
+
+def untrained_shift(size: float) -> Shift:
+    draws = torch.Generator().manual_seed(4)
+    weights = {f"weight.{at}": torch.randn(32, 32, generator=draws) * 0.3 for at in range(3)}
+    weights["weight.2"] *= size
+    return Shift(weights | {f"bias.{at}": torch.zeros(32) for at in range(3)})
+
+
+def _los() -> LOSHead:
+    torch.manual_seed(0)
+    net, facts = LOSNet(8, 16), {"k": 8, "width": 16, "layers": 1}
+    return LOSHead(net.state_dict(), Threshold(0.5, 0.1, 20, "draws"), facts)
+
+
+MONITORS: dict[str, Monitor] = {
+    "confidence": Doubt("worst", threshold=5.5, action="stop"),
+    "factcheckmate": FactCheckmate(untrained_probe("prompt"), untrained_shift(1.0), action="switch", threshold=0.0),
+    "los": LOS(_los(), every=3),
+    "truthprint": TruthPrInt(untrained_probe("new", 0.3), most=4, share=0.01),
+}
+"""Monitors, each with an action that texts of a few tokens see; `los` reads only."""

@@ -56,6 +56,7 @@ from methods import (
     GROWTHS,
     KVS,
     LOSSY_RULES,
+    MONITORS,
     RULES,
     SAMPLERS,
     SOURCES,
@@ -111,6 +112,7 @@ def test_the_lists_name_every_registered_method() -> None:
     assert set(GROWTHS) == {method.name for method in methods("draft.growth")}
     assert set(SOURCES) == {method.name for method in methods("source")}
     assert set(KVS) == {method.name for method in methods("kv")}
+    assert set(MONITORS) == {method.name for method in methods("monitor")}
     assert set(RULES) | CHECKING_RULES == {method.name for method in methods("verify") if method.lossless}
     assert {method.name for method in methods("verify.continuous")} == CONTINUOUS_RULES
     assert set(BUDGETS) == {method.name for method in methods("budget")}

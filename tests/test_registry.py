@@ -29,6 +29,7 @@ from decodery.draft.growth.base import Growth
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.errors import NotTrusted, SettingsError, UnknownMethod
 from decodery.kv.base import CachePolicy
+from decodery.monitor.base import Monitor
 from decodery.registry import family_of, method_of, methods, register, resolve
 from decodery.sample import LogitBias, MinNewTokens, Stage, TopK, TopP, Warp
 from decodery.sample.constraint import Constraint
@@ -98,7 +99,7 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
     [
         *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
         *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
-        *(("kv", CachePolicy), ("transform", Transform)),
+        *(("kv", CachePolicy), ("transform", Transform), ("monitor", Monitor)),
     ],
 )
 def test_whatever_a_family_lists_can_do_what_the_family_is_for(family: str, base: type) -> None:
@@ -306,6 +307,8 @@ LOCAL = {
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
     ("kv", "double-sparsity", "calibration"),
+    *(("monitor", name, "probe") for name in ("factcheckmate", "truthprint")),
+    *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head")),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),

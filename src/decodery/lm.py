@@ -24,9 +24,18 @@ from .kv.base import CachePolicy
 from .model.load import LoadedModel
 from .model.store import Progress, silent
 from .model.vocabulary import Vocabulary
+from .monitor.base import Monitor
 from .output import Output, Piece
 from .registry import resolve
-from .resolving import build_sampler, left_by, resolve_carrier, resolve_drafter, resolve_kv, resolve_source
+from .resolving import (
+    build_sampler,
+    left_by,
+    resolve_carrier,
+    resolve_drafter,
+    resolve_kv,
+    resolve_monitors,
+    resolve_source,
+)
 from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
 from .settings import checked
@@ -248,6 +257,7 @@ class LM:
         reuse: Output | Sequence | None = None,
         source: Source | str | None = None,
         kv: CachePolicy | str | None = None,
+        monitor: Monitor | str | Ordered[Monitor | str] = (),
         raw: bool = False,
         trees: bool = False,
         constraint: Any = None,
@@ -262,6 +272,8 @@ class LM:
         speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
         at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
         kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
+        monitor: what watches the text, one or several, as in "los:head=DIR,action=stop"; `Output.monitors` says what
+        they found.
         raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
         see `decodery.picture`.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
@@ -293,6 +305,7 @@ class LM:
             source=resolve_source(source, lambda text: self.encode(text, raw=raw)),
             kv=resolve_kv(kv),
             trees=trees,
+            monitors=resolve_monitors(monitor),
         )
 
     def request_for(
@@ -326,7 +339,9 @@ class LM:
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             score=seq.score,
             complete=seq.complete,
-            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache else None,
+            # A cache whose rows were steered is no plain reading of its tokens.
+            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache and not seq.interventions else None,
+            monitors=() if seq.watch is None else tuple(seq.watch.told),
         )
 
     def _compiled(self, constraint: Any) -> Constraint:

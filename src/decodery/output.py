@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .core.sequence import FinishReason, KeptText, TokenLogprob
+from .core.sequence import FinishReason, KeptText, TokenLogprob, Watched
 from .core.trace import Trace
 
 
@@ -15,7 +15,8 @@ class Output:
 
     prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
     ranked. complete: False where a server went away before all was written that had been asked for. kept: what a
-    further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled.
+    further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled. monitors: what each of
+    them found.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Output:
     score: float | None = None
     complete: bool = True
     kept: KeptText | None = field(default=None, repr=False, compare=False)
+    monitors: tuple[Watched, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None}
@@ -46,6 +48,8 @@ class Output:
             result["score"] = self.score
         if not self.complete:
             result["complete"] = False
+        if self.monitors:
+            result["monitors"] = [each.to_dict() for each in self.monitors]
         if self.logprobs is not None:
             result["logprobs"] = [
                 {"token": entry.token, "logprob": entry.logprob, "top": entry.top} for entry in self.logprobs

@@ -10,6 +10,7 @@ from .core.sequence import KeptText, Sequence
 from .draft.base import Drafter
 from .errors import SettingsError
 from .kv.base import CachePolicy
+from .monitor.base import Monitor
 from .output import Output
 from .registry import method_of, resolve
 from .sample.sampler import Sampler
@@ -37,6 +38,12 @@ def resolve_kv(kv: CachePolicy | str | None) -> CachePolicy | None:
         return None
     found: CachePolicy = resolve("kv", kv)
     return found
+
+
+def resolve_monitors(monitor: Monitor | str | Ordered[Monitor | str] | None) -> tuple[Monitor, ...]:
+    """Monitors by name, one or several; None and "none" mean that nobody watches."""
+    given = [monitor] if isinstance(monitor, str | Monitor) else monitor or ()
+    return tuple(resolve("monitor", each) for each in given if each != "none")
 
 
 def resolve_carrier(search: Any) -> Any:

@@ -393,3 +393,17 @@ def test_trust_and_strictness_are_switched_on(tmp_path: Any) -> None:
 def test_base_models_have_no_chat() -> None:
     with serving(tiny_lm(None)) as (_, url), pytest.raises(openai.BadRequestError, match="no chat template"):
         client(url).chat.completions.create(model="tiny", messages=user("x"))
+
+
+def test_monitors_tell_beside_the_text_and_stop_it(url: str) -> None:
+    asked = {"messages": user("x"), "max_tokens": 6}
+    free = httpx.post(f"{url}/v1/chat/completions", json=asked).json()["choices"][0]
+    for action, reason, tokens in (("flag", free["finish_reason"], 6), ("stop", "content_filter", 1)):
+        own = {"decodery": {"monitor": ["confidence:measure=worst", f"confidence:threshold=0,action={action}"]}}
+        choice = httpx.post(f"{url}/v1/chat/completions", json=asked | own).json()["choices"][0]
+        quiet, loud = choice["decodery"]["monitor_scores"]
+        assert choice["finish_reason"] == reason and quiet["flagged"] is None and loud["flagged"] == 0
+        assert len(loud["scores"]) == len(quiet["scores"]) <= tokens
+        assert free["message"]["content"].startswith(choice["message"]["content"])
+    metrics = httpx.get(f"{url}/metrics").text
+    assert 'decodery_monitor_events_total{kind="evaluation"' in metrics and 'kind="flag"' in metrics

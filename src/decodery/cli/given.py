@@ -27,6 +27,7 @@ _NOT_WARPING = {
     "max_nodes",
     "source",
     "kv",
+    "monitor",
     "constraint",
 }
 _CONSTRAINTS = ("json_schema", "regex", "grammar", "choice", "constrain")
@@ -40,7 +41,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     from ..budget.base import LARGEST
     from ..decode.request import Request
     from ..registry import resolve
-    from ..resolving import build_sampler, resolve_drafter
+    from ..resolving import build_sampler, resolve_drafter, resolve_monitors
 
     chosen = {name: value for name, value in settings.items() if value is not None and value != ()}
     if constraints := [name for name in _CONSTRAINTS if name in chosen]:
@@ -61,6 +62,8 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
         chosen["source"] = resolve("source", chosen["source"])
     if chosen.get("kv", "none") != "none":
         chosen["kv"] = resolve("kv", chosen["kv"])
+    if "monitor" in chosen:
+        chosen["monitor"] = resolve_monitors(chosen["monitor"])
     if "rule" in chosen:
         chosen["rule"] = resolve("verify", chosen["rule"])
     if "budget" in chosen:
@@ -74,7 +77,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
     # A request for nothing says what does not go together; what only a model knows is left out of it.
     parts = {name: chosen[name] for name in ("drafter", "rule", "budget", "source", "kv") if name in chosen}
     parts = {name: part for name, part in parts.items() if not isinstance(part, str)}
-    Request([0], sampler=sampler, max_nodes=LARGEST, **parts)
+    Request([0], sampler=sampler, max_nodes=LARGEST, monitors=chosen.get("monitor", ()), **parts)
     return chosen
 
 

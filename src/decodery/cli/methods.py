@@ -26,6 +26,7 @@ _OPTIONS = {
     "sample": "--sampler",
     "source": "--source",
     "kv": "--kv",
+    "monitor": "--monitor",
     "search": "--search",
     "diffuse": "--diffuse",
 }

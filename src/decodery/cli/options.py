@@ -174,6 +174,13 @@ decoding_options = together(
         "snapkv:budget=0.25 (none).",
     ),
     _option(
+        "Sampling",
+        "--monitor",
+        multiple=True,
+        metavar="SPEC",
+        help="What watches the text, such as los:head=DIR,action=stop; may be repeated.",
+    ),
+    _option(
         "Speculation",
         "--drafter",
         metavar="SPEC",

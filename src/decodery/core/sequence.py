@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,17 +16,19 @@ from .trace import Trace
 if TYPE_CHECKING:
     from ..budget.base import Policy
     from ..decode.calls import Calls
+    from ..decode.watch import Watch
     from ..draft.base import Drafter
     from ..kv.base import CachePolicy
     from ..model.cache import KVCache
     from ..model.protocol import Reader
+    from ..model.sites import Intervention
     from ..sample.base import Context
     from ..sample.sampler import Sampler
     from ..source.base import Source
     from ..verify.base import Rule
     from .text import Detokenizer, TextStream
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 
 @dataclass(slots=True)
@@ -35,6 +38,32 @@ class TokenLogprob:
     token: int
     logprob: float
     top: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Watched:
+    """What a monitor found of a text. limit: scores above it are flagged.
+
+    scores: behind every output token, None where nothing was known yet. flagged: the first output position whose score
+    was above the limit, None for none. error: what turned it off, where it was to go on without.
+    """
+
+    name: str
+    limit: float
+    scores: list[float | None] = field(default_factory=list)
+    flagged: int | None = None
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that JSON has words for."""
+        return {
+            "name": self.name,
+            "limit": self.limit if math.isfinite(self.limit) else None,
+            "score": self.scores[-1] if self.scores else None,
+            "flagged": self.flagged,
+            "scores": self.scores,
+            **({} if self.error is None else {"error": self.error}),
+        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +98,7 @@ class Sequence:
     what was accepted behind it is left. role: what `model` goes by in the ledger where it is not the engine's own.
     conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
     None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
-    it is not all that it would have been, because whoever wrote it went away.
+    it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for none.
     """
 
     tokens: list[int]
@@ -118,6 +147,12 @@ class Sequence:
     calls: Calls | None = field(default=None, repr=False, compare=False)
     written_by: Any = field(default=None, repr=False, compare=False)
     complete: bool = True
+    watch: Watch | None = None
+
+    @property
+    def interventions(self) -> tuple[Intervention, ...]:
+        """What monitors change of its rows."""
+        return () if self.watch is None else self.watch.interventions
 
     def context(self) -> Context:
         """History of the next token, with the sampler's state there."""
@@ -136,6 +171,12 @@ class Sequence:
     def position(self) -> int:
         """Index of the next output token, 0 for the first."""
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def settled(self) -> int:
+        """How many output tokens no monitor takes back any more."""
+        lag = 0 if self.finished or self.watch is None else self.watch.rolls
+        return max(self.position - lag, 0)
 
     @property
     def remaining(self) -> int:
@@ -161,6 +202,7 @@ class Sequence:
             drafter=None,
             draft_state=None,
             held=None,
+            watch=None if self.watch is None else self.watch.fork(),
         )
         if twin.branches is not None:
             twin.branches[id(twin)] = twin

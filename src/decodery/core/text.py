@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from typing import Protocol
@@ -21,33 +22,38 @@ class Detokenizer(Protocol):
 class TextStream:
     """Decodes tokens as they are committed, ends at the first stop string and releases text that is safe to show.
 
-    Text that could be the beginning of a stop string is held back until it is settled.
+    Text that could be the beginning of a stop string is held back until it is settled, and so is that of the last `lag`
+    tokens, which may be taken back.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), lag: int = 0) -> None:
         self._detokenizer = detokenizer
         self.stop = tuple(stop)
         self._longest = max((len(string) for string in stop), default=0)
         self._released = 0
         self.text = ""
+        self._ends = deque([0], maxlen=lag + 1)
 
     def push(self, token: int) -> str | None:
         """Add one token; returns the stop string that its text completed, if any, and cuts the text before it."""
-        return self._append(self._detokenizer.push([token]))
+        found = self._append(self._detokenizer.push([token]))
+        self._ends.append(len(self.text))
+        return found
 
     def finish(self) -> str | None:
         """No token will follow: what was held back is text after all. Returns a stop string it completed, if any."""
         return self._append(self._detokenizer.finish())
 
-    def fork(self) -> TextStream:
-        """The same text, to be continued apart."""
+    def fork(self, released: TextStream | None = None) -> TextStream:
+        """The same text, to be continued apart. released: what has shown all that was safe of it so far."""
         twin = copy(self)
-        twin._detokenizer = copy(self._detokenizer)
+        twin._detokenizer, twin._ends = copy(self._detokenizer), self._ends.copy()
+        twin._released = (released or self)._released
         return twin
 
     def release(self, *, final: bool = False) -> str:
         """Text that became safe to show since the last call."""
-        end = len(self.text) if final else len(self.text) - self._held_back()
+        end = len(self.text) if final else min(len(self.text) - self._held_back(), self._ends[0])
         piece = self.text[self._released : end]
         self._released = max(self._released, end)
         return piece

@@ -23,12 +23,15 @@ def commit(seq: Sequence, tree: TokenTree, laws: Laws, accepted: Accepted) -> li
     chosen_at = [0, *accepted.path]
     emitted: list[int] = []
     for token, node in zip(run, chosen_at, strict=True):
+        if seq.watch is not None:
+            seq.watch.remember(seq, laws.context(node).state)
         if seq.logprobs is not None:
             seq.token_logprobs += logprobs(laws.row(node)[None], [token], seq.logprobs)
         seq.tokens.append(token)
         emitted.append(token)
         _check_stop(seq, token)
-        if seq.finished or (seq.held is not None and seq.held(seq)):
+        cut = seq.watch is not None and _watched(seq, node, laws)
+        if seq.finished or cut or (seq.held is not None and seq.held(seq)):
             break
     seq.trace.ledger.tokens += len(emitted)
     if seq.sampler.stateful:
@@ -44,10 +47,24 @@ def _check_stop(seq: Sequence, token: int) -> None:
         seq.finish_reason, seq.stopped_by = "stop", found
     elif seq.remaining <= 0:
         seq.finish_reason = "length"
-    if seq.finished and seq.text is not None and not isinstance(seq.stopped_by, str):
-        found = seq.text.finish()
-        if found is not None:
-            seq.finish_reason, seq.stopped_by = "stop", found
+    if seq.finished and not isinstance(seq.stopped_by, str):
+        _finish_text(seq)
+
+
+def _finish_text(seq: Sequence) -> None:
+    if seq.text is not None and (found := seq.text.finish()) is not None:
+        seq.finish_reason, seq.stopped_by = "stop", found
+
+
+def _watched(seq: Sequence, node: int, laws: Laws) -> bool:
+    """Let the monitors see the token that was just committed; whether the run ends behind it."""
+    assert seq.watch is not None
+    ended = seq.finished
+    hidden = {tap: laws.hidden[tap][node] for tap in seq.watch.needs.taps}
+    cut = seq.watch.see(seq, laws.row(node), hidden)
+    if seq.finished and not ended and seq.text is not None:
+        seq.text.finish()
+    return cut
 
 
 def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[TokenLogprob]:

@@ -84,7 +84,7 @@ class Engine:
                 "a sequence can share the prefill of another one only if their prompts are the same, and their "
                 "sources and cache policies"
             )
-        seq.like = like
+        seq.like = None if seq.watch is not None and seq.watch.private else like
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
         return seq
 

@@ -36,6 +36,11 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
     model: what the engine decodes with; None looks at the request alone. Raises SettingsError, UnsupportedModel where
     the model lacks it, with one sentence: which part needs what, who does not give it, what to do.
     """
+    if request.search is not None and request.monitors:
+        raise SettingsError(
+            f"monitors watch a text that is written once, and the search {name_of(request.search)} follows several: "
+            "leave one of the two out"
+        )
     for role, part in _parts(request):
         needs = part.needs
         if model is not None and writes(model) and _acts_on_rows(role, part):
@@ -59,6 +64,8 @@ def _parts(request: Request) -> Iterator[tuple[str, Any]]:
     for role in ("rule", "drafter", "budget", "source", "search", "kv"):
         if (part := getattr(request, role)) is not None:
             yield role, part
+    for monitor in request.monitors:
+        yield "monitor", monitor
 
 
 def _of_model(model: LanguageModel) -> str:
@@ -67,7 +74,9 @@ def _of_model(model: LanguageModel) -> str:
 
 def _acts_on_rows(role: str, part: Any) -> bool:
     """Whether a part sees the rows of a text as they are scored, whatever else it needs."""
-    return role in ("constraint", "drafter", "budget", "source") or (role == "rule" and not isinstance(part, Coupled))
+    return role in ("constraint", "drafter", "budget", "source", "monitor") or (
+        role == "rule" and not isinstance(part, Coupled)
+    )
 
 
 def _who(role: str, part: Any) -> str:

@@ -11,6 +11,7 @@ from ..errors import PromptError, SettingsError
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
 from .request import Request
+from .watch import Watch
 
 
 def opened(
@@ -53,8 +54,13 @@ def opened(
         conversation=request.conversation,
     )
     if detokenizer is not None:
-        seq.text = TextStream(detokenizer(), request.stop)
+        lag = max((monitor.rolls for monitor in request.monitors), default=0)
+        seq.text = TextStream(detokenizer(), request.stop, lag)
     seq.sampler_state = seq.sampler.init(prompt)
+    if request.monitors:
+        for monitor in request.monitors:
+            monitor.fits(model)
+        seq.watch = Watch(request.monitors, seq)
     return seq
 
 
@@ -83,12 +89,14 @@ def _resume(request: Request, prompt: list[int]) -> KVCache | None:
     """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
 
     None where there is none, where a source may have read something else in the prompt's place, where a cache policy
-    has to see the prompt read, or where all of the prompt has to be read.
+    or a monitor has to see the prompt read, or where all of the prompt has to be read.
     """
     earlier = request.reuse
     if earlier is None or earlier.source is not None or request.source is not None:
         return None
     if request.kv is not None or request.prompt_logprobs is not None:
+        return None
+    if any(monitor.needs.prompt_taps or monitor.needs.changes for monitor in request.monitors):
         return None
     if not (isinstance(earlier.cache, KVCache) and earlier.cache.plain):
         return None

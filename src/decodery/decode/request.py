@@ -15,7 +15,10 @@ from ..draft.base import Drafter
 from ..draft.forced import Forced
 from ..errors import SettingsError
 from ..kv.base import CachePolicy
+from ..monitor.base import Monitor
 from ..registry import method_of, resolve
+from ..sample.banned import Banned
+from ..sample.base import Stage
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
 from ..source.base import Source
@@ -47,11 +50,12 @@ class Request:
     (0: the emitted one alone); prompt_logprobs: the same of the prompt's tokens, but the first. reuse: a finished text
     whose cache serves as far as its tokens agree with the prompt; not used where there is a source. source: what makes
     the logits out of one or more models and contexts, None for the model alone. kv: what of the text's keys and values
-    is kept and read, None for all of them. search: whose branches these are, None for a text of its own. salt: texts
-    share what was read of their prompts with those of the same salt only. trees: keep the draft of every step in the
-    trace. conversation: what the prompt was made of, for searches that ask for texts behind other prompts.
+    is kept and read, None for all of them. monitors: what watches it. search: whose branches these are, None for a text
+    of its own. salt: texts share what was read of their prompts with those of the same salt only. trees: keep the draft
+    of every step in the trace. conversation: what the prompt was made of, for searches that ask for texts behind other
+    prompts.
 
-    drafter, rule, budget, source and kv may be names, as in "prompt-lookup:length=5".
+    drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
 
     What goes with what is decided here, whoever makes the request. With a constraint in the sampler, tokens it forces
     are drafted too; one that has no mask is asked about single tokens, by the rule awrs in place of coupled.
@@ -70,6 +74,7 @@ class Request:
     budget: Policy | None = None
     source: Source | None = None
     kv: CachePolicy | None = None
+    monitors: Ordered[Monitor] = ()
     max_nodes: int = MOST_NODES
     search: Search | None = None
     prompt_logprobs: int | None = None
@@ -105,6 +110,8 @@ class Request:
             elif not isinstance(part, kind) and not (part is None and role != "rule"):
                 article = "a verification rule of tokens" if role == "rule" else f"a {kind.__name__}"
                 raise SettingsError(f"{role} must be {article} or the name of one, not {part!r}")
+        given = [self.monitors] if isinstance(self.monitors, str | Monitor) else self.monitors
+        self.monitors = tuple(resolve("monitor", each) for each in given)
 
     def suited(self, model: LanguageModel) -> Request:
         """The same request with what its drafter brings along for texts of `model`.
@@ -118,7 +125,12 @@ class Request:
 
     def _constrain(self) -> None:
         """Let what goes with a constraint take the place of rule and drafter."""
-        found = constrained(self.sampler.warps)
+        warps = self.sampler.warps
+        if any(monitor.rolls for monitor in self.monitors) and not any(isinstance(warp, Banned) for warp in warps):
+            # Behind the masks: where a constraint allows nothing else, what was taken back is written again.
+            masks = sum(warp.stage is Stage.MASK for warp in warps)
+            self.sampler = Sampler((*warps[:masks], Banned(), *warps[masks:]))
+        found = constrained(warps)
         if found is None:
             return
         if not found[1].gives.mask and self.rule == Coupled():

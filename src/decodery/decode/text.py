@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import cast
 
 import torch
 
 from ..budget.base import Budget
-from ..core.ask import Asking, score, settled
+from ..core.ask import Asking, Scored, score, settled
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import DraftTree, Step
 from ..core.tree import TokenTree
-from ..draft.base import Observation
+from ..draft.base import Drafter, Observation
 from ..model.batch import Segment
 from ..model.protocol import EmbeddingModel, writes
 from ..model.route import WHOLE, Route
-from ..model.sites import OF_OUTPUTS, Intervention, Tap, site
+from ..model.sites import OF_OUTPUTS, Intervention, Site, Tap, site
 from ..verify.base import Accepted, Laws
 from .commit import commit, logprobs
 
@@ -64,24 +64,30 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     if all_rows and seq.chunk is not None:
         rows = min(rows, seq.chunk)
     end = len(seq.tokens) if seq.position == 0 else len(seq.tokens) - 1
-    if start < seq.shown:
-        end = min(end, seq.shown)
+    # What is read again is shown to nobody twice: drafters and monitors may have seen different parts of it.
+    seen = (seq.shown, 0 if seq.watch is None else seq.watch.read_to)
+    end = min([end, *(known for known in seen if start < known)])
     chunk = seq.tokens[start : min(end, start + rows)]
     decides = len(chunk) == missing
     untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
     all_rows = all_rows or (untold and start + len(chunk) > len(seq.told))
     wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
-    segment = Segment.chunk(chunk, seq.cache, logit_rows=wanted)
+    segment = replace(Segment.chunk(chunk, seq.cache, logit_rows=wanted), interventions=seq.interventions)
     step = Step(rows=len(chunk), prefill=True)
     if decides:
         yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)
-        if seq.kv is not None and not seq.finished:
+        if seq.kv is not None and seq.position and not seq.finished:
             yield from settled(seq.kv.settle(seq))
         return
-    taps = seq.drafter.needs.taps if seq.drafter is not None and shows else ()
-    scored = yield from score(seq.model, segment, taps, seq.role)
+    taps = [
+        *(needs.taps if shows else ()),
+        *(seq.watch.needs.taps if seq.watch is not None and seq.watch.reads else ()),
+    ]
+    scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
     seq.trace.steps.append(step)
     _tell(seq, scored.logits, start)
+    if seq.watch is not None:
+        seq.watch.read(seq, scored.hidden, start, len(chunk))
     seq.cache.keep(range(len(chunk)))
     if shows:
         assert seq.drafter is not None
@@ -118,14 +124,26 @@ def _decide(
     """
     drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
-    taps = [*dict.fromkeys((*rule.needs.taps, *(drafter.needs.taps if drafter is not None and observes else ())))]
+    watch = () if seq.watch is None else seq.watch.needs.taps
+    drafting_taps = drafter.needs.taps if drafter is not None and observes else ()
+    taps = [*dict.fromkeys((*rule.needs.taps, *drafting_taps, *watch))]
     scored = yield from score(seq.model, segment, taps, seq.role, route=route)
     begin = perf_counter()
     seq.trace.steps.append(step)
     if step.prefill:
-        _tell(seq, scored.logits, seq.cache.next_position)
+        start = seq.cache.next_position
+        _tell(seq, scored.logits, start)
+        if seq.watch is not None and seq.watch.read(seq, scored.hidden, start, len(segment)):
+            # What changes rows from the prompt's end on changes its last one already: that is read once more.
+            seq.cache.keep(range(len(segment) - 1))
+            if shown is not None and len(shown) > 1:
+                assert drafter is not None
+                hidden = {tap: rows[:-1] for tap, rows in scored.hidden.items()}
+                drafter.observe(seq, _chunk_seen(shown[:-1], scored.logits[:-1], hidden, [], start))
+                seq.shown = start + len(shown) - 1
+            return
     logits = scored.logits[-len(tree) :]
-    laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][first:] for tap in taps}, first)
+    laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
     accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
     # Where the rule asked for more, its passes have steps of their own; the last one decided.
     last = seq.trace.steps[-1]
@@ -139,8 +157,23 @@ def _decide(
     if seq.trees:
         path = accepted.path[: last.accepted]
         last.tree = DraftTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
-    if drafter is None or not observes:
-        return
+    if drafter is not None and observes:
+        _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
+    if seq.watch is not None and seq.watch.pending is not None:
+        seq.watch.roll_back(seq)
+
+
+def _observe(
+    seq: Sequence,
+    drafter: Drafter,
+    scored: Scored,
+    laws: Laws,
+    accepted: Accepted,
+    emitted: list[int],
+    drafting: float,
+    shown: list[int] | None,
+) -> None:
+    """Let the drafter, and the budget, see what became of a step."""
     if shown is not None:
         start = len(seq.tokens) - len(emitted) - len(shown)
         drafter.observe(seq, _chunk_seen(shown, scored.logits, scored.hidden, emitted, start))
@@ -180,25 +213,29 @@ def _route(tree: TokenTree, seq: Sequence) -> Route:
     if tree.entered is None:
         return WHOLE
     first, layers = tree.entered.layer, seq.model.config.num_layers
-    parts = [part.needs for part in (seq.rule, seq.drafter) if part is not None]
-    places = [site(tap, layers) for needs in parts for tap in needs.taps]
-    early = any(place.name not in OF_OUTPUTS and place.layer < first for place in places)
+    parts = [part.needs for part in (seq.rule, seq.drafter, seq.watch) if part is not None]
+    read = [site(tap, layers) for needs in parts for tap in needs.taps]
+    changed = [site(change.site, layers) for change in seq.interventions]
+    early = any(place.name not in OF_OUTPUTS and place.layer < first for place in (*read, *changed))
+    # Rows are not changed any more where they enter.
+    early = early or any(place == Site("residual", first) for place in changed)
     return WHOLE if early else Route(tuple(range(first, layers)))
 
 
 def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
     """The rows of a tree below what the cache holds, as its first layer on the route reads them."""
     mask, positions = None if tree.is_chain else tree.ancestor_mask(), seq.cache.next_position + tree.depths
+    own = seq.interventions
     if tree.entered is not None and route != WHOLE:
-        return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache)
+        return Segment(positions, states=tree.entered.states, mask=mask, cache=seq.cache, interventions=own)
     if tree.inputs is not None:
         changes = tuple(
             Intervention(site, lambda rows, segment, change=change: change(rows, tree))  # type: ignore[misc]
             for site, change in tree.changes.items()
         )
         states = tree.embedded(cast(EmbeddingModel, seq.model))
-        return Segment(positions, states=states, mask=mask, cache=seq.cache, interventions=changes)
-    return Segment(positions, tree.tokens, mask=mask, cache=seq.cache)
+        return Segment(positions, states=states, mask=mask, cache=seq.cache, interventions=(*changes, *own))
+    return Segment(positions, tree.tokens, mask=mask, cache=seq.cache, interventions=own)
 
 
 def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:

@@ -123,4 +123,6 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
 def told(text: Written, *, score: bool = False) -> dict[str, Any]:
     """What a choice is answered with under "decodery"."""
     found: dict[str, Any] = {"seed": text.seed, "trace": text.trace.summary()}
+    if text.monitors:
+        found["monitor_scores"] = [each.to_dict() for each in text.monitors]
     return found | {"score": text.score} if score else found

@@ -39,7 +39,7 @@ class Methods(BaseModel):
     constraint: _LONG_SPEC | None = None
     search: _SPEC | None = None
     kv: _SPEC | None = None
-    monitor: _SPEC | None = None
+    monitor: _SPEC | Annotated[list[_SPEC], Field(max_length=8)] | None = None
     top_k: Annotated[Whole, Field(ge=0)] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None

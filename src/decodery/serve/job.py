@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.sequence import Sequence, TokenLogprob
+from ..core.sequence import Sequence, TokenLogprob, Watched
 from ..core.trace import Step, Trace
 from ..decode.request import Request
 from ..decode.task import Work
@@ -15,7 +15,7 @@ from ..decode.task import Work
 if TYPE_CHECKING:
     from ..search.base import Search
 
-Ended = Literal["stop", "length", "cancelled", "error"]
+Ended = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 
 @dataclass(eq=False)
@@ -59,6 +59,7 @@ class Written:
     cached: int
     prompt_logprobs: list[TokenLogprob]
     score: float | None = None
+    monitors: list[Watched] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -128,4 +129,5 @@ def _one(job: Job, seq: Sequence) -> Written:
         cached=seq.cached,
         prompt_logprobs=seq.told,
         score=seq.score,
+        monitors=[] if seq.watch is None else seq.watch.told,
     )

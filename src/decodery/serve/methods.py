@@ -7,7 +7,7 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ..registry import methods, resolve
+from ..registry import resolve
 from ..spec import from_network
 from .errors import invalid
 from .fields import Methods, Shared
@@ -30,8 +30,6 @@ def strangers(trust: bool) -> AbstractContextManager[None]:
 def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
     """What of a request decides how one text is decoded, by the names `LM.request` has for it."""
     own = body.decodery or Methods()
-    if own.monitor is not None and not methods("monitor"):
-        raise invalid("there are no monitor methods in this version", "decodery.monitor")
     settings: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -50,6 +48,7 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "max_nodes": own.max_nodes,
         "source": own.source,
         "kv": own.kv,
+        "monitor": own.monitor,
         # 64 bits of whatever whole number it is.
         "seed": None if body.seed is None else body.seed % (1 << 64),
         "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,

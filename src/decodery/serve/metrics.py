@@ -22,6 +22,15 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _PLACES = 8
 
 
+_MONITORED = {
+    "evaluation": "monitor_evaluations",
+    "flag": "monitor_flags",
+    "rollback": "rollbacks",
+    "token_taken_back": "tokens_taken_back",
+}
+"""What is counted of monitors, and what that goes by in the ledger."""
+
+
 class Metrics:
     """Counters, gauges and histograms of one server, all with the label `model_name`. `docs/serving.md` lists them.
 
@@ -48,6 +57,7 @@ class Metrics:
         self.accepted_at = count("accepted_tokens_at", "Drafts accepted at least so deep, up to 8", "position")
         self.target_passes = count("decoding_passes", "A text's passes after its prompt")
         self.ended_by = count("requests_finished", "Texts that ended, by reason", "reason")
+        self.monitored = count("monitor_events", "What monitors did, by kind", "kind")
         self.rows = histogram("pass_rows", "Rows of a pass", _ROWS)
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token", _SECONDS)
         self.gap = histogram("inter_token_seconds", "Between two tokens of a text", _GAPS)
@@ -102,6 +112,9 @@ class Metrics:
         else:
             reason = end[0].reason if end else "nothing"
         self.ended_by.labels(self._model, reason).inc()
+        for text in end if isinstance(end, Sequence) else ():
+            for kind, name in _MONITORED.items():
+                self.monitored.labels(self._model, kind).inc(text.trace.ledger.counts.get(name, 0))
         self.whole.observe(now - job.arrived)
         if job.first is not None:
             self.decode.observe(now - job.first)

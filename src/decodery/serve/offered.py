@@ -9,7 +9,7 @@ from typing import Any
 from ..registry import Method, methods
 from ..spec import beyond_text, free_text
 
-FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv")
+FAMILIES = ("draft", "verify", "budget", "sample", "source", "kv", "monitor")
 """Those that decide how one text is written."""
 
 

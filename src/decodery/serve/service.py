@@ -208,16 +208,17 @@ class Service:
         assert task is not None
         news = News(job)
         if isinstance(task, Text):
-            grown = task.position - job.sent
+            grown = task.settled - job.sent
             self._tokens += grown
             if grown <= 0 and len(task.trace.steps) == job.steps and not task.finished:
                 return None
-            news.tokens = task.generated[job.sent :]
-            news.logprobs = task.token_logprobs[job.sent :]
+            settled = max(task.settled, job.sent)
+            news.tokens = task.generated[job.sent : settled]
+            news.logprobs = task.token_logprobs[job.sent : settled]
             news.steps = task.trace.steps[job.steps :]
             assert task.text is not None
             news.text = task.text.release(final=task.finished)
-            job.sent, job.steps = task.position, len(task.trace.steps)
+            job.sent, job.steps = settled, len(task.trace.steps)
             self.metrics.grew(job, grown, news.steps)
         if not task.finished:
             return news if isinstance(task, Text) else None

@@ -24,6 +24,7 @@ from ..draft.base import Drafter
 from ..kv.base import CachePolicy
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel, Reader
+from ..monitor.base import Monitor
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..verify.base import Rule
@@ -48,6 +49,7 @@ def check_identical(
     sampler: Sampler | None = None,
     source: Source | str | None = None,
     kv: CachePolicy | str | None = None,
+    monitors: Ordered[Monitor | str] = (),
     seeds: Ordered[int] = (0, 1),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -70,6 +72,7 @@ def check_identical(
         "sampler": sampler,
         "source": source,
         "kv": kv,
+        "monitors": tuple(monitors),
         "seeds": seeds,
         "max_new_tokens": max_new_tokens,
         "eos_ids": eos_ids,

@@ -19,6 +19,7 @@ from ..decode.schedule import Limits
 from ..draft.base import Drafter
 from ..kv.base import CachePolicy
 from ..model.protocol import LanguageModel
+from ..monitor.base import Monitor
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
 from ..source.base import Source
@@ -105,6 +106,7 @@ def decode(
     sampler: Sampler | None = None,
     source: Source | str | None = None,
     kv: CachePolicy | str | None = None,
+    monitors: Ordered[Monitor | str] = (),
     seeds: Ordered[int] = (0,),
     max_new_tokens: int = 24,
     eos_ids: Ordered[int] = (),
@@ -121,6 +123,7 @@ def decode(
         "rule": rule or Coupled(),
         "source": source,
         "kv": kv,
+        "monitors": monitors,
     }
     for prompt, seed in itertools.product(prompts, seeds):
         request = Request(

@@ -86,7 +86,14 @@ class Laws:
         mask[:, : self.first] = True
         mask[:, self.first :] = self.tree.ancestor_mask()[known:]
         positions = seq.cache.next_position + self.first + self.tree.depths[fresh]
-        segment = Segment(positions, self.tree.tokens[fresh], mask=mask, cache=seq.cache, stays=self.first + known)
+        segment = Segment(
+            positions,
+            self.tree.tokens[fresh],
+            mask=mask,
+            cache=seq.cache,
+            stays=self.first + known,
+            interventions=seq.interventions,
+        )
         taps = tuple(self.hidden)
         scored = yield from score(seq.model, segment, taps)
         self._starts.append(known)

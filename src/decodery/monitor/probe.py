@@ -1,0 +1,130 @@
+"""A probe: what a small trained part reads off hidden states, with what they were standardised by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CorruptFile, SettingsError
+from ..model.artifact import Artifact, refuse_other, remembered
+from ..model.fields import Text
+from ..model.protocol import Reader
+from ..model.sites import site
+from ..model.threads import one_thread
+from .threshold import Threshold
+
+__all__ = ["Probe"]
+
+PROBE = "probe.safetensors"
+_KIND = "probe"
+_MADE = "make one with `decodery train probe QUESTIONS --out DIR`"
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A linear map or an MLP with ReLU between, on standardised rows, whose last output is a logit.
+
+    tensors: "mean" and "scale" [width] of the rows it learned from, and "weight.i" [out, in] and "bias.i" [out] of its
+    layers. site: the tap that is read; pool: "new" for a token's own row, "prompt" for the mean of the prompt's rows
+    beside the last of them. model: `fingerprint` of the model it reads, "" where that is not known.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    site: str
+    pool: str
+    threshold: Threshold
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    model: str = ""
+
+    @cached_property
+    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weight and bias of each, in double precision."""
+        number = sum(name.startswith("weight.") for name in self.tensors)
+        return [(self.tensors[f"weight.{at}"].double(), self.tensors[f"bias.{at}"].double()) for at in range(number)]
+
+    @one_thread()
+    def score(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n] probabilities, float64. rows: [n, width] as the site gives them, pooled as `pool` says."""
+        found = (rows.double().cpu() - self.tensors["mean"].double()) / self.tensors["scale"].double()
+        for number, (weight, bias) in enumerate(self.layers):
+            found = found @ weight.T + bias
+            if number + 1 < len(self.layers):
+                found = found.relu()
+        return found[:, 0].sigmoid()
+
+    def require(self, model: Reader, pool: str) -> None:
+        """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way."""
+        if self.pool != pool:
+            raise SettingsError(
+                f"this probe reads {self.pool} rows, and here {pool} rows are needed: train one with "
+                f"`decodery train probe --rows {pool}`"
+            )
+        site(self.site, model.config.num_layers)
+        width = model.config.hidden_size * (2 if pool == "prompt" else 1)
+        if len(self.tensors["mean"]) != width:
+            raise SettingsError(f"this probe reads {len(self.tensors['mean'])} numbers and here are {width}: {_MADE}")
+        refuse_other("this probe", self.model, model, _MADE)
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file, whole or not at all."""
+        facts = {**self.facts, "site": self.site, "pool": self.pool, "threshold": self.threshold.facts()}
+        Artifact(_KIND, self.tensors, facts, self.model).save(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Probe:
+        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile."""
+        at = Path(path).expanduser()
+        return _load(at / PROBE if at.is_dir() else at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Rows of a prompt at one site, as they come: their number, their sum [width], float64, and the last of them."""
+
+    count: int = 0
+    total: torch.Tensor | None = None
+    last: torch.Tensor | None = None
+
+    def with_rows(self, rows: torch.Tensor) -> Pool:
+        """The pool with further rows [n, width]; row by row, so that chunks of any size make the same sum."""
+        found = rows.double().cpu()
+        total = torch.zeros_like(found[0]) if self.total is None else self.total.clone()
+        for row in found:
+            total += row
+        return Pool(self.count + len(found), total, found[-1])
+
+    def numbers(self) -> torch.Tensor:
+        """[2 * width] float64: the mean of the rows beside the last of them."""
+        assert self.total is not None and self.last is not None
+        return torch.cat((self.total / self.count, self.last))
+
+
+def given(probe: Probe | str | None, name: str) -> Probe:
+    """The probe of a monitor's settings. Raises SettingsError for none."""
+    if probe is None:
+        raise SettingsError(f"{name} needs a trained probe, as in {name}:probe=DIR: {_MADE}")
+    return Probe.load(probe) if isinstance(probe, str) else probe
+
+
+@remembered
+def _load(path: Path) -> Probe:
+    found = Artifact.read(path, _KIND, _MADE, {"site": Text(64), "pool": Text(16)})
+    tensors, width = found.tensors, 0
+    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    number = sum(name.startswith("weight.") for name in sizes)
+    shapes = [sizes.get(f"weight.{at}", ()) for at in range(number)]
+    width = sizes.get("mean", (0,))[0] if sizes.get("mean") else 0
+    chained = all(len(shape) == 2 for shape in shapes) and number > 0
+    if chained:
+        ins, outs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
+        biases = [sizes.get(f"bias.{at}") for at in range(number)]
+        chained = ins == [width, *outs[:-1]] and outs[-1] == 1 and biases == [(out,) for out in outs]
+    if not chained or sizes.get("scale") != (width,) or not bool((tensors["scale"] > 0).all()):
+        raise CorruptFile(f"{path} holds something else than a probe: {_MADE}")
+    threshold = Threshold.of(found.facts.get("threshold") or {})
+    return Probe(tensors, found.facts["site"], found.facts["pool"], threshold, found.facts, found.model)

@@ -1,0 +1,43 @@
+"""What a row of logits says of the token that was taken: worked out once per token, from the model's own logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Signature"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Signature:
+    """Of one token, in nats. top: [k] the largest log-probabilities of the row, in descending order, 0 behind the end
+    of a smaller vocabulary. logprob: the taken token's. rank: how many tokens are likelier, as a share of the
+    vocabulary. mean, deviation: of all log-probabilities of the row. entropy: of the distribution.
+
+    Renaming the tokens of the vocabulary changes nothing.
+    """
+
+    top: torch.Tensor
+    logprob: float
+    rank: float
+    mean: float
+    deviation: float
+    entropy: float
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, token: int, k: int) -> Signature:
+        """logits: [vocab], raw: before temperature, penalties and masks."""
+        # In double precision, so that the order in which a vocabulary is summed does not show.
+        row = torch.log_softmax(logits.double(), dim=-1).clamp_min(-1e4)
+        taken = row[token]
+        spread, mean = torch.std_mean(row, correction=0)
+        top = row.topk(min(k, len(row))).values
+        top = torch.nn.functional.pad(top, (0, k - len(top)))
+        rank = int((row > taken).sum()) / len(row)
+        return cls(top.cpu(), float(taken), rank, float(mean), float(spread), float(-(row.exp() * row).sum()))
+
+    def numbers(self) -> torch.Tensor:
+        """[k + 5] float32: top, then log-probability, rank, mean, deviation and entropy."""
+        rest = torch.tensor([self.logprob, self.rank, self.mean, self.deviation, self.entropy])
+        return torch.cat((self.top.float(), rest))

@@ -1,0 +1,40 @@
+"""What is written at some places of one text: tokens that a monitor has taken back are not, others must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from .base import Context, Stage, Warp
+from .masks import exclude
+
+
+@dataclass(frozen=True)
+class Banned(Warp):
+    """Excludes tokens at output positions of one text. banned: {position: their ids}; written: {position: the one token
+    that is left there}.
+    """
+
+    banned: dict[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    written: dict[int, int] = field(default_factory=dict, hash=False)
+    stage = Stage.MASK
+
+    def again(self, position: int, ban: Sequence[int], write: Sequence[int]) -> Banned:
+        """The same from `position` on anew: without the tokens of `ban` there, and with those of `write` from there."""
+        banned = {at: tokens for at, tokens in self.banned.items() if at <= position}
+        written = {at: token for at, token in self.written.items() if at < position}
+        if ban:
+            banned[position] = (*banned.get(position, ()), *ban)
+        return Banned(banned, written | dict(enumerate(write, position)))
+
+    def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
+        found = exclude(logits, [self.banned.get(context.position, ()) for context in contexts])
+        for row, context in enumerate(contexts):
+            token = self.written.get(context.position)
+            if token is not None and logits[row, token] > -torch.inf:
+                found = found.clone()
+                found[row] = -torch.inf
+                found[row, token] = logits[row, token]
+        return found

@@ -1,0 +1,93 @@
+"""Questions whose answers can be checked: what tells a monitor which texts were wrong, with no judge."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import CorruptFile, SettingsError
+from .lines import read_json_lines
+
+_SHOTS = "Question: What is 2 + 3?\nAnswer: 5\n\nQuestion: What is the capital of Mexico?\nAnswer: Mexico City\n\n"
+_CAPITALS = (
+    "Afghanistan/Kabul Albania/Tirana Algeria/Algiers Argentina/Buenos_Aires Armenia/Yerevan "
+    "Australia/Canberra Austria/Vienna Bangladesh/Dhaka Belgium/Brussels Bolivia/Sucre Brazil/Brasilia "
+    "Bulgaria/Sofia Cambodia/Phnom_Penh Canada/Ottawa Chad/N'Djamena Chile/Santiago China/Beijing "
+    "Colombia/Bogota Croatia/Zagreb Cuba/Havana Cyprus/Nicosia Denmark/Copenhagen Ecuador/Quito Egypt/Cairo "
+    "Estonia/Tallinn Ethiopia/Addis_Ababa Finland/Helsinki France/Paris Georgia/Tbilisi Germany/Berlin "
+    "Ghana/Accra Greece/Athens Guatemala/Guatemala_City Haiti/Port-au-Prince Honduras/Tegucigalpa "
+    "Hungary/Budapest Iceland/Reykjavik India/New_Delhi Indonesia/Jakarta Iran/Tehran Iraq/Baghdad "
+    "Ireland/Dublin Israel/Jerusalem Italy/Rome Jamaica/Kingston Japan/Tokyo Jordan/Amman Kazakhstan/Astana "
+    "Kenya/Nairobi Laos/Vientiane Latvia/Riga Lebanon/Beirut Libya/Tripoli Lithuania/Vilnius "
+    "Malaysia/Kuala_Lumpur Mali/Bamako Malta/Valletta Mongolia/Ulaanbaatar Morocco/Rabat Mozambique/Maputo "
+    "Nepal/Kathmandu Netherlands/Amsterdam Nicaragua/Managua Niger/Niamey Nigeria/Abuja Norway/Oslo "
+    "Oman/Muscat Pakistan/Islamabad Panama/Panama_City Paraguay/Asuncion Peru/Lima Philippines/Manila "
+    "Poland/Warsaw Portugal/Lisbon Qatar/Doha Romania/Bucharest Russia/Moscow Rwanda/Kigali Senegal/Dakar "
+    "Serbia/Belgrade Slovakia/Bratislava Slovenia/Ljubljana Somalia/Mogadishu Spain/Madrid Sudan/Khartoum "
+    "Sweden/Stockholm Switzerland/Bern Syria/Damascus Thailand/Bangkok Togo/Lome Tunisia/Tunis Turkey/Ankara "
+    "Uganda/Kampala Ukraine/Kyiv Uruguay/Montevideo Uzbekistan/Tashkent Venezuela/Caracas Vietnam/Hanoi "
+    "Yemen/Sanaa Zambia/Lusaka Zimbabwe/Harare"
+)
+FAMILIES = ("sums", "capitals")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """prompt: plain text, behind which the answer is the rest of the line. group: what must not be both learned from
+    and tested on. family: the kind of question; stratum: how hard it looks from outside, such as its number of digits.
+    """
+
+    prompt: str
+    answer: str
+    group: str
+    family: str = ""
+    stratum: str = ""
+
+    def right(self, text: str) -> bool:
+        """Exact match of the first line, without case, accents, punctuation at the ends and an article before it."""
+        return _plain(text.strip().partition("\n")[0]) == _plain(self.answer)
+
+
+def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES) -> list[Question]:
+    """`count` questions in a random order: sums of numbers of one to three digits, and capitals, as far as they go."""
+    if count < 1 or not families or set(families) - set(FAMILIES):
+        raise SettingsError(f"built-in questions are of {' and '.join(FAMILIES)}, and at least one is needed")
+    random, found = np.random.default_rng(seed), dict[str, Question]()
+    if "capitals" in families:
+        for pair in _CAPITALS.split():
+            country, capital = pair.replace("_", " ").split("/")
+            asked = f"{_SHOTS}Question: What is the capital of {country}?\nAnswer:"
+            found[country] = Question(asked, capital, country, "capitals", "capitals")
+    # At least every other one, where there are fewer than there are capitals.
+    wanted = len(found) + max(count - len(found), (count + 1) // 2)
+    while "sums" in families and len(found) < wanted:
+        digits = random.integers(1, 4, 2)
+        one, other = (int(random.integers(10 ** (n - 1) if n > 1 else 0, 10**n)) for n in digits)
+        group = f"{min(one, other)}+{max(one, other)}"
+        asked = f"{_SHOTS}Question: What is {one} + {other}?\nAnswer:"
+        found.setdefault(group, Question(asked, str(one + other), group, "sums", f"sums {sum(digits)}"))
+    questions = list(found.values())
+    return [questions[at] for at in random.permutation(len(questions))[:count]]
+
+
+def read_checkable(path: Path) -> list[Question]:
+    """Of a file of JSON lines {"prompt": text, "answer": text, "group": text}; without a group each stands alone."""
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        texts = [known.get("prompt"), known.get("answer"), known.get("group", f"line {number}")]
+        if not all(isinstance(text, str) and text for text in texts):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "answer": text, "group": text}}')
+        found.append(Question(*texts))
+    if not found:
+        raise CorruptFile(f"{path} holds no question: give one a line")
+    return found
+
+
+def _plain(text: str) -> str:
+    bare = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+    return re.sub(r"^(the|a|an) ", "", bare.casefold().strip(" \t.,;:!?\"'"))

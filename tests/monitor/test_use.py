@@ -1,0 +1,127 @@
+"""Monitors where they are used: errors, texts that are streamed, the command line, the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from decodery.cli.given import given
+from decodery.core.needs import Needs
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.errors import SettingsError, UnknownMethod
+from decodery.monitor.base import Monitor, Row
+from decodery.monitor.confidence import Confidence
+from decodery.monitor.signature import Signature
+from decodery.monitor.threshold import Threshold
+from decodery.registry import methods
+from decodery.serve.fields import CompletionRequest
+from decodery.serve.methods import settings_of
+from decodery.testing import decode, tiny_transformer
+from serving import tiny_lm
+
+MODEL = tiny_transformer(0)
+PROMPT = [7, 3, 9, 9, 2, 11]
+
+
+@dataclass(frozen=True)
+class Raising(Monitor):
+    """Cannot stand the fourth token."""
+
+    def start(self, seq: Sequence) -> Any:
+        return 0
+
+    def observe(self, state: Any, row: Row) -> Any:
+        return state + 1 // (3 - row.position)
+
+    def score(self, state: Any) -> float | None:
+        return float(state)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Raising):
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=("resid_post.7",))
+
+
+def test_a_monitor_that_raises_ends_its_own_text_or_is_turned_off() -> None:
+    engine = Engine(MODEL)
+    free, broken, alone = (
+        engine.submit(Request(PROMPT, 8, monitors=monitors))
+        for monitors in ((), (Raising(),), (Raising(errors="off"), Confidence()))
+    )
+    while engine.step():
+        pass
+    assert free.finish_reason == alone.finish_reason == "length" and free.tokens == alone.tokens
+    assert isinstance(broken.error, ZeroDivisionError) and broken.finish_reason == "error"
+    off, on = (alone.watch.told if alone.watch is not None else ())[:2]
+    assert off.error is not None and off.error.startswith("ZeroDivisionError") and len(off.scores) == 3
+    assert len(on.scores) == 8 and free.watch is None
+
+
+def test_what_does_not_go_together_is_said() -> None:
+    with pytest.raises(SettingsError, match=r"the monitor Elsewhere needs .* sites are embed, half"):
+        decode(MODEL, [PROMPT], monitors=[Elsewhere()])
+    with pytest.raises(UnknownMethod, match="no monitor method is called 'confidense'; try confidence"):
+        given({"monitor": ("confidense",)})
+    with pytest.raises(SettingsError, match="monitors watch a text that is written once, and the search beam"):
+        tiny_lm().search("ab", "beam:width=2", monitor="confidence", raw=True)
+    for name in ("los", "truthprint", "factcheckmate"):
+        with pytest.raises(SettingsError, match="make one with `decodery train"):
+            given({"monitor": (name,)})
+
+
+def test_a_monitor_can_be_asked_for_everywhere() -> None:
+    lm = tiny_lm()
+    settings = {"max_new_tokens": 6, "raw": True, "ignore_eos": True}
+    free = lm.generate("abc", **settings)
+    watched = lm.generate("abc", monitor=["confidence:measure=entropy", "confidence:threshold=0"], **settings)
+    assert watched.text == free.text and free.monitors == () and "monitors" not in free.to_dict()
+    entropy, doubt = watched.to_dict()["monitors"]
+    assert entropy["flagged"] is None and entropy["limit"] is None and len(entropy["scores"]) == 6
+    assert doubt["flagged"] == 0 and doubt["score"] == doubt["scores"][-1] > 0
+    *pieces, last = lm.stream("abc", monitor="confidence:threshold=0,action=stop", **settings)
+    assert last.output is not None and last.output.finish_reason == "content_filter"
+    assert last.output.stopped_by == "monitor:confidence" and len(last.output.tokens) == 1
+    assert "".join(piece.text for piece in pieces) == last.output.text == free.text[: len(last.output.text)]
+    assert given({"monitor": ("confidence:threshold=1.5", "none")})["monitor"] == (Confidence(threshold=1.5),)
+    body = CompletionRequest(prompt="a", decodery={"monitor": "confidence:threshold=1.5"})
+    assert settings_of(body, 64)["monitor"] == "confidence:threshold=1.5"
+    assert "confidence" in {method.name for method in methods("monitor")}
+
+
+def test_a_threshold_keeps_its_promise_for_few_examples() -> None:
+    import numpy as np
+
+    random, rate = np.random.default_rng(0), 0.1
+    for count in (9, 25):
+        draws = random.standard_normal((4000, count + 1))
+        limits = np.array([Threshold.calibrated(row[:-1].tolist(), rate, "draws").value for row in draws])
+        quantile = np.quantile(draws[:, :-1], 1 - rate, axis=1)
+        flagged, naive = (draws[:, -1] > limits).mean(), (draws[:, -1] > quantile).mean()
+        assert flagged < rate + 0.012 < naive, "the plain quantile of so few flags more often than was promised"
+    assert Threshold.calibrated([1.0] * 99, 0.01, "").value == 1.0
+    with pytest.raises(SettingsError, match="cannot be promised from 98 harmless texts: give at least 99"):
+        Threshold.calibrated([1.0] * 98, 0.01, "")
+    assert Threshold.of(replace(Threshold(0.5, 0.1, 20, "x")).facts()) == Threshold(0.5, 0.1, 20, "x")
+
+
+def test_a_signature_does_not_depend_on_names_and_holds_what_confidence_needs() -> None:
+    import torch
+
+    logits = torch.randn(64, generator=torch.Generator().manual_seed(0)) * 3
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    one, other = Signature.of(logits, int(order[5]), 10), Signature.of(logits[order], 5, 10)
+    assert torch.allclose(one.numbers(), other.numbers(), atol=1e-6)
+    row = torch.log_softmax(logits.double(), dim=-1)
+    assert one.top.tolist() == row.sort(descending=True).values[:10].tolist()
+    assert one.logprob == float(row[order[5]]) and one.rank == float((row > row[order[5]]).sum()) / 64
+    assert abs(one.entropy + float((row.exp() * row).sum())) < 1e-9 and len(Signature.of(logits, 1, 99).top) == 99
+    (text,) = decode(MODEL, [PROMPT], monitors=[Confidence("mean"), Confidence("worst"), Confidence("first")])
+    assert text.watch is not None
+    mean, worst, first = (told.scores for told in text.watch.told)
+    assert worst[-1] == max(worst) >= mean[-1] and first[0] == first[-1] == mean[0] == worst[0]  # type: ignore[type-var]
