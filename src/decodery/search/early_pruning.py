@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
 from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import ServerError, SettingsError
 from ..model.store import Progress, silent
@@ -49,6 +50,10 @@ class EarlyPruning(Judged):
         require_number("keep of early-pruning", self.keep, above=0.0, most=1.0)
         if not (self.judge.answers and self.judge.prefixes):
             raise SettingsError("early-pruning judges texts early and at their ends: give a scorer of both")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rows=True, taps=self.judge.needs.taps)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         pool = Pool(engine, request, self, self.n)
