@@ -299,6 +299,7 @@ LOCAL = {
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),
         ("draft", "draft-model", "transform"),
+        ("draft", "easyspec", "transform"),
         ("draft", "lexical-unit", "units"),
         ("verify", "judge", "head"),
     ),

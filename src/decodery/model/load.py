@@ -156,7 +156,10 @@ def _draft(name: str, folder: Path) -> _Source:
     """A trained draft or a changed copy is kept in the form that other models are converted to."""
 
     def nothing_else() -> FolderCheckpoint:
-        kept = " and ".join(sorted(path.stem for path in folder.glob("*.safetensors")))
+        # Heads and tables of a draft stand beside its weights.
+        kept = " and ".join(
+            sorted(path.stem for path in folder.glob("*.safetensors") if path.stem in get_args(Precision))
+        )
         raise SettingsError(f"{name} is kept in {kept} alone: load it with dtype auto")
 
     return _Source(name, folder, nothing_else)
