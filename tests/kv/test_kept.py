@@ -227,6 +227,17 @@ def test_a_policy_keeps_and_reads_what_its_paper_says(policy: CachePolicy) -> No
             assert cache.head_lengths[layer].tolist() == [len(each) for each in reference.alive[layer]]
 
 
+@pytest.mark.parametrize("kind", [SnapKV, PyramidKV])
+def test_a_budget_below_the_window_keeps_the_end_of_the_prompt(kind: Any) -> None:
+    """The window shrinks with the budget: of more rows than may stay, the newest would have been the ones to go."""
+    policy = kind(6, window=32)
+    _, cache = logits(MODEL, policy.state(MODEL, PROMPT), [PROMPT])
+    _, whole = logits(MODEL, AllOf(), [PROMPT])
+    for layer, count in enumerate(policy.budgets(LAYERS, PROMPT)):
+        assert cache.head_lengths[layer].tolist() == [count] * HEADS
+        assert torch.equal(cache.data[layer, :, :, count - 1], whole.data[layer, :, :, PROMPT - 1])
+
+
 class AllOf(AttentionPolicy):
     """Reads everything."""
 

@@ -133,6 +133,14 @@ class AfterPrompt(State):
         cache.shrink(SPARE)
 
 
+def observing(window: int, budget: float, prompt: int) -> int:
+    """How many last tokens of a prompt observe the others, and stay: `window`, but at most half of what may stay.
+
+    In a short prompt they would otherwise be all that stays, or more.
+    """
+    return min(window, max(entries(budget, prompt) // 2, 1))
+
+
 def retain(cache: KVCache, layer: int, chosen: np.ndarray) -> np.ndarray:
     """Let each head of a layer keep the slots it has chosen [kv_heads, slots], as many as every other.
 

@@ -59,14 +59,6 @@ class D2O(Scored):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Evicting(self, model.config, prompt) if self.merge == "none" else Merging(self, model.config, prompt)
 
-    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        found: np.ndarray = scores + weights.sum(axis=2).mean(axis=1)
-        return found
-
-    def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        found: np.ndarray = scores + weights.mean(axis=1)
-        return found
-
     def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
         worth = scores.copy()
         # They are the first slots of every head: they never leave.

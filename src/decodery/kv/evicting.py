@@ -31,13 +31,18 @@ class Scored(CachePolicy):
     def gives(self) -> Gives:
         return Gives()
 
-    @abstractmethod
     def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [kv_heads, slots] after more of the prompt was read: weights [kv_heads, group, rows, slots]."""
+        """Scores [kv_heads, slots] after more of the prompt was read: weights [kv_heads, group, rows, slots].
 
-    @abstractmethod
+        By default what all rows so far have paid, averaged over the heads of a group.
+        """
+        found: np.ndarray = scores + weights.sum(axis=2).mean(axis=1)
+        return found
+
     def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Scores [kv_heads, slots] after a row, the last slot's, has paid weights [kv_heads, group, slots]."""
+        found: np.ndarray = scores + weights.mean(axis=1)
+        return found
 
     @abstractmethod
     def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:

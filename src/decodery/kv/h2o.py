@@ -35,13 +35,5 @@ class H2O(Scored):
         if not 0 <= self.recent <= 1:
             raise SettingsError(f"recent of h2o is a share of the budget between 0 and 1, not {self.recent}")
 
-    def read(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        found: np.ndarray = scores + weights.sum(axis=2).mean(axis=1)
-        return found
-
-    def written(self, scores: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        found: np.ndarray = scores + weights.mean(axis=1)
-        return found
-
     def chosen(self, scores: np.ndarray, layer: int, count: int) -> np.ndarray:
         return recent_and_best(scores, round(self.recent * count), count)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import SettingsError
 from ..registry import register
-from .after_prompt import Compressing, Prompt
+from .after_prompt import Compressing, Prompt, observing
 from .base import entries, require_budget
 from .snapkv import attended, require_window
 
@@ -42,21 +42,22 @@ class PyramidKV(Compressing):
             raise SettingsError(f"beta of pyramid-kv must be at least 1, not {self.beta}")
 
     def watched(self, prompt: int) -> int:
-        return self.window
+        return observing(self.window, self.budget, prompt)
 
     def scores(self, seen: Prompt) -> np.ndarray:
         return attended(seen, self.kernel, self.pool)
 
     def budgets(self, layers: int, length: int) -> list[int]:
-        mean = entries(self.budget, length) - self.window
+        window = self.watched(length)
+        mean = entries(self.budget, length) - window
         if mean <= 0 or layers == 1:
-            return [mean + self.window] * layers
+            return [mean + window] * layers
         least = mean / self.beta
         most = 2 * mean - least
-        if most > length - self.window:
-            most = float(length - self.window)
+        if most > length - window:
+            most = float(length - window)
             least = 2 * mean - most
         line = np.linspace(most, least, layers)
         # Rounded so that no token is lost in the sum.
         ends = np.rint(np.cumsum(line)).astype(int)
-        return (np.diff(ends, prepend=0) + self.window).tolist()
+        return (np.diff(ends, prepend=0) + window).tolist()

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import SettingsError
 from ..registry import register
-from .after_prompt import Compressing, Prompt, pooled
+from .after_prompt import Compressing, Prompt, observing, pooled
 from .base import require_budget
 
 
@@ -22,10 +22,10 @@ from .base import require_budget
 class SnapKV(Compressing):
     """Keeps of a prompt what its last tokens attend to, with the neighbours of that, and those tokens themselves.
 
-    budget: see `CachePolicy`, of the prompt. window: the last tokens, whose attention to the others is summed over them
-    and averaged over the heads of a group. kernel, pool: each token counts as the mean or the largest of so many around
-    it. It knows what a prompt is about where its end asks for it, and looks worse where the question comes later.
-    Class B. Published settings: window 32, kernel 5 and mean, or 7 and max.
+    budget: see `CachePolicy`, of the prompt. window: the last tokens, at most half of the budget, whose attention to
+    the others is summed over them and averaged over the heads of a group. kernel, pool: each token counts as the mean
+    or the largest of so many around it. It knows what a prompt is about where its end asks for it, and looks worse
+    where the question comes later. Class B. Published settings: window 32, kernel 5 and mean, or 7 and max.
     """
 
     budget: float = 1024
@@ -38,7 +38,7 @@ class SnapKV(Compressing):
         require_window("snapkv", self.window, self.kernel, self.pool)
 
     def watched(self, prompt: int) -> int:
-        return self.window
+        return observing(self.window, self.budget, prompt)
 
     def scores(self, seen: Prompt) -> np.ndarray:
         return attended(seen, self.kernel, self.pool)
