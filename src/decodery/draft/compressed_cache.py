@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 
-import torch
-
-from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..core.tree import TokenTree
 from ..errors import SettingsError
 from ..kv.base import CachePolicy
 from ..model.protocol import Reader
 from ..registry import register, resolve
-from .base import Expander
 from .follower import Follower
+from .following import Following
 
 
 @register(
@@ -26,7 +21,7 @@ from .follower import Follower
     lossless=True,
 )
 @dataclass(frozen=True)
-class CompressedCache(Expander):
+class CompressedCache(Following):
     """Drafts with the target under a cache policy; verified with all keys and values, the text is the full model's.
 
     kv: the policy, as an instance or a text, such as "snapkv:budget=0.1". length: tokens of a chain. growth: how trees
@@ -51,17 +46,6 @@ class CompressedCache(Expander):
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return (target,)
-
-    def reach(self, seq: Sequence) -> int:
-        return seq.model.config.max_positions - len(seq.tokens) + 1
-
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
-        reading: Follower = seq.draft_state
-        return reading.after(seq.tokens, tree, nodes)
-
-    def forget(self, seq: Sequence) -> None:
-        reading: Follower = seq.draft_state
-        reading.forget()
 
     @property
     def _kv(self) -> CachePolicy:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
 import torch
 
-from ..core.ask import Asking
 from ..core.needs import Gives
 from ..core.sequence import Sequence
-from ..core.tree import TokenTree
 from ..errors import SettingsError, UnsupportedModel
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..registry import register
 from ..transform.copies import copy_of
-from .base import Expander
 from .follower import Follower
+from .following import Following
 from .growth.base import Growth
 
 
@@ -28,7 +25,7 @@ from .growth.base import Growth
     needs=("a second model with the same vocabulary, or the one that comes with the target",),
 )
 @dataclass(frozen=True)
-class DraftModel(Expander):
+class DraftModel(Following):
     """Lets a smaller model with the same vocabulary write the next few tokens as the target's sampler would.
 
     model: a `LanguageModel`, or a name `decodery.load` knows; None is the draft that comes with this package for the
@@ -75,19 +72,6 @@ class DraftModel(Expander):
     def state(self, seq: Sequence) -> torch.Tensor | None:
         reading: Follower = seq.draft_state
         return reading.hidden
-
-    def reach(self, seq: Sequence) -> int:
-        reading: Follower = seq.draft_state
-        # The draft model's own context may be the shorter one; behind its end it has nothing to say.
-        return reading.model.config.max_positions - len(seq.tokens) + 1
-
-    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
-        reading: Follower = seq.draft_state
-        return reading.after(seq.tokens, tree, nodes)
-
-    def forget(self, seq: Sequence) -> None:
-        reading: Follower = seq.draft_state
-        reading.forget()
 
 
 def _shipped(target: Reader) -> str:
