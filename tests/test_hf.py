@@ -105,6 +105,17 @@ def test_a_streamer_hears_every_token_and_a_dictionary_comes_where_it_is_asked_f
     assert heard.ended and heard.tokens == found.sequences[0].tolist()
 
 
+def test_a_model_that_was_cast_decodes_as_it_is_now() -> None:
+    torch.manual_seed(0)
+    cast = LlamaForCausalLM(LlamaConfig(vocab_size=40, max_position_embeddings=64, **SIZES)).eval()
+    decodery.hf.generate(cast, BATCH[1:2], max_new_tokens=2, do_sample=False)
+    cast.double()
+    for weight in cast.parameters():
+        weight.data *= 6
+    found = decodery.hf.generate(cast, BATCH[1:2], max_new_tokens=8, do_sample=False)
+    assert torch.equal(found, cast.generate(BATCH[1:2], max_new_tokens=8, do_sample=False))
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

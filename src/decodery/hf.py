@@ -156,7 +156,9 @@ def _refuse(model: Any, config: Any, given: dict[str, Any]) -> None:
 
 def _engine(model: Any) -> Engine:
     held = model.__dict__.get(_HELD)
-    if held is None or held.engine is None:
+    known = None if held is None or held.engine is None else held.engine.model
+    # Whoever moves or casts the model means the same one.
+    if known is None or (known.device, known.dtype) != (model.device, model.dtype):
         from .model.adapter import TransformersModel
 
         training = model.training
