@@ -17,6 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from . import load
+from .draft.follower import shared
 from .errors import SettingsError
 from .model.batch import Batch, Segment
 
@@ -110,14 +111,19 @@ class Harness(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Of each: the log-probability of the continuation, and whether it is the greedy one."""
         model, found = self.lm.model, list[tuple[float, bool]]()
+        cache, read = model.new_cache(), list[int]()
         for _, context, following in tqdm(requests, disable=disable_tqdm):
             # Where a text is too long its beginning is left out.
             tokens = [*context, *following][-(self.max_length + 1) :]
             if len(following) >= len(tokens):
                 raise SettingsError(f"an answer of {len(following)} tokens is longer than the model's context")
-            begin, cache, laws = len(tokens) - len(following) - 1, model.new_cache(), list[torch.Tensor]()
-            # The context is read in parts, so that no pass is larger than one of decoding.
-            for start in range(0, len(tokens) - 1, 512):
+            begin, laws = len(tokens) - len(following) - 1, list[torch.Tensor]()
+            # Several answers to one question have its beginning in common.
+            kept = min(shared(read, tokens), begin)
+            cache.truncate(kept)
+            read = tokens[:-1]
+            # The rest is read in parts, so that no pass is larger than one of decoding.
+            for start in range(kept, len(tokens) - 1, 512):
                 chunk = tokens[start : min(start + 512, len(tokens) - 1)]
                 rows = [row for row in range(len(chunk)) if start + row >= begin]
                 scores = model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=rows)]))
