@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ..core.ask import Asking
 from ..core.ledger import count
-from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..decode.calls import Calls
 from ..errors import SettingsError
 from ..model.store import Progress
-from ..registry import register, resolve
-from ..score.base import Scorer
+from ..registry import register
+from .judged import Judged
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
-
-if TYPE_CHECKING:
-    from ..model.tokenizer import Tokenizer
 
 _PATIENCE = 2
 """Rounds without a better text, after which no more follow."""
@@ -40,7 +36,7 @@ Feedback = Literal["none", "score", "best", "best-worst", "critique"]
     needs=("a scorer of answers", "a prompt that is text or chat"),
 )
 @dataclass(frozen=True)
-class IAD(Pipeline):
+class IAD(Judged, Pipeline):
     """Draws n texts a round and scores them; from the second round on the prompt shows what was best and worst so far.
 
     scorer: of finished texts. n: texts a round; rounds: with feedback, behind the first one. feedback: what later
@@ -50,7 +46,6 @@ class IAD(Pipeline):
     there can be is reached, or no better text was found in 2 rounds. Memory: a cache per text of a round.
     """
 
-    scorer: Scorer | str
     n: int = 4
     rounds: int = 3
     feedback: Feedback = "best-worst"
@@ -59,20 +54,8 @@ class IAD(Pipeline):
         require_count("iad", "n", self.n)
         if not isinstance(self.rounds, int) or self.rounds < 0:
             raise SettingsError(f"iad needs 0 rounds with feedback or more, not {self.rounds!r}")
-        object.__setattr__(self, "scorer", resolve("score", self.scorer))
+        super().__post_init__()
         require_texts(self.judge, "iad")
-
-    @property
-    def judge(self) -> Scorer:
-        assert isinstance(self.scorer, Scorer)
-        return self.scorer
-
-    @property
-    def needs(self) -> Needs:
-        return self.judge.needs
-
-    def bind(self, tokenizer: Tokenizer) -> IAD:
-        return replace(self, scorer=self.judge.bind(tokenizer))
 
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
         self.judge.fits(calls.engine.model)
