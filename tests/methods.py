@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from covering import FULL
 from decodery.budget.base import Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.fixed import Fixed
@@ -325,6 +326,19 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name, and what it asks where there is a choice: a drafter, given a model like the target but not equal to it."""
+
+
+def _kinds() -> list[str]:
+    found: dict[Any, str] = {}
+    other = tiny_transformer(0, num_layers=1)
+    for name, make in DRAFTERS.items():
+        drafter = make(other)
+        found.setdefault((type(drafter).__mro__[1], drafter.gives.drafts), name)
+    return sorted(found.values())
+
+
+KINDS = sorted(DRAFTERS) if FULL else _kinds()
+"""Drafters that stand for all where a law is about the loop and not about drafts: one of each base and origin."""
 
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(branching=(3, 2)),
