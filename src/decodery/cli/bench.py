@@ -124,7 +124,9 @@ _PATH = click.Path(path_type=Path)
 @_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
-@_search("--puzzle", metavar="SPEC", help="chain, retry-chain, countdown or dyck, as in chain:operations=12 (chain).")
+@_search(
+    "--puzzle", metavar="SPEC", help="chain, retry-chain, countdown, dyck or robot, as in chain:operations=12 (chain)."
+)
 @_search(
     "--rewards",
     type=_Methods(),
