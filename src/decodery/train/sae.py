@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..lm import LM
 
 _NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
+_ROWS = 1024
 _PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "letter", "key")
 
 
@@ -148,7 +149,7 @@ def _encoder(
 ) -> dict[str, torch.Tensor]:
     """The encoder's tensors. rows: [n, dim] float32."""
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
-    given = (rows - mean) / scale
+    whole = (rows - mean) / scale
     draws = torch.Generator().manual_seed(seed)
     weight = torch.randn(features, rows.shape[1], generator=draws) / rows.shape[1] ** 0.5
     tensors = {
@@ -160,6 +161,8 @@ def _encoder(
     tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
     optimizer = torch.optim.Adam(tensors.values(), lr=lr)
     for _ in range(steps):
+        # All heads of a large model on all examples are tens of thousands of rows.
+        given = whole[torch.randint(len(whole), (_ROWS,), generator=draws)]
         active = (given @ tensors["weight"].T + tensors["bias"]).relu()
         made = active @ tensors["out"].T + tensors["shift"]
         loss = (made - given).square().mean() + sparsity * active.abs().mean()
