@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,8 +67,12 @@ def site(tap: Tap, layers: int) -> Site:
         layer = int(number) if int(number) >= 0 else layers + int(number)
         if 0 <= layer < layers:
             return Site(name, layer) if name in OF_LAYERS else Site("residual", layer + (name == "resid_post"))
+    known = ["embed", "half", *OF_OUTPUTS]
+    known += [f"{name}.{layer}" for name in ("resid_pre", "resid_post", *OF_LAYERS) for layer in range(layers)]
+    near = difflib.get_close_matches(tap, known, n=3, cutoff=0.6)
     raise SettingsError(
-        f"there is no site {tap!r} in a model of {layers} layers: sites are embed, half, final_norm, logits, and for L "
+        f"there is no site {tap!r} in a model of {layers} layers{', the nearest are ' if near else ''}"
+        f"{', '.join(near)}: sites are embed, half, final_norm, logits, and for L "
         f"from 0 to {layers - 1}, or from -1 down, resid_pre.L, resid_post.L, {', '.join(f'{n}.L' for n in OF_LAYERS)}"
     )
 

@@ -136,7 +136,7 @@ def actions(lm: LM, answers: list[Answered], sites: tuple[str, ...], rate: float
     part = parts([each.question.group for each in answers], 0)
     test, train = of(answers, part, "test")[:MOST_ACTED_ON], of(answers, part, "train")
     common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": rate, "seed": 0}
-    prompt, new = (train_probe(answers, sites, rows, **common) for rows in ("prompt", "new"))  # type: ignore[arg-type]
+    prompt, new = (train_probe(answers, sites, rows, **common) for rows in ("prompt", "new"))
     shift = train_shift(load(lm.name, dtype="float32"), train, seed=0)
     plain = price(lm, test, [each.tokens for each in test])
     found = {
@@ -181,7 +181,7 @@ def at_random(shift: Shift) -> Shift:
     return Turned(shift.tensors, shift.facts, shift.model)
 
 
-def act(lm: LM, test: list[Answered], monitor: Monitor, name: str, plain: float) -> Row:
+def act(lm: Any, test: list[Answered], monitor: Monitor, name: str, plain: float) -> Row:
     outputs = [
         output
         for first in range(0, len(test), 16)

@@ -10,6 +10,7 @@ from ...lm import LM
 from ...model.store import Progress
 from ...monitor.confidence import Confidence
 from ...monitor.context_awareness import ContextAwareness
+from ...output import Output
 from ...train.checkable import capitals
 from .figures import Judged, Row, detection
 from .settings import WatchSettings
@@ -35,10 +36,10 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
             )
             for context in contexts
         ]
-        first, second = outputs
+        first, second = (output for output in outputs if isinstance(output, Output))
         same.append(first.text.strip() == second.text.strip())
         strata.append(family)
-        right += sum(answer in output.text for answer, output in zip(answers, outputs, strict=True))
+        right += sum(answer in output.text for answer, output in zip(answers, (first, second), strict=True))
         for at, name in enumerate(("context-awareness", "mean log-probability")):
             known = [value for value in first.monitors[at].scores if value is not None]
             scores.setdefault(name, []).append(known[-1] if known else 0.0)

@@ -69,7 +69,7 @@ def _by_means(rows: torch.Tensor, labels: np.ndarray, learned: np.ndarray) -> li
 def _silenced(lm: LM, prompts: Ordered[str], heads: list[Head], seed: int) -> list[Row]:
     """By how much the right name leads the wrong one, with nothing, these heads, or as many others silenced."""
     config, random = lm.model.config, np.random.default_rng(seed)
-    others = []
+    others = list[Head]()
     for layer, _ in heads:
         free = [head for head in range(config.num_heads) if (layer, head) not in (*heads, *others)]
         if free:

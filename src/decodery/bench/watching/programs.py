@@ -80,10 +80,10 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         for name, seeds in read.items()
     ]
     right = np.mean([each.right for each in programs])
-    chosen = "; ".join(f"{name} {np.mean(values):.3f}" for name, values in best.items())
+    told_of = "; ".join(f"{name} {np.mean(values):.3f}" for name, values in best.items())
     note = (
         f"programs: {len(programs)} programs, {right:.3f} of them right; chance is 0.25 for facing, else 0.17; "
-        f"of {_SAMPLES} samples of each of 40 prompts the right share when chosen by: {chosen}"
+        f"of {_SAMPLES} samples of each of 40 prompts the right share when chosen by: {told_of}"
     )
     return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, [note]
 
