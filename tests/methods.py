@@ -95,10 +95,16 @@ from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.monitor.base import Monitor
+from decodery.monitor.codebook import Codebook, Codebooks
 from decodery.monitor.confidence import Confidence as Doubt
+from decodery.monitor.context_awareness import ContextAwareness
 from decodery.monitor.factcheckmate import FactCheckmate, Shift
 from decodery.monitor.los import LOS, LOSHead, LOSNet
+from decodery.monitor.neurofeedback import Neurofeedback
 from decodery.monitor.probe import Probe
+from decodery.monitor.program_probe import ProgramProbe
+from decodery.monitor.sae import SAE, HeadCodes
+from decodery.monitor.sequential import Sequential
 from decodery.monitor.threshold import Threshold
 from decodery.monitor.truthprint import TruthPrInt
 from decodery.puzzles.chain import Chain
@@ -661,10 +667,40 @@ def _los() -> LOSHead:
     return LOSHead(net.state_dict(), Threshold(0.5, 0.1, 20, "draws"), facts)
 
 
+def untrained_fields() -> Probe:
+    """Reads three fields off a row."""
+    one = untrained_probe("new")
+    weights = {"weight.1": torch.randn(9, 8, generator=torch.Generator().manual_seed(6)), "bias.1": torch.zeros(9)}
+    return Probe({**one.tensors, **weights}, one.site, "new", one.threshold, {"fields": {"x": 3, "y": 4, "facing": 2}})
+
+
+def untrained_codes() -> HeadCodes:
+    draws = torch.Generator().manual_seed(7)
+    shape = {"weight": (6, 8), "bias": (6,), "mean": (8,)}
+    tensors = {name: torch.randn(size, generator=draws) for name, size in shape.items()} | {"scale": torch.ones(8)}
+    tensors |= {"own": torch.rand(8, 6, generator=draws) < 0.5, "score": torch.linspace(0, 1, 8)}
+    return HeadCodes(tensors, Threshold(0.5, 0.1, 20, "draws"), {"layers": 2, "heads": 4, "dim": 8})
+
+
+def untrained_codebooks(k: int = 2) -> Codebooks:
+    draws = torch.Generator().manual_seed(8)
+    tensors = {"codes.0": torch.randn(4, 12, 8, generator=draws), "codes.1": torch.randn(1, 12, 32, generator=draws)}
+    return Codebooks(tensors, ("head_out.0", "mlp_out.1"), k)
+
+
 MONITORS: dict[str, Monitor] = {
+    "codebook": Codebook(untrained_codebooks(), ((0, 1, 3), (1, 0, 2)), ((1, 0, 5),), action="switch"),
     "confidence": Doubt("worst", threshold=5.5, action="stop"),
+    "context-awareness": ContextAwareness(layer=1),
     "factcheckmate": FactCheckmate(untrained_probe("prompt"), untrained_shift(1.0), action="switch", threshold=0.0),
     "los": LOS(_los(), every=3),
+    "neurofeedback": Neurofeedback(
+        Probe(untrained_probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 20, ""))
+    ),
+    "program-probe": ProgramProbe(untrained_fields(), (2, 0, 1), "always"),
+    "sae": SAE(untrained_codes(), 4, action="switch", threshold=0.3),
+    "sequential": Sequential(untrained_probe("prompt"), threshold=0.0, action="flag"),
     "truthprint": TruthPrInt(untrained_probe("new", 0.3), most=4, share=0.01),
 }
-"""Monitors, each with an action that texts of a few tokens see; `los` reads only."""
+"""Monitors, each with an action that texts of a few tokens see, but for those of `READING`."""
+READING = {"context-awareness", "los", "neurofeedback", "program-probe", "sequential"}
