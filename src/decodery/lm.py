@@ -13,6 +13,7 @@ from .core.conversation import Conversation, Prompt
 from .core.memory import Memory
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
+from .core.trace import Trace
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
@@ -21,6 +22,7 @@ from .diffuse.texts import fill_all, written
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .kv.base import CachePolicy
+from .listen.base import Heard, Stream, listening
 from .model.encoder_decoder import EncoderDecoder
 from .model.load import LoadedModel
 from .model.store import Progress, silent
@@ -162,6 +164,31 @@ class LM:
         fill_all(self.engine(), self.model, canvases, resolve("diffuse", method), temperature)
         outputs = [written(canvas, self._continuation) for canvas in canvases]
         return outputs if several or n > 1 else outputs[0]
+
+    def listen(
+        self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
+    ) -> Iterator[Heard]:
+        """Write while a source arrives, chunk by chunk: what is committed behind each, and what is guessed.
+
+        chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
+        `decodery.methods("listen")` lists them. trace: counts passes and rows. The model must read its source in
+        blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
+        """
+        found, engine = resolve("listen", method), self.engine()
+        stream = Stream.of(self.model, self.tokenizer.eos_ids)
+        stream.trace = trace or stream.trace
+        coming = iter(chunks)
+        chunk = next(coming, None)
+        while chunk is not None:
+            following = next(coming, None)
+            tokens = self.tokenizer.encode(chunk, special=False) if isinstance(chunk, str) else list(chunk)
+            job = engine.enter(listening(found, stream, tokens, following is None), stream.trace)
+            engine.run([job])
+            heard = stream.heard
+            whole = self.tokenizer.decode([*heard.committed, *heard.guess])
+            text = self.tokenizer.decode(heard.committed)
+            yield replace(heard, text=text, guessed=whole.removeprefix(text))
+            chunk = following
 
     def hide(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any

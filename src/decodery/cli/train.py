@@ -18,6 +18,7 @@ from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model
 from .train_router import router
+from .train_seq2seq import seq2seq
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ for learned in (
     puzzle_model,
     router,
     sec,
+    seq2seq,
     swift,
     units,
 ):
