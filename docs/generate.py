@@ -48,6 +48,7 @@ FAMILIES = {
     "search": ("searches", "several texts for one answer"),
     "score": ("scorers", "how good a text is"),
     "suggest": ("way of suggesting", "what a few short continuations may be"),
+    "listen": ("ways of listening", "what is written while a source arrives"),
     "diffuse": ("ways of filling a canvas", "which masked tokens are written next"),
     "diffuse.cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
     "kv": ("cache policies", "what is remembered"),

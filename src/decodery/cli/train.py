@@ -19,6 +19,7 @@ from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model
 from .train_router import router
+from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
@@ -56,6 +57,7 @@ for learned in (
     sae,
     sec,
     sequential,
+    seq2seq,
     swift,
     units,
 ):

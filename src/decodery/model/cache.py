@@ -13,6 +13,7 @@ import torch
 
 from . import blocks
 from .blocks import Blocks
+from .cross_memory import CrossMemory
 from .losses import Losses
 from .places import Places
 from .policy import AttentionPolicy
@@ -37,7 +38,8 @@ class KVCache:
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
     policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
-    still hold.
+    still hold. memory: what is remembered of a source that the text is written with in view, where there is one;
+    cutting the text leaves it in place.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class KVCache:
         self.written = np.zeros(layers, dtype=np.int64)
         self.policy: AttentionPolicy | None = None
         self.losses = Losses(layers, kv_heads)
+        self.memory: CrossMemory | None = None
         self._marks: WeakSet[Mark] = WeakSet()
         self._first = capacity
 
@@ -80,7 +83,7 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Bytes of memory that would be free without this cache and all that share blocks with it."""
-        return blocks.resident([self.blocks])
+        return resident([self])
 
     @property
     def length(self) -> int:
@@ -264,6 +267,7 @@ class KVCache:
         twin.written = np.zeros_like(self.written)
         twin.policy = None if self.policy is None else self.policy.fork()
         twin.losses = self.losses.fork()
+        twin.memory = self.memory
         twin._marks = WeakSet(self._marks)
         twin._first = self._first
         return twin
@@ -404,4 +408,6 @@ class KVCache:
 
 def resident(caches: Iterable[KVCache]) -> int:
     """Bytes of keys and values that these caches keep in memory together; what they share counts once."""
-    return blocks.resident(cache.blocks for cache in caches)
+    held = list(caches)
+    sources = {id(cache.memory): cache.memory.bytes for cache in held if cache.memory is not None}
+    return blocks.resident(cache.blocks for cache in held) + sum(sources.values())
