@@ -73,6 +73,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4, all turned": (
         "glm4", {"head_dim": 8, "pad_token_id": 0, "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 1.0}},
     ),
+    "olmo2": ("olmo2", {"pad_token_id": 0}),
+    "stablelm": ("stablelm", {"pad_token_id": 0, "use_qkv_bias": True}),
+    "stablelm, side by side": (
+        "stablelm",
+        {"pad_token_id": 0, "use_parallel_residual": True,
+         "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 0.5}},
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, one after the other": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+         "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 1.0}},
+    ),
+    "gpt2": ("gpt2", {}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),

@@ -21,9 +21,10 @@ THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
 class Rope:
     """Rotary position embedding: base frequency and, optionally, how it is stretched for long contexts.
 
-    kind: "default", "linear" (positions divided by `factor`), "llama3" (low frequencies divided by `factor`,
-    a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language Models, 2023) or
-    "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3 store it).
+    kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
+    divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language
+    Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3
+    store it).
     rotated: how many dimensions of a head are turned, an even number; 0 for all of them.
     """
 
@@ -56,6 +57,10 @@ class ModelConfig:
     those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
     is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
     shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
+    centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases behind them.
+    norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
+    the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
+    heads at once. learned_positions: every position has an embedding that is added to the token's.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
     `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
@@ -98,12 +103,24 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     normed_experts: bool = True
+    centred_norms: bool = False
+    norms_after: bool = False
+    parallel: bool = False
+    gated: bool = True
+    wide_qk_norm: bool = False
+    learned_positions: bool = False
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         if not self.sliding_layers:
             object.__setattr__(self, "sliding_layers", (False,) * self.num_layers)
+
+    @property
+    def usual(self) -> bool:
+        """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
+        others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
+        return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     def window(self, layer: int) -> int | None:
         """How many positions back layer `layer` sees, itself included; None means all of them."""

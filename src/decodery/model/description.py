@@ -76,6 +76,7 @@ _CONFIG: dict[str, Kind] = {
     "exits": Listed(LAYERS, MOST_LAYERS),
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
     "normed_experts": Flag(),
+    **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
@@ -155,7 +156,7 @@ def _rope(raw: dict[str, Any] | None, origin: str) -> Rope | None:
         return None
     values = {name: value for name, value in raw.items() if name in _ROPE and value is not None}
     rope = Rope(**{**values, "factors": tuple(values.get("factors", ()))})
-    if rope.kind not in ("default", "linear", "llama3", "yarn", "factors"):
+    if rope.kind not in ("default", "none", "linear", "llama3", "yarn", "factors"):
         raise CorruptFile(f"{origin}: there is no rotation of kind {rope.kind!r}")
     if rope.kind == "yarn" and not rope.original_max_positions:
         raise CorruptFile(f"{origin}: the rotation stretches nothing")

@@ -36,11 +36,15 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     attention = config.num_heads * dim
     fused = attention + 2 * config.num_kv_heads * dim
     yield Slot("embedding.weight", (tokens, hidden), ("embedding.weight",))
+    if config.learned_positions:
+        yield Slot("positions.weight", (config.max_positions, hidden), ("positions.weight",))
+    whole_norm = (2 if config.centred_norms else 1) * hidden
     for index in range(config.num_layers):
         prefix = f"layers.{index}."
 
         def norm(name: str, size: int, prefix: str = prefix) -> Slot:
-            return Slot(f"{prefix}{name}.weight", (size,), (f"{prefix}{name}.weight",))
+            kinds = ("weight", "bias") if config.centred_norms else ("weight",)
+            return Slot(f"{prefix}{name}.weight", (size,), tuple(f"{prefix}{name}.{kind}" for kind in kinds))
 
         def linear(
             name: str, shape: tuple[int, int], parts: tuple[str, ...], bias: bool, prefix: str = prefix
@@ -50,13 +54,13 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             if bias:
                 yield Slot(f"{prefix}{name}.bias", shape[:1], tuple(f"{part}.bias" for part in names))
 
-        yield norm("attention_norm", hidden)
+        yield norm("attention_norm", whole_norm)
         yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
         if config.qk_norm:
-            yield norm("q_norm", dim)
-            yield norm("k_norm", dim)
+            yield norm("q_norm", attention if config.wide_qk_norm else dim)
+            yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
         yield from linear("output", (hidden, attention), ("output",), config.output_bias)
-        yield norm("mlp_norm", hidden)
+        yield norm("mlp_norm", whole_norm)
         if config.experts:
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
@@ -64,14 +68,15 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
             yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
         else:
-            yield from linear("gate_up", (2 * inner, hidden), ("gate", "up"), config.mlp_bias)
+            halves = ("gate", "up") if config.gated else ("up",)
+            yield from linear("gate_up", (len(halves) * inner, hidden), halves, config.mlp_bias)
             yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
         if config.sandwich_norms:
             yield norm("post_attention_norm", hidden)
             yield norm("post_mlp_norm", hidden)
         for name in ("attention_shortcut", "mlp_shortcut") if config.shortcuts else ():
             yield Slot(f"{prefix}{name}.weight", (hidden, hidden), (f"{prefix}{name}.weight",))
-    yield Slot("norm.weight", (hidden,), ("norm.weight",))
+    yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
 
@@ -86,6 +91,8 @@ def save(path: Path, weights: Weights) -> None:
         linears.clear()
     if not (isinstance(weights.head, Int8Linear) and torch.equal(weights.embedding.float(), weights.head.dense())):
         tensors["embedding.weight"] = weights.embedding
+    if weights.positions is not None:
+        tensors["positions.weight"] = weights.positions
     if weights.kept is not None:
         tensors |= {"kept.ids": weights.kept.ids.int(), "kept.rows": weights.kept.rows.int()}
     for index, layer in enumerate(weights.layers):
@@ -136,6 +143,7 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
         norm=tensors["norm.weight"],
         head=linear("head") if "head.weight" in tensors else Dense(embedding),
         kept=Kept(tensors["kept.ids"].long(), tensors["kept.rows"].long()) if config.kept_tokens else None,
+        positions=tensors.get("positions.weight"),
     )
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch.nn.functional import gelu, rms_norm, silu
+from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
 from ..errors import UnsupportedModel
 from .artifact import digest
@@ -45,7 +45,7 @@ class Transformer:
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
-            native = library() is not None and not config.experts
+            native = library() is not None and not config.experts and config.usual
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
@@ -55,7 +55,7 @@ class Transformer:
         if config.experts and self._stack is None:
             self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers]
         self.static: StaticPasses | None = None
-        if self.device.type == "cuda" and not config.experts:
+        if self.device.type == "cuda" and not config.experts and not config.learned_positions:
             free, _ = torch.cuda.mem_get_info(self.device)
             self.static = StaticPasses(budget=free // 4)
 
@@ -141,7 +141,10 @@ class Transformer:
         layers, visits = self.config.num_layers, Visits.reading(()) if visits is None else visits
         _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
-        hidden = visits.enter(run[0].layer if run else 0, hidden)
+        first = run[0].layer if run else 0
+        if self.weights.positions is not None and first == 0:
+            hidden = hidden + self.weights.positions[_to_device(batch.positions, self.device)].to(self.dtype)
+        hidden = visits.enter(first, hidden)
         stack, step = self._stack, _Pass(self, batch)
 
         def through(rows: torch.Tensor, some: Sequence[Stop]) -> torch.Tensor:
@@ -210,30 +213,45 @@ class Transformer:
         layer = self.weights.layers[index]
         turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
         if stop.attention:
-            context = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)
+            context = self._attention(index, layer, self._reads(hidden, layer.attention_norm), step)
             branch = layer.output(visits.visit(Site("head_out", index), context))
-            if config.sandwich_norms:
-                branch = self._norm(branch, layer.post_attention_norm)
+            branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
             turned = turned + visits.visit(Site("attn_out", index), branch)
-        hidden = turned
+        read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp:
-            normed = self._norm(hidden, layer.mlp_norm)
+            normed = self._reads(read, layer.mlp_norm)
             if self._mixtures:
                 branch, chosen = self._mixtures[index](normed)
                 visits.chosen.append(chosen)
-            else:
+            elif config.gated:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)
                 branch = layer.down(self._activation(gate) * up)
-            if config.sandwich_norms:
-                branch = self._norm(branch, layer.post_mlp_norm)
+            else:
+                branch = layer.down(self._activation(layer.gate_up(normed)))
+            branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
             turned = turned + visits.visit(Site("mlp_out", index), branch)
         return visits.visit(Site("residual", index + 1), turned)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
-        return silu(gate) if self.config.activation == "silu" else gelu(gate, approximate="tanh")
+        kind = self.config.activation
+        return silu(gate) if kind == "silu" else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+    def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """What a sublayer reads of the stream."""
+        return stream if self.config.norms_after else self._norm(stream, norm)
+
+    def _adds(self, branch: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+        """What a sublayer adds to the stream."""
+        if self.config.norms_after:
+            return self._norm(branch, norm)
+        return branch if post_norm is None else self._norm(branch, post_norm)
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if self.config.centred_norms:
+            assert weight is not None
+            scale, shift = weight.chunk(2)
+            return layer_norm(rows, rows.shape[-1:], scale, shift, self.config.norm_eps)
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
@@ -249,7 +267,10 @@ class Transformer:
         queries, keys, values = (
             layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
         )
-        if config.qk_norm:
+        if config.wide_qk_norm:
+            queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
+            keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
+        elif config.qk_norm:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
 
@@ -259,7 +280,7 @@ class Transformer:
         """What the cache holds of rows [n, hidden] that enter a layer: keys and values [n, kv_heads, head_dim]."""
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
-        _, keys, values = self._heads(layer, self._norm(hidden, layer.attention_norm), cos, sin)
+        _, keys, values = self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
         return keys, values
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

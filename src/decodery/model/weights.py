@@ -57,11 +57,12 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Layer:
-    """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply.
+    """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply; [2 hidden] with biases.
 
     qkv: hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
-    gate_up: hidden -> 2 * intermediate, gate first. router: [experts, hidden] where the MLP is a mixture, else None;
-    gate_up and down then hold those of all experts, one after the other.
+    gate_up: hidden -> 2 * intermediate, gate first, or hidden -> intermediate where there is no gate. router:
+    [experts, hidden] where the MLP is a mixture, else None; gate_up and down then hold those of all experts, one after
+    the other.
     attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
     """
 
@@ -94,7 +95,7 @@ class Kept:
 
 @dataclass
 class Weights:
-    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab.
+    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
 
     kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
     """
@@ -104,3 +105,4 @@ class Weights:
     norm: torch.Tensor
     head: Linear
     kept: Kept | None = None
+    positions: torch.Tensor | None = None
