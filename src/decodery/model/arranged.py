@@ -19,6 +19,7 @@ FUSED: dict[str, dict[str, str]] = {
     "glm4": _GATE_UP,
     "stablelm": {},
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
+    "bamba": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
 }
 """By family and part of a layer, the tensor that holds it together with others."""

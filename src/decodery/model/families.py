@@ -27,6 +27,7 @@ from .config import (
 )
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
+from .hybrids import HYBRIDS, hybrid, hybrid_name
 from .layouts import LAYOUTS, TURNED, layout_name, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, llada_name
 
@@ -38,7 +39,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma3_text",
-    *dict.fromkeys((*ARRANGED, *LAYOUTS)),
+    *dict.fromkeys((*ARRANGED, *LAYOUTS, *HYBRIDS)),
     *_MIXTURES,
     *LIKE,
 )
@@ -128,8 +129,8 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
     masked, family, own = named in LIKE, (LIKE | _MIXTURES).get(named, named), dict[str, Any]()
-    if named in LAYOUTS:
-        raw, own = restated(raw, named, origin)
+    if named in LAYOUTS or named in HYBRIDS:
+        raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
         family = "llama"
     fields = Fields(as_llama(raw, origin) if named == "llada" else raw, origin, _CONFIG | (_MASKED if masked else {}))
     experts, inner = _experts(fields, named)
@@ -348,10 +349,10 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if config.family == "llada":
         return llada_name(part)
     path, kind = part.rsplit(".", 1)
-    if config.family in LAYOUTS:
+    if named := layout_name if config.family in LAYOUTS else hybrid_name if config.family in HYBRIDS else None:
         place = path.split(".", 2)
         name, number = (path, None) if len(place) < 3 else (place[2], place[1])
-        if (found := layout_name(name, number, kind, config)) is not None:
+        if (found := named(name, number, kind, config)) is not None:
             return found
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"

@@ -89,6 +89,8 @@ class FolderCheckpoint:
     def _tensor(self, part: str) -> torch.Tensor:
         """A part as [out, in], or [size]."""
         tensor = self._shards.tensor(self._name(part))
+        if part.endswith(".conv.weight") and tensor.ndim == 3:
+            return tensor[:, 0]
         # GPT-2 keeps linear layers as [in, out].
         return tensor.T if self.config.family == "gpt2" and part.startswith("layers.") and tensor.ndim == 2 else tensor
 

@@ -18,6 +18,9 @@ from .packed import BLOCK
 from .store import replacing
 from .weights import Dense, Kept, Layer, Linear, Weights
 
+LINEARS = ("qkv", "output", "gate_up", "down")
+"""The parts of a layer that may be quantized."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -55,19 +58,23 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
                 yield Slot(f"{prefix}{name}.bias", shape[:1], tuple(f"{part}.bias" for part in names))
 
         yield norm("attention_norm", whole_norm)
-        yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+        if config.recurrent(index):
+            yield from _mixer(config, prefix)
+        else:
+            yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+            yield from linear("output", (hidden, attention), ("output",), config.output_bias)
         if config.qk_norm:
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
-        yield from linear("output", (hidden, attention), ("output",), config.output_bias)
-        yield norm("mlp_norm", whole_norm)
+        if inner:
+            yield norm("mlp_norm", whole_norm)
         if config.experts:
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
             yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
             yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
-        else:
+        elif inner:
             halves = ("gate", "up") if config.gated else ("up",)
             yield from linear("gate_up", (len(halves) * inner, hidden), halves, config.mlp_bias)
             yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
@@ -79,6 +86,22 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
+
+
+def _mixer(config: ModelConfig, prefix: str) -> Iterator[Slot]:
+    """The tensors between the norms of a recurrent layer."""
+    shape = config.mamba
+    assert shape is not None
+    sizes = {
+        "qkv": (shape.inner + shape.width, config.hidden_size),
+        "output": (config.hidden_size, shape.inner),
+        "conv": (shape.channels, shape.kernel),
+        "conv_bias": (shape.channels,),
+        **dict.fromkeys(("step_bias", "decay", "skip"), (shape.heads,)),
+        "gate_norm": (shape.inner,),
+    }
+    for name, size in sizes.items():
+        yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",), linear=name in ("qkv", "output"))
 
 
 def save(path: Path, weights: Weights) -> None:
@@ -127,10 +150,13 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def layer(index: int) -> Layer:
         prefix = f"layers.{index}."
-        ends = ("norm", "shortcut", "router")
-        norms = (field.name for field in fields(Layer) if field.name.endswith(ends))
-        weights = {name: tensors.get(f"{prefix}{name}.weight") for name in norms}
-        linears = {name: linear(prefix + name) for name in ("qkv", "output", "gate_up", "down")}
+        linears = {name: linear(prefix + name) for name in LINEARS if f"{prefix}{name}.weight" in tensors}
+        others = (field.name for field in fields(Layer) if field.name not in LINEARS)
+        weights = {name: tensors.get(f"{prefix}{name}.weight") for name in others}
+        if not config.intermediate_size:
+            nothing = tensors["norm.weight"].new_empty(0)
+            weights["mlp_norm"] = nothing
+            linears |= dict.fromkeys(("gate_up", "down"), Dense(nothing[None, :0]))
         return Layer(**weights, **linears)  # type: ignore[arg-type]
 
     if "embedding.weight" in tensors:

@@ -91,7 +91,7 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
     return found, own | {"learned_positions": True}
 
 
-TURNED = {"stablelm": 0.25, "gpt_neox": 0.25}
+TURNED = {"stablelm": 0.25, "gpt_neox": 0.25, "bamba": 0.5}
 """Families that turn a part of every head, and how much of it where their configuration does not say."""
 HEADS_OF = {
     "gpt_neox": {"embedding": "embed_in", "norm": "final_layer_norm", "head": "embed_out"},
@@ -116,7 +116,7 @@ LAYERS_OF: dict[str, dict[str, str]] = {
     },
 }
 """What checkpoints call the parts of a model, and those of a layer, where they do not call them as Llama's do."""
-PREFIXES = ("model.", "gpt_neox.", "transformer.", "h.")
+PREFIXES = ("model.", "gpt_neox.", "transformer.", "h.", "backbone.")
 """What the names of a model's tensors begin with."""
 
 
@@ -142,6 +142,7 @@ def layout_name(name: str, layer: str | None, kind: str, config: ModelConfig) ->
 
 def other_names(name: str) -> tuple[str, ...]:
     """What some checkpoints call the tensor `name` in its place."""
-    if name == "embed_out.weight":
-        return ("lm_head.weight",)
+    others = {"embed_out.weight": "lm_head.weight", "backbone.embeddings.weight": "backbone.embedding.weight"}
+    if name in others:
+        return (others[name],)
     return (name.removeprefix("transformer."),) if name.startswith("transformer.") else ()

@@ -23,6 +23,7 @@ from .mixture import Mixture
 from .native import NativeStack
 from .portable import PortableStack
 from .protocol import Capabilities
+from .recurrence import Recurrence
 from .resident import forget, mapped_files
 from .rope import rope_table
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
@@ -49,13 +50,18 @@ class Transformer:
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear):
+            elif isinstance(weights.head, Int8Linear) and config.mamba is None:
                 self._stack = PortableStack(config, weights, self.angles)
         self._mixtures: list[Mixture] = []
         if config.experts and self._stack is None:
             self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers]
+        self._mixers = {
+            index: Recurrence(layer, index, config)
+            for index, layer in enumerate(weights.layers)
+            if config.recurrent(index)
+        }
         self.static: StaticPasses | None = None
-        if self.device.type == "cuda" and not config.experts and not config.learned_positions:
+        if self.device.type == "cuda" and not (config.experts or config.learned_positions or config.mamba):
             free, _ = torch.cuda.mem_get_info(self.device)
             self.static = StaticPasses(budget=free // 4)
 
@@ -69,9 +75,9 @@ class Transformer:
         return Capabilities(
             exact_rows=exact,
             states=True,
-            routes=not self.config.shortcuts,
+            routes=not self.config.shortcuts and self.config.mamba is None,
             sites=SITES,
-            policies=True,
+            policies=self.config.mamba is None,
             parts=True,
             gradients=not exact,
         )
@@ -85,7 +91,7 @@ class Transformer:
 
     def new_cache(self) -> KVCache:
         config = self.config
-        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
+        return KVCache(config.cache_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
@@ -219,7 +225,7 @@ class Transformer:
             turned = turned + visits.visit(Site("attn_out", index), branch)
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
-        if stop.mlp:
+        if stop.mlp and config.intermediate_size:
             normed = self._reads(read, layer.mlp_norm)
             if self._mixtures:
                 branch, chosen = self._mixtures[index](normed)
@@ -255,6 +261,9 @@ class Transformer:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
+        if index in self._mixers:
+            assert isinstance(step, _Pass)
+            return step.mix(self._mixers[index], layer.qkv(normed))
         queries, keys, values = self._heads(layer, normed, *step.angles(index))
         return step.attend(index, queries, keys, values)
 
@@ -334,6 +343,10 @@ class _Pass:
                 part = attend(own, seen_keys, seen_values, self.mask(number, layer), config.attention_scale)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
+        """What a recurrent layer finds, row by row of every segment."""
+        return torch.cat([mixer(projected[first:last], segment) for segment, first, last in self.spans])
 
     def mask(self, number: int, layer: int) -> torch.Tensor | None:
         segment = self.spans[number][0]

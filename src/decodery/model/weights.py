@@ -64,6 +64,9 @@ class Layer:
     [experts, hidden] where the MLP is a mixture, else None; gate_up and down then hold those of all experts, one after
     the other.
     attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
+    Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
+    [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
+    [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
     """
 
     attention_norm: torch.Tensor
@@ -79,6 +82,12 @@ class Layer:
     router: torch.Tensor | None = None
     attention_shortcut: torch.Tensor | None = None
     mlp_shortcut: torch.Tensor | None = None
+    conv: torch.Tensor | None = None
+    conv_bias: torch.Tensor | None = None
+    step_bias: torch.Tensor | None = None
+    decay: torch.Tensor | None = None
+    skip: torch.Tensor | None = None
+    gate_norm: torch.Tensor | None = None
 
 
 @dataclass
