@@ -61,6 +61,7 @@ from decodery.draft.lookahead import Lookahead
 from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.nested import Nested
 from decodery.draft.ngram import NGram
+from decodery.draft.pearl import Pearl
 from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
 from decodery.draft.prompt_lookup import PromptLookup
@@ -287,6 +288,8 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "hierarchical": lambda other: Hierarchical(
         DraftModel(other), NGram(width=6, scope="request", growth=RSDC((2, 1))), length=3
     ),
+    # It drafts only behind a first guess that was right, which a model of one layer hardly ever makes.
+    "pearl": lambda other: Pearl(tiny_transformer(0, vocab_size=other.vocab_size), length=3),
     "nested": lambda other: Nested(other, exits=(1,), length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
@@ -364,7 +367,7 @@ ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"easyspec", "hierarchical", "nested", "rapid", "jacobi", "first", "prediction", "kangaroo"}
+CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "rapid", "jacobi", "first", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 
