@@ -161,6 +161,7 @@ class Growth:
 
     def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress) -> None:
         seq = engine.open(replace(request, search=search))
+        engine.recall(seq)
         self.engine = engine
         self.search = search
         self.progress = progress
@@ -251,7 +252,7 @@ class Growth:
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
             seq.held = self.step_end(seq)
-        if parent is self.root and seq.cache.next_position == 0:
+        if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
             if parent.seq.like is None:
                 parent.seq.like = seq
