@@ -16,7 +16,7 @@ from .train_head import head
 from .train_kv import kv
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, prm, puzzle_model
+from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
 from .train_router import router
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
@@ -50,6 +50,7 @@ for learned in (
     router,
     sec,
     swift,
+    text_prm,
     units,
 ):
     train.add_command(learned)
