@@ -338,3 +338,14 @@ def distinct(nodes: Iterable[Node]) -> list[Node]:
     for node in nodes:
         first.setdefault(tuple(node.seq.tokens), node)
     return list(first.values())
+
+
+def widens(power: float | None, visits: int, draws: int) -> bool:
+    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
+    return power is not None and visits**power >= draws + 1
+
+
+def require_widening(name: str, power: float | None) -> None:
+    """Raise SettingsError for what is no power of visits."""
+    if power is not None and not 0 < power <= 1:
+        raise SettingsError(f"the widening of {name} is a power above 0 and up to 1, or None, not {power!r}")
