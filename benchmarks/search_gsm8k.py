@@ -1,11 +1,11 @@
 """What searches make of a small model on real questions: GSM8K, the embedded model, a reward head of its own texts.
 
-    python benchmarks/search_gsm8k.py [--questions 34] [--work DIR] [--out benchmarks/results]
+    python benchmarks/search_gsm8k.py [--questions 20] [--learn 30] [--work DIR] [--out benchmarks/results]
 
 Of the GSM8K training problems (DECODERY_DATA) four with two calculations, with their solutions, stand before every
 question. Compared are searches on questions whose solution has at most one calculation, because the model all but never
-answers others: a sample of those is drawn, too, to tell how often. On all but the last `--questions` of the easy ones
-the model draws texts, which are told right or wrong by their answer; a head learns that at the end of every line (as
+answers others: a sample of those is drawn, too, to tell how often. On the first `--learn` of the easy ones the
+model draws texts, which are told right or wrong by their answer; a head learns that at the end of every line (as
 `decodery train text-prm` does). On the last ones, which nothing was learned from, a pool of samples is drawn, from
 which voting and choosing are computed at every width, and the searches over steps are run. Nothing is timed. Everything
 is kept in --work; the next call goes on from there, and search-gsm8k.json holds all questions of which everything is
@@ -41,9 +41,9 @@ from decodery.train.text_prm import JudgedText, TextPRMRecipe, train_text_prm
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[2] / "shared" / "data"))
 RESULTS = Path(__file__).parent / "results"
 SHOTS, CALCULATIONS = 4, 1
-LEARNED, POOL, TOGETHER = 24, 32, 6
+LEARNED, POOL, TOGETHER = 8, 8, 5
 """Texts drawn to learn from and for a pool; questions that share their passes."""
-HARDER, HARDER_TEXTS = (2, 3, 4), 4
+HARDER, HARDER_TEXTS = (2, 3, 4), 2
 """Calculations of questions that are only sampled, twelve of each number, and texts drawn of each."""
 TOKENS, TEMPERATURE = 120, 0.8
 STOP = ("\n\n", "Question:")
@@ -58,7 +58,7 @@ RUNS = (
     'budget-forcing(end="####",wait="Wait, let us check:",ignore=2)',
 )
 POOLED = ("pass@n", "self-consistency", "best-of-n", "weighted-vote")
-BUDGETS = (1, 2, 4, 8, 16, 32)
+BUDGETS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ def questions() -> list[Question]:
 class Bench:
     """The model, its questions, and what was drawn so far: `traces`, a line each in a file of the folder `work`."""
 
-    def __init__(self, work: Path, held_out: int) -> None:
+    def __init__(self, work: Path, held_out: int, learn: int) -> None:
         every = questions()
         self.shots = [question for question in every if question.calculations == 2][:SHOTS]
         easy = [question for question in every if question.calculations <= CALCULATIONS]
-        self.learn, self.held_out = easy[:-held_out], easy[-held_out:]
+        self.learn, self.held_out = easy[:-held_out][:learn], easy[-held_out:]
         if not self.learn:
             raise SystemExit(f"there are {len(easy)} questions, of which some are to learn from: ask for fewer")
         self.harder = [
@@ -284,11 +284,12 @@ def figures(bench: Bench) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=34, help="held-out questions")
+    parser.add_argument("--questions", type=int, default=20, help="held-out questions")
+    parser.add_argument("--learn", type=int, default=30, help="questions whose texts the head learns from")
     parser.add_argument("--work", type=Path, default=Path("search-gsm8k"), help="what is kept between calls")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    bench = Bench(options.work, options.questions)
+    bench = Bench(options.work, options.questions, options.learn)
     for asked in groups(bench.missing("learn", bench.learn)):
         draw(bench, "learn", asked, LEARNED, {})
         right = [sum(trace["right"]) for trace in bench.traces if trace["kind"] == "learn"]

@@ -56,7 +56,7 @@ def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path
     again = train_text_prm(MODEL, tokenizer(), judged(20), tmp_path, recipe=RECIPE)
     assert all(torch.equal(again.tensors[name], tensor) for name, tensor in head.tensors.items())
     with pytest.raises(SettingsError, match="other settings or other data"):
-        train_text_prm(MODEL, tokenizer(), judged(21), tmp_path, recipe=RECIPE)
+        train_text_prm(MODEL, tokenizer(), judged(24), tmp_path, recipe=RECIPE)
 
 
 def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def train_text_prm(
     for number, (prompt, texts) in enumerate(groups.items()):
         good = max(each.reward for each in texts) > 0.5
         kinds[good] += 1
-        held = kinds[good] % _HELD_OUT == _HELD_OUT // 2
+        held = kinds[good] % _HELD_OUT == 1
         for each in texts:
             ends = step_ends(tokenizer, each.text, recipe.delimiter)
             if ends and len(prompt) + len(each.text) <= model.config.max_positions:
