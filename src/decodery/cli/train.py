@@ -17,7 +17,7 @@ from .train_head import head
 from .train_kv import kv
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, prm, puzzle_model
+from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
@@ -59,6 +59,7 @@ for learned in (
     sequential,
     seq2seq,
     swift,
+    text_prm,
     units,
 ):
     train.add_command(learned)
