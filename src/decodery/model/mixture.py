@@ -17,12 +17,7 @@ class Mixture:
 
     def __init__(self, layer: Layer, config: ModelConfig, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
         assert layer.router is not None
-        self._config, self._router, self._activation = config, layer.router, activation
-        inner, hidden = 2 * config.intermediate_size, config.hidden_size
-        self._experts = [
-            (_rows(layer.gate_up, number * inner, inner), _rows(layer.down, number * hidden, hidden))
-            for number in range(config.experts)
-        ]
+        self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
 
     def __call__(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the experts add to normed rows [N, hidden], and which ones each row took [N, experts_per_token]."""
@@ -36,7 +31,7 @@ class Mixture:
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
             row, place = torch.where(chosen == number)
-            gate_up, down = self._experts[number]
+            gate_up, down = self._expert(number)
             gate, up = gate_up(rows[row]).chunk(2, dim=-1)
             found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
         # One after the other, the likeliest first: a row's sum is the same whatever else is in the pass.
@@ -44,6 +39,11 @@ class Mixture:
         for each in range(1, found.shape[1]):
             total = total + found[:, each]
         return total, chosen
+
+    def _expert(self, number: int) -> tuple[Linear, Linear]:
+        # Cut when it is used: a view from before training began would not be part of what is learned.
+        inner, hidden = 2 * self._config.intermediate_size, self._config.hidden_size
+        return _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
 
 
 def _rows(stacked: Linear, first: int, count: int) -> Linear:
