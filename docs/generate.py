@@ -50,6 +50,7 @@ FAMILIES = {
     "suggest": ("way of suggesting", "what a few short continuations may be"),
     "diffuse": ("ways of filling a canvas", "which masked tokens are written next"),
     "diffuse.cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
+    "diffuse.experts": ("sharing of experts", "which experts of a mixture the rows of a canvas share"),
     "kv": ("cache policies", "what is remembered"),
     "monitor": ("monitors", "what is watched while decoding"),
     "transform": ("transformations", "how a model is changed"),

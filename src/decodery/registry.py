@@ -33,6 +33,7 @@ FAMILIES = (
     "suggest",
     "diffuse",
     "diffuse.cache",
+    "diffuse.experts",
     "kv",
     "monitor",
     "transform",

@@ -1,5 +1,6 @@
 # Written by docs/generate.py.
 from . import cache as cache
+from . import experts as experts
 from .cad import CAD as CAD
 from .ccd import CCD as CCD
 from .canvas import Canvas as Canvas

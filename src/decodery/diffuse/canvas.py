@@ -35,7 +35,7 @@ class Canvas:
     limit: how many tokens are wanted; the canvas may be longer, where a model's last block is. seed: decides what is
     left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
     written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
-    layer. rounds: what was written, in order.
+    layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order.
     """
 
     tokens: np.ndarray
@@ -48,6 +48,7 @@ class Canvas:
     passes: int = 0
     rows: int = 0
     pairs: int = 0
+    experts: int = 0
     rounds: list[Round] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
 

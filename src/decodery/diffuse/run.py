@@ -18,8 +18,10 @@ from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
+from ..model.route import WHOLE, Route
 from .cache.base import NOTHING, Cache, Kept, Plan
 from .canvas import Canvas
+from .experts.base import Experts
 from .view import Commit, View
 
 if TYPE_CHECKING:
@@ -39,12 +41,16 @@ class Run:
             raise SettingsError(f"temperature must be 0 or more, not {temperature}")
         self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
         self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
+        sharing = method.experts if isinstance(method.experts, Experts) else None
+        self.route = WHOLE if sharing is None else Route(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
         self._kv: KVCache | None = None if self.cache is None else model.new_cache()
         self._own = model.config.block_length
         self._check()
 
     def _check(self) -> None:
+        if self.method.experts is not None and not self.model.config.experts:
+            raise SettingsError("this model has one MLP a layer, so there are no experts to share: leave experts out")
         block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
         if self._own is not None:
             if block not in (None, self._own):
@@ -84,9 +90,11 @@ class Run:
         asks, counts = [], []
         for tokens, places, cache in zip(variants, opens, caches, strict=True):
             segments = self._segments(tokens, places, plan, cache)
-            asks += [Ask(self.model, segment) for segment in segments]
+            asks += [Ask(self.model, segment, route=self.route) for segment in segments]
             counts.append(len(segments))
-        found = iter((yield asks))
+        scored = yield asks
+        self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
+        found = iter(scored)
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
         self._count([ask.segment for ask in asks], plan)
         first, passed = self.canvas.prompt_length, self.kept.passed

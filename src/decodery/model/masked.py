@@ -2,7 +2,8 @@
 
 Their blocks are those of families that are known: LLaDA's are Llama's under names of its own, LLaDA-MoE's are Qwen
 3-MoE's, Dream's are Qwen 2's and SDAR's are Qwen 3's. What differs is which rows see each other, which token stands for
-what is not written yet, and, in Dream, that the row of a token predicts the next one, as in the autoregressive model it was made from.
+what is not written yet, and, in Dream, that the row of a token predicts the next one, as in the autoregressive model it
+was made from.
 """
 
 from __future__ import annotations

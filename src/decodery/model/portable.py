@@ -54,7 +54,7 @@ class PortableStack:
             if mlp:
                 normed = self._norm(hidden, layer.mlp_norm)
                 if self._mixtures:
-                    found, chosen = self._mixtures[index](normed)
+                    found, chosen = self._mixtures[index](normed, visits.shared)
                     visits.chosen.append(chosen)
                 else:
                     gate, up = layer.gate_up(normed).chunk(2, dim=-1)

@@ -220,7 +220,7 @@ class Transformer:
         if stop.mlp:
             normed = self._norm(hidden, layer.mlp_norm)
             if self._mixtures:
-                branch, chosen = self._mixtures[index](normed)
+                branch, chosen = self._mixtures[index](normed, visits.shared)
                 visits.chosen.append(chosen)
             else:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)

@@ -284,7 +284,7 @@ It answers {", ".join(recipe.tasks)}:
     decodery generate --model THIS_FOLDER --raw --max-new-tokens {recipe.canvas} --diffuse static "{example}"
 
 A prompt has {recipe.prompt} words, with fillers `_` in front; an answer has {recipe.canvas} places. {size.layers}
-layers of width {size.width} with {size.heads} heads and {units}, whose rows see each other. Made with `{command}`; the loss on
-examples held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps. The
-layout is that of LLaDA's checkpoints.
+layers of width {size.width} with {size.heads} heads and {units}, whose rows see each other. Made with `{command}`; the
+loss on examples held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps.
+The layout is that of LLaDA's checkpoints.
 """
