@@ -16,7 +16,10 @@ from .core.sequence import KeptText, Sequence
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
+from .diffuse.base import Diffusion
 from .diffuse.canvas import Canvas
+from .diffuse.held import Hold
+from .diffuse.lave import LAVE
 from .diffuse.texts import fill_all, written
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
@@ -143,12 +146,14 @@ class LM:
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int = 0,
+        constraint: Any = None,
     ) -> Output | list[Output]:
         """Fill a canvas of `max_new_tokens` behind a prompt, of a masked diffusion model.
 
         method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
         lists them. A list of outputs for a list of texts or for n > 1; all of them share passes, and each is what it
-        would be alone; sample i of n has seed `seed + i`. `Output.trace` counts passes, rows and tokens.
+        would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request` takes it; the
+        method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
         """
         several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
         prompts: list[Any] = list(prompt) if several else [prompt]
@@ -157,9 +162,17 @@ class LM:
             for tokens in (self.encode(one, raw=raw) for one in prompts)
             for number in range(n)
         ]
-        fill_all(self.engine(), self.model, canvases, resolve("diffuse", method), temperature)
+        filling, hold = self.filling(method, constraint)
+        fill_all(self.engine(), self.model, canvases, filling, temperature, hold)
         outputs = [written(canvas, self._continuation) for canvas in canvases]
         return outputs if several or n > 1 else outputs[0]
+
+    def filling(self, method: Any, constraint: Any = None) -> tuple[Diffusion, Hold | None]:
+        """A way of filling canvases of this model, and what holds them to a constraint."""
+        found: Diffusion = resolve("diffuse", method)
+        if constraint is None:
+            return found, None
+        return LAVE.around(found), Hold(self._compiled(constraint), self.vocabulary)
 
     def hide(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any

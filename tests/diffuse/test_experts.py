@@ -40,7 +40,7 @@ def test_rows_take_what_is_kept_and_weigh_it_as_ever() -> None:
     model = untrained(Recipe(size="xs-moe"))
     layer, rows = model.weights.layers[0], torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     mixture = Mixture(layer, model.config, torch.nn.functional.silu)
-    free, chosen = mixture(rows)
+    free, _ = mixture(rows)
     found, taken = mixture(rows, Shared(DESVote(0.25), [0, 4, 6]))
     said = (rows.double() @ layer.router.double().T).softmax(dim=-1)
     for first, end in ((0, 4), (4, 6)):

@@ -26,6 +26,7 @@ from .view import Commit, View
 
 if TYPE_CHECKING:
     from .base import Diffusion
+    from .held import Hold
 
 __all__ = ["Run"]
 
@@ -33,14 +34,24 @@ __all__ = ["Run"]
 class Run:
     """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is likeliest.
 
+    hold: the constraint that it is held to, where there is one.
+
     Raises SettingsError where the method does not go with the model or the canvas.
     """
 
-    def __init__(self, model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        method: Diffusion,
+        temperature: float = 0.0,
+        hold: Hold | None = None,
+    ) -> None:
         if not 0 <= temperature < float("inf"):
             raise SettingsError(f"temperature must be 0 or more, not {temperature}")
         self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
         self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
+        self.hold = hold
         sharing = method.experts if isinstance(method.experts, Experts) else None
         self.route = WHOLE if sharing is None else Route(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
@@ -119,6 +130,11 @@ class Run:
         assert len(commit.positions), "a pass must write something"
         self.canvas.write(*commit, view.logprobs_of(commit))
         self.canvas.trace.steps[-1].emitted += len(commit.positions)
+
+    def close(self, place: int, end: int) -> None:
+        """Fill what is open from a place on with an end token, behind which nothing counts."""
+        rest = self.canvas.open(place, len(self.canvas))
+        self.canvas.tokens[rest] = end
 
     def visible(self, region: tuple[int, int]) -> int:
         """How many positions the rows of a region see."""
@@ -199,12 +215,13 @@ class Run:
                 kept.final = region[0] // self._own * self._own
 
 
-def filled(model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0) -> Asking[Canvas]:
+def filled(
+    model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0, hold: Hold | None = None
+) -> Asking[Canvas]:
     """Fill a canvas; what is left open behind a written end is closed with that end."""
-    run = Run(model, canvas, method, temperature)
+    run = Run(model, canvas, method, temperature, hold)
     yield from method.fill(run)
     if canvas.ended and canvas.end is not None:
-        rest = canvas.open(canvas.end, len(canvas))
-        canvas.tokens[rest] = canvas.tokens[canvas.end]
+        run.close(canvas.end, int(canvas.tokens[canvas.end]))
     canvas.trace.ledger.tokens += len(canvas.output)
     return canvas

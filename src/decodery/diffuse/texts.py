@@ -9,6 +9,7 @@ from ..model.protocol import LanguageModel
 from ..output import Output
 from .base import Diffusion
 from .canvas import Canvas
+from .held import Hold
 from .run import filled
 
 if TYPE_CHECKING:
@@ -16,10 +17,15 @@ if TYPE_CHECKING:
 
 
 def fill_all(
-    engine: Engine, model: LanguageModel, canvases: Sequence[Canvas], method: Diffusion, temperature: float
+    engine: Engine,
+    model: LanguageModel,
+    canvases: Sequence[Canvas],
+    method: Diffusion,
+    temperature: float,
+    hold: Hold | None = None,
 ) -> None:
     """Fill canvases to the end, each as it would be alone, in passes that they share."""
-    runs = [filled(model, canvas, method, temperature) for canvas in canvases]
+    runs = [filled(model, canvas, method, temperature, hold) for canvas in canvases]
     engine.run([engine.enter(run, canvas.trace) for run, canvas in zip(runs, canvases, strict=True)])
 
 

@@ -220,7 +220,7 @@ def _fused(model: Transformer) -> dict[str, torch.Tensor]:
 def write_llada(model: Transformer, out: Path) -> None:
     """Keep a model and the tokenizer of lists as LLaDA's folders do."""
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = model.config
     whole, tensors = _fused(model), dict[str, torch.Tensor]()
@@ -238,6 +238,8 @@ def write_llada(model: Transformer, out: Path) -> None:
     }  # fmt: skip
     words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(VOCABULARY)}, unk_token="_"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # Nothing between words that are written, so that JSON is what a grammar takes for it.
+    words.decoder = decoders.Fuse()
     words.add_special_tokens([END, MASK])
     with replacing(out / "tokenizer.json") as temporary:
         words.save(str(temporary))
