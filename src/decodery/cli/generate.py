@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..lm import LM, Output
     from ..search.base import Search
 
-_DIFFUSED = ("max_new_tokens", "temperature", "seed")
+_DIFFUSED = ("max_new_tokens", "temperature", "seed", "constraint")
 """Settings of a text that a canvas has too."""
 
 
@@ -123,7 +123,8 @@ def _check_diffuse(search: str | None, logprobs: int | None, settings: dict[str,
     given = [name for name, value in others.items() if value is not None and name not in _DIFFUSED]
     if given:
         raise SettingsError(
-            f"--diffuse goes with --max-new-tokens, --temperature and --seed: leave out --{given[0].replace('_', '-')}"
+            "--diffuse goes with --max-new-tokens, --temperature, --seed and constraints: leave out "
+            f"--{given[0].replace('_', '-')}"
         )
 
 

@@ -14,6 +14,7 @@ from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
 from .train_kv import kv
+from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model
@@ -40,6 +41,7 @@ for learned in (
     head,
     hidden_transfer,
     kv,
+    learn2pd,
     los,
     nested,
     ngrams,

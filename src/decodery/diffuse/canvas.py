@@ -30,7 +30,7 @@ class Round:
 
 @dataclass
 class Checks:
-    """What it took to hold a canvas to a constraint. tried: tokens that were to be written; refused: those that were not.
+    """What it took to hold a canvas to a constraint. tried: tokens that were to be written; refused: of these.
 
     known: tokens that needed no look, because the last filling had them; recovered: passes that wrote a token of a
     filling in place of one that was wanted; asked: tokens that the constraint was asked about.
@@ -50,8 +50,8 @@ class Canvas:
     limit: how many tokens are wanted; the canvas may be longer, where a model's last block is. seed: decides what is
     left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
     written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
-    layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks: what a
-    constraint took, None without one.
+    layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks:
+    what a constraint took, None without one.
     """
 
     tokens: np.ndarray

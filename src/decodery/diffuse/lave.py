@@ -59,7 +59,7 @@ class LAVE(Diffusion):
 
     @classmethod
     def around(cls, method: Diffusion) -> LAVE:
-        """A method as it is under a constraint: lave itself, or lave around a policy. Raises SettingsError for others."""
+        """A method under a constraint: lave itself, or lave around a policy. Raises SettingsError for others."""
         if isinstance(method, LAVE):
             return method
         if not isinstance(method, Policy):

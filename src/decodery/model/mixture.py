@@ -17,7 +17,7 @@ class Sharing(Protocol):
     """Which experts the rows of one segment may take, decided for each layer by what all of them would take."""
 
     def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
-        """[experts] bool. said: [n, experts] how likely the router finds each; taken: by each row, and kept at least."""
+        """[experts] bool. said: [n, experts] how likely the router finds each; taken: by a row, and kept at least."""
         ...
 
 
