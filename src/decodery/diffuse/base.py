@@ -56,6 +56,11 @@ class Diffusion(Contract):
         if self.guidance and self.cache is not None:
             raise SettingsError("guidance reads every canvas twice, which no cache here keeps apart: leave one out")
 
+    @property
+    def revises(self) -> bool:
+        """Whether it takes back what it has written, so that nothing can be told before the end."""
+        return False
+
     @abstractmethod
     def fill(self, run: Run) -> Asking[None]:
         """Write until nothing is open, or until what is returned cannot change any more."""

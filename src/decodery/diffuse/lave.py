@@ -15,6 +15,8 @@ from .held import Held, Width
 from .run import Run
 from .view import Commit, View
 
+_MOST = 64
+"""What a stranger may ask for of each: a pass then takes so many times so many looks at the constraint."""
 _OWN = {field.name: field.default for field in fields(Diffusion)}
 """Settings of every method; lave's own are those that count."""
 
@@ -54,8 +56,11 @@ class LAVE(Diffusion):
         if any(getattr(policy, name) != value for name, value in _OWN.items()):
             raise SettingsError(f"{', '.join(_OWN)} are settings of lave itself: as in lave:policy=static,block=32")
         object.__setattr__(self, "policy", policy)
-        if min(self.likely, self.top) < 1 or min(self.others, self.retries) < 0:
-            raise SettingsError("lave tries at least one token of a hole and keeps at least one filling")
+        sizes = (self.likely, self.top, self.others, self.retries)
+        if min(sizes[:2]) < 1 or min(sizes) < 0 or max(sizes) > _MOST:
+            raise SettingsError(
+                f"lave tries at least one token of a hole, keeps at least one filling, and none of that above {_MOST}"
+            )
 
     @classmethod
     def around(cls, method: Diffusion) -> LAVE:
