@@ -17,7 +17,7 @@ from .view import Commit, View
 
 _MOST = 64
 """What a stranger may ask for of each: a pass then takes so many times so many looks at the constraint."""
-_OWN = {field.name: field.default for field in fields(Diffusion)}
+_OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)}
 """Settings of every method; lave's own are those that count."""
 
 

@@ -62,4 +62,5 @@ class Plan:
 
 def several(request: Asked, n: int) -> list[Asked]:
     """A request and `n` - 1 more like it, whose seeds count up."""
-    return [request, *(replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n))]
+    others: list[Asked] = [replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n)]
+    return [request, *others]

@@ -225,13 +225,13 @@ class Service:
             job.sent, job.steps = settled, len(task.trace.steps)
             self.metrics.grew(job, grown, news.steps)
         if job.filling is not None:
-            settled = job.filling.settled
-            grown, news.steps = len(settled) - job.sent, job.filling.canvas.trace.steps[job.steps :]
+            known = job.filling.settled
+            grown, news.steps = len(known) - job.sent, job.filling.canvas.trace.steps[job.steps :]
             if not grown and not news.steps and not task.finished:
                 return None
             self._tokens += max(grown, 0)
-            news.tokens, news.text = settled[job.sent :], job.filling.release()
-            job.sent, job.steps = len(settled), job.steps + len(news.steps)
+            news.tokens, news.text = known[job.sent :], job.filling.release()
+            job.sent, job.steps = len(known), job.steps + len(news.steps)
             self.metrics.grew(job, grown, news.steps)
         if not task.finished:
             return None if job.search is not None else news

@@ -127,9 +127,10 @@ def fit_filter(
             if value < least:
                 least, best = value, [each.detach().clone() for each in tensors]
         optimizer.zero_grad()
-        _loss(made, learned).backward()  # type: ignore[no-untyped-call]
+        _loss(made, learned).backward()
         optimizer.step()
-    chosen = Filter(*best, model)
+    weight, bias, out, out_bias = best
+    chosen = Filter(weight, bias, out, out_bias, model)
     with torch.no_grad():
         odds = torch.sigmoid(chosen.logits(judged.confidence))[judged.open].numpy()
     truth, plain = judged.final[judged.open].numpy(), judged.confidence[judged.open].numpy()
