@@ -24,15 +24,16 @@ from .structured import Schema
 FORMAT = 1
 _MOST_BYTES = 1 << 28
 
-BENCHMARK, PASSES, LOAD, SEARCH = "benchmark", "passes", "load", "search"
+BENCHMARK, PASSES, LOAD, SEARCH, CANVASES = "benchmark", "passes", "load", "search", "canvases"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
 _LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
 _SEARCH: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list}
+_CANVASES = _SEARCH
 
 Result = dict[str, Any]
 """See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
-`searches.job` for searches."""
+`searches.job` for searches, `canvases.job` for ways of filling canvases."""
 
 
 def make_result(
@@ -123,7 +124,7 @@ def read(path: Path) -> Result:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD, SEARCH: _SEARCH}.get(str(kind))
+    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD, SEARCH: _SEARCH, CANVASES: _CANVASES}.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
     if result.get("format") != FORMAT:
@@ -151,6 +152,7 @@ _HOLDS = {
     PASSES: "costs of passes",
     LOAD: "the load of a server",
     SEARCH: "a benchmark of searches",
+    CANVASES: "a benchmark of ways of filling canvases",
 }
 
 

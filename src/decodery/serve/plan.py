@@ -62,5 +62,6 @@ class Plan:
 
 def several(request: Asked, n: int) -> list[Asked]:
     """A request and `n` - 1 more like it, whose seeds count up."""
-    others: list[Asked] = [replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n)]
-    return [request, *others]
+    found = [request]
+    found += [replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n)]
+    return found
