@@ -7,7 +7,7 @@ tokens cannot be written. Methods see proposals for places, and nothing of that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,18 @@ if TYPE_CHECKING:
     from .held import Hold
 
 __all__ = ["Run"]
+
+
+class _Passed(NamedTuple):
+    """A pass that a cache was made ready for. keys: positions that it reads; rows: those that it computes, tokens: of
+    them; fresh: see `Plan`; alone: whether it looks at one state, whose rows the cache then holds.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    fresh: bool
+    alone: bool
 
 
 class Run:
@@ -57,6 +69,8 @@ class Run:
         self.kept = Kept(final=None if model.config.block_length is None else 0)
         self._kv: KVCache | None = None if self.cache is None else model.new_cache()
         self._own = model.config.block_length
+        self._passes: list[_Passed] = []
+        self._pending: _Passed | None = None
         self._check()
 
     def _check(self) -> None:
@@ -97,13 +111,14 @@ class Run:
         """
         plan = self._plan(region)
         opens = [self._open(tokens, region, plan) for tokens in variants]
-        caches = self._ready(plan, len(variants))
+        caches = self._ready(plan, len(variants), tokens=variants[0])
         asks, counts = [], []
         for tokens, places, cache in zip(variants, opens, caches, strict=True):
             segments = self._segments(tokens, places, plan, cache)
             asks += [Ask(self.model, segment, route=self.route) for segment in segments]
             counts.append(len(segments))
         scored = yield asks
+        self._note(plan)
         self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
         found = iter(scored)
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
@@ -152,17 +167,51 @@ class Run:
         places = region[0] + np.flatnonzero(tokens[region[0] : region[1]] == self.canvas.mask_id)
         return places if plan.active is None else places[np.isin(places, plan.active)]
 
-    def _ready(self, plan: Plan, count: int) -> list[KVCache | None]:
+    def _ready(self, plan: Plan, count: int, tokens: np.ndarray) -> list[KVCache | None]:
         """A cache for every state, which holds what the pass reads and none of what it computes."""
         if self._kv is None:
             return [None] * count
         rows = self._computed(plan)
-        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
-        self._kv.select(np.flatnonzero(np.isin(there, plan.keys) & ~np.isin(there, rows)))
+        self._pending = _Passed(plan.keys, rows, tokens[rows], plan.fresh, count == 1)
+        self._select(self._pending)
         if count == 1:
             return [self._kv]
         assert self.cache is not None and self.cache.steady, "what is kept would differ between the states"
         return [self._kv.fork() for _ in range(count)]
+
+    def _select(self, passed: _Passed) -> None:
+        assert self._kv is not None
+        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
+        self._kv.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
+
+    def _note(self, plan: Plan) -> None:
+        """Remember a pass that left keys and values, and forget those of which nothing is left."""
+        passed, self._pending = self._pending, None
+        if passed is None or not passed.alone:
+            return
+        if plan.fresh:
+            # Such a pass computes all but what is final, which other such passes have computed.
+            self._passes = [each for each in self._passes if each.fresh] if len(plan.keys) else []
+        self._passes.append(passed)
+
+    def give_back(self) -> int | None:
+        """See `Recoverable`: drop all keys and values; not while several states that share them are looked at."""
+        if self._kv is None or (self._pending is not None and not self._pending.alone):
+            return None
+        freed = self._kv.bytes
+        self._kv.become(self.model.new_cache())
+        return freed
+
+    def recover(self) -> Asking[None]:
+        """See `Recoverable`: the passes that left what there was once more, of the tokens that they saw."""
+        assert self._kv is not None
+        for passed in self._passes:
+            self._select(passed)
+            yield [
+                Ask(self.model, Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]), route=self.route)
+            ]
+        if self._pending is not None:
+            self._select(self._pending)
 
     def _computed(self, plan: Plan) -> np.ndarray:
         """[q] rows of a pass: where the row of a token predicts the next one, also those before open places."""
@@ -219,8 +268,13 @@ def filled(
     model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0, hold: Hold | None = None
 ) -> Asking[Canvas]:
     """Fill a canvas; what is left open behind a written end is closed with that end."""
-    run = Run(model, canvas, method, temperature, hold)
-    yield from method.fill(run)
+    return (yield from finished(Run(model, canvas, method, temperature, hold)))
+
+
+def finished(run: Run) -> Asking[Canvas]:
+    """`filled`, by a run that is at hand."""
+    canvas = run.canvas
+    yield from run.method.fill(run)
     if canvas.ended and canvas.end is not None:
         run.close(canvas.end, int(canvas.tokens[canvas.end]))
     canvas.trace.ledger.tokens += len(canvas.output)

@@ -11,7 +11,7 @@ from ..output import Output
 from .base import Diffusion
 from .canvas import Canvas
 from .held import Hold
-from .run import filled
+from .run import Run, filled, finished
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -40,8 +40,8 @@ class Filling:
         self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
     ) -> None:
         self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
-        run = filled(model, self.canvas, fill.method, fill.temperature, fill.hold)
-        self.work = engine.enter(run, self.canvas.trace)
+        run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
+        self.work = engine.enter(finished(run), self.canvas.trace, memory=run)
         self._decode, self._revises, self._told = decode, fill.method.revises, 0
 
     @property
