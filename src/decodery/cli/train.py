@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_diffusion import diffusion
+from .train_dscd import dscd
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
@@ -37,6 +38,7 @@ for learned in (
     contexts,
     diffusion,
     draft,
+    dscd,
     ftp,
     head,
     hidden_transfer,

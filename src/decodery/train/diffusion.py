@@ -146,20 +146,26 @@ class _Masked:
 
 def distance(model: Transformer, masked: _Masked) -> torch.Tensor:
     """Mean over examples of the mean cross-entropy of their masked tokens, in nats."""
-    length, segments = masked.shown.shape[1], []
-    for first in range(0, len(masked.shown), _TOGETHER):
-        rows = masked.shown[first : first + _TOGETHER]
+    before = masked.shown.shape[1] - masked.weights.shape[1]
+    chosen = np.pad(masked.weights, ((0, 0), (before, 0))).reshape(-1)
+    places = torch.from_numpy(np.flatnonzero(chosen))
+    wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
+    each = torch.nn.functional.cross_entropy(logits_at(model, masked.shown, places), wanted, reduction="none")
+    return (each * torch.from_numpy(chosen).float()[places]).sum()
+
+
+def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
+    """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
+    length, segments = shown.shape[1], []
+    for first in range(0, len(shown), _TOGETHER):
+        rows = shown[first : first + _TOGETHER]
         apart = np.kron(np.eye(len(rows), dtype=bool), np.ones((length, length), dtype=bool))
         segments.append(Segment(np.tile(np.arange(length), len(rows)), rows.reshape(-1), mask=apart))
     batch = Batch(segments)
     hidden = model.layers(model.embed(batch), batch)
-    chosen = np.pad(masked.weights, ((0, 0), (length - masked.weights.shape[1], 0))).reshape(-1)
-    places = torch.from_numpy(np.flatnonzero(chosen))
     logits = model.outputs(hidden[places]).clone()
     logits[:, VOCABULARY.index(MASK)] = -torch.inf
-    wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
-    each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-    return (each * torch.from_numpy(chosen).float()[places]).sum()
+    return logits
 
 
 def untrained(recipe: Recipe) -> Transformer:
