@@ -22,6 +22,7 @@ from decodery.constrain.base import Language
 from decodery.core.ask import Composed
 from decodery.diffuse.base import Diffusion
 from decodery.diffuse.cache.base import Cache
+from decodery.diffuse.experts.base import Experts
 from decodery.draft.base import Composite, Drafter, Expander
 from decodery.draft.combine import First, Fuse
 from decodery.draft.copyspec import CopySpec
@@ -99,6 +100,7 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
     [
         *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
         *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
+        ("diffuse.experts", Experts),
         *(("kv", CachePolicy), ("transform", Transform), ("monitor", Monitor)),
     ],
 )
@@ -294,12 +296,13 @@ LOCAL = {
     ("search", "cheatsheet", "file"),
     ("search", "compute-optimal", "table"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("auto", "draft-model", "easyspec", "nested", "rapid")),
+    *(("draft", name, "model") for name in ("auto", "draft-model", "easyspec", "nested", "pearl", "rapid")),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),
         ("draft", "draft-model", "transform"),
         ("draft", "easyspec", "transform"),
+        ("draft", "pearl", "transform"),
         ("draft", "lexical-unit", "units"),
         ("verify", "judge", "head"),
     ),
@@ -308,8 +311,9 @@ LOCAL = {
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
     ("kv", "double-sparsity", "calibration"),
-    *(("monitor", name, "probe") for name in ("factcheckmate", "truthprint")),
-    *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head")),
+    *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),
+    *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head"), ("monitor", "neurofeedback", "axis")),
+    *(("monitor", "codebook", "codebooks"), ("monitor", "sae", "codes")),
     *(("draft", "ppd", "ppd"), ("draft", "hidden-transfer", "transfer")),
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),

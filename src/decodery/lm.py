@@ -13,14 +13,19 @@ from .core.conversation import Conversation, Prompt
 from .core.memory import Memory
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
+from .core.trace import Trace
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
-from .diffuse.canvas import Canvas
-from .diffuse.texts import fill_all, written
+from .diffuse.base import Diffusion
+from .diffuse.held import Hold
+from .diffuse.lave import LAVE
+from .diffuse.texts import Fill, Filling
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .kv.base import CachePolicy
+from .listen.base import Heard, Stream, listening
+from .model.encoder_decoder import EncoderDecoder
 from .model.load import LoadedModel
 from .model.store import Progress, silent
 from .model.vocabulary import Vocabulary
@@ -40,6 +45,7 @@ from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
 from .settings import checked
 from .source.base import Source
+from .source.reads import Reads
 from .suggest.ngrams import NGrams, ngrams_for
 from .suggest.superposed import Draft, Superposition, superpose
 from .verify.base import Rule
@@ -143,23 +149,73 @@ class LM:
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int = 0,
+        constraint: Any = None,
     ) -> Output | list[Output]:
         """Fill a canvas of `max_new_tokens` behind a prompt, of a masked diffusion model.
 
         method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
         lists them. A list of outputs for a list of texts or for n > 1; all of them share passes, and each is what it
-        would be alone; sample i of n has seed `seed + i`. `Output.trace` counts passes, rows and tokens.
+        would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request` takes it; the
+        method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
         """
         several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
         prompts: list[Any] = list(prompt) if several else [prompt]
-        canvases = [
-            Canvas.of(self.model, tokens, max_new_tokens, eos_ids=self.tokenizer.eos_ids, seed=nth_seed(seed, number))
-            for tokens in (self.encode(one, raw=raw) for one in prompts)
+        fill = self.fill([], method, max_new_tokens, temperature=temperature, constraint=constraint)
+        engine = self.engine()
+        fillings = [
+            self.begin(engine, replace(fill, prompt=tokens, seed=nth_seed(seed, number)))
+            for tokens in [self.encode(one, raw=raw) for one in prompts]
             for number in range(n)
         ]
-        fill_all(self.engine(), self.model, canvases, resolve("diffuse", method), temperature)
-        outputs = [written(canvas, self._continuation) for canvas in canvases]
+        engine.run([each.work for each in fillings])
+        outputs = [each.output() for each in fillings]
         return outputs if several or n > 1 else outputs[0]
+
+    def listen(
+        self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
+    ) -> Iterator[Heard]:
+        """Write while a source arrives, chunk by chunk: what is committed behind each, and what is guessed.
+
+        chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
+        `decodery.methods("listen")` lists them. trace: counts passes and rows. The model must read its source in
+        blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
+        """
+        found, engine = resolve("listen", method), self.engine()
+        stream = Stream.of(self.model, self.tokenizer.eos_ids)
+        stream.trace = trace or stream.trace
+        coming = iter(chunks)
+        chunk = next(coming, None)
+        while chunk is not None:
+            following = next(coming, None)
+            tokens = self.tokenizer.encode(chunk, special=False) if isinstance(chunk, str) else list(chunk)
+            job = engine.enter(listening(found, stream, tokens, following is None), stream.trace)
+            engine.run([job])
+            heard = stream.heard
+            whole = self.tokenizer.decode([*heard.committed, *heard.guess])
+            text = self.tokenizer.decode(heard.committed)
+            yield replace(heard, text=text, guessed=whole.removeprefix(text))
+            chunk = following
+
+    def fill(
+        self,
+        tokens: Ordered[int],
+        method: Any,
+        length: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        constraint: Any = None,
+    ) -> Fill:
+        """A canvas of `length` tokens behind a prompt, for `begin`; settings: see `diffuse`."""
+        found: Diffusion = resolve("diffuse", method)
+        if constraint is None:
+            return Fill(list(tokens), length, found, temperature, seed)
+        hold = Hold(self._compiled(constraint), self.vocabulary)
+        return Fill(list(tokens), length, LAVE.around(found), temperature, seed, hold)
+
+    def begin(self, engine: Engine, fill: Fill) -> Filling:
+        """Let an engine of this model fill a canvas, beside whatever else it does."""
+        return Filling(engine, self.model, fill, self.tokenizer.eos_ids, self._continuation)
 
     def hide(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any
@@ -274,6 +330,7 @@ class LM:
         kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
         monitor: what watches the text, one or several, as in "los:head=DIR,action=stop"; `Output.monitors` says what
         they found.
+        A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
         raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
         see `decodery.picture`.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
@@ -281,6 +338,10 @@ class LM:
         also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
+        if isinstance(self.model, EncoderDecoder) and not isinstance(source, Reads):
+            if source is not None:
+                raise SettingsError("the prompt is this model's source of logits: leave source out")
+            tokens, source = [self.model.config.start_id], Reads(tuple(tokens))
         if shortcuts.get("dry"):
             breakers = shortcuts.get("dry_breakers")
             shortcuts["dry_breakers"] = self.vocabulary.holding(DRY_BREAKERS if breakers is None else breakers)
@@ -357,8 +418,8 @@ class LM:
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        asked = self.request_for(prompt, raw=raw, **settings)
-        first, tokens = engine.submit(asked), asked.prompt
+        tokens = self.encode(prompt, raw=raw)
+        first = engine.submit(self.request_for(prompt, raw=raw, tokens=tokens, **settings))
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
         return [first, *(engine.submit(each, like=first) for each in others)]

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .train_codes import codebook, sae
 from .train_diffusion import diffusion
+from .train_dscd import dscd
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
 from .train_kv import kv
+from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
 from .train_router import router
+from .train_seq2seq import seq2seq
+from .train_states import axis, program_probe, sequential
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -31,24 +36,32 @@ def train() -> None:
 
 for learned in (
     acceptance,
+    axis,
     calm,
+    codebook,
     compute_optimal,
     contexts,
     diffusion,
     draft,
+    dscd,
     ftp,
     head,
     hidden_transfer,
     kv,
+    learn2pd,
     los,
     nested,
     ngrams,
     ppd,
     prm,
     probe,
+    program_probe,
     puzzle_model,
     router,
+    sae,
     sec,
+    sequential,
+    seq2seq,
     swift,
     text_prm,
     units,
