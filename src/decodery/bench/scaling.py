@@ -1,7 +1,7 @@
 """Log-linear laws of drafts: what ten times the training, the size or the batch buys, and how sure that is.
 
 Scaling Laws for Speculative Decoding (2025) finds that accepted lengths grow with the logarithm of training tokens and
-of capacity, and speed with that of the batch. Its constants are other models' own: these are fitted to what was measured.
+of capacity, and speed with that of the batch. Its constants are other models' own: these are fitted to measurements.
 """
 
 from __future__ import annotations
