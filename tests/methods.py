@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from covering import FULL
 from decodery.budget.base import Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.fixed import Fixed
@@ -95,10 +96,16 @@ from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.monitor.base import Monitor
+from decodery.monitor.codebook import Codebook, Codebooks
 from decodery.monitor.confidence import Confidence as Doubt
+from decodery.monitor.context_awareness import ContextAwareness
 from decodery.monitor.factcheckmate import FactCheckmate, Shift
 from decodery.monitor.los import LOS, LOSHead, LOSNet
+from decodery.monitor.neurofeedback import Neurofeedback
 from decodery.monitor.probe import Probe
+from decodery.monitor.program_probe import ProgramProbe
+from decodery.monitor.sae import SAE, HeadCodes
+from decodery.monitor.sequential import Sequential
 from decodery.monitor.threshold import Threshold
 from decodery.monitor.truthprint import TruthPrInt
 from decodery.puzzles.chain import Chain
@@ -328,6 +335,19 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "switch": lambda other: Switch((SuffixAutomaton(), TokenRecycling(nodes=8, scope="request")), match=3),
 }
 """By name, and what it asks where there is a choice: a drafter, given a model like the target but not equal to it."""
+
+
+def _kinds() -> list[str]:
+    found: dict[Any, str] = {}
+    other = tiny_transformer(0, num_layers=1)
+    for name, make in DRAFTERS.items():
+        drafter = make(other)
+        found.setdefault((type(drafter).__mro__[1], drafter.gives.drafts), name)
+    return sorted(found.values())
+
+
+KINDS = sorted(DRAFTERS) if FULL else _kinds()
+"""Drafters that stand for all where a law is about the loop and not about drafts: one of each base and origin."""
 
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(branching=(3, 2)),
@@ -650,10 +670,40 @@ def _los() -> LOSHead:
     return LOSHead(net.state_dict(), Threshold(0.5, 0.1, 20, "draws"), facts)
 
 
+def untrained_fields() -> Probe:
+    """Reads three fields off a row."""
+    one = untrained_probe("new")
+    weights = {"weight.1": torch.randn(9, 8, generator=torch.Generator().manual_seed(6)), "bias.1": torch.zeros(9)}
+    return Probe({**one.tensors, **weights}, one.site, "new", one.threshold, {"fields": {"x": 3, "y": 4, "facing": 2}})
+
+
+def untrained_codes() -> HeadCodes:
+    draws = torch.Generator().manual_seed(7)
+    shape = {"weight": (6, 8), "bias": (6,), "mean": (8,)}
+    tensors = {name: torch.randn(size, generator=draws) for name, size in shape.items()} | {"scale": torch.ones(8)}
+    tensors |= {"own": torch.rand(8, 6, generator=draws) < 0.5, "score": torch.linspace(0, 1, 8)}
+    return HeadCodes(tensors, Threshold(0.5, 0.1, 20, "draws"), {"layers": 2, "heads": 4, "dim": 8})
+
+
+def untrained_codebooks(k: int = 2) -> Codebooks:
+    draws = torch.Generator().manual_seed(8)
+    tensors = {"codes.0": torch.randn(4, 12, 8, generator=draws), "codes.1": torch.randn(1, 12, 32, generator=draws)}
+    return Codebooks(tensors, ("head_out.0", "mlp_out.1"), k)
+
+
 MONITORS: dict[str, Monitor] = {
+    "codebook": Codebook(untrained_codebooks(), ((0, 1, 3), (1, 0, 2)), ((1, 0, 5),), action="switch"),
     "confidence": Doubt("worst", threshold=5.5, action="stop"),
+    "context-awareness": ContextAwareness(layer=1),
     "factcheckmate": FactCheckmate(untrained_probe("prompt"), untrained_shift(1.0), action="switch", threshold=0.0),
     "los": LOS(_los(), every=3),
+    "neurofeedback": Neurofeedback(
+        Probe(untrained_probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 20, ""))
+    ),
+    "program-probe": ProgramProbe(untrained_fields(), (2, 0, 1), "always"),
+    "sae": SAE(untrained_codes(), 4, action="switch", threshold=0.3),
+    "sequential": Sequential(untrained_probe("prompt"), threshold=0.0, action="flag"),
     "truthprint": TruthPrInt(untrained_probe("new", 0.3), most=4, share=0.01),
 }
-"""Monitors, each with an action that texts of a few tokens see; `los` reads only."""
+"""Monitors, each with an action that texts of a few tokens see, but for those of `READING`."""
+READING = {"context-awareness", "los", "neurofeedback", "program-probe", "sequential"}

@@ -94,14 +94,15 @@ _PATH = click.Path(path_type=Path)
     type=_Methods(),
     help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
     "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
-    "best-of-n, self-consistency, weighted-vote, first-finish, and specs with {n} and {scorer} in them.",
+    "best-of-n, self-consistency, weighted-vote, first-finish, and specs with {n} and {scorer} in them. Of "
+    "monitors their testbeds: answers, context, talks, heads, feedback, codes, programs.",
 )
 @_what(
     "--workload",
     "workloads",
     type=_Names(),
     help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in); search, alone: "
-    "searches on puzzles.",
+    "searches on puzzles; monitors, alone: what monitors tell.",
 )
 @recorded_import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
@@ -124,7 +125,9 @@ _PATH = click.Path(path_type=Path)
 @_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
-@_search("--puzzle", metavar="SPEC", help="chain, retry-chain, countdown or dyck, as in chain:operations=12 (chain).")
+@_search(
+    "--puzzle", metavar="SPEC", help="chain, retry-chain, countdown, dyck or robot, as in chain:operations=12 (chain)."
+)
 @_search(
     "--rewards",
     type=_Methods(),
@@ -182,11 +185,18 @@ def bench(
 
         measured_sweep(sweep, given, out, as_json=as_json)
         return
+    watched = "monitors" in given.get("workloads", ())
     puzzles = "search" in given.get("workloads", ())
     strange = sorted(given.keys() & {"puzzle", "rewards", "budgets", "pool"})
     if strange and not puzzles:
         raise click.UsageError(f"--{strange[0]} belongs to --workload search")
-    if puzzles:
+    if watched:
+        if compare or source or passes or rows is not None or serve is not None:
+            raise click.UsageError("--workload monitors goes without --compare, --from, --pass, --rows and --serve")
+        from .bench_monitors import measure as watch
+
+        _ended(watch(given, out, as_json=as_json, resume=resume), out, "decodery bench --workload monitors")
+    elif puzzles:
         if compare or source or passes or rows is not None or serve is not None:
             raise click.UsageError("--workload search goes without --compare, --from, --pass, --rows and --serve")
         from .bench_search import measure as search

@@ -13,6 +13,7 @@ import torch
 
 from . import blocks
 from .blocks import Blocks
+from .cross_memory import CrossMemory
 from .losses import Losses
 from .places import Places
 from .policy import AttentionPolicy
@@ -38,7 +39,8 @@ class KVCache:
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
     policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
-    still hold. states: what layers that keep no keys and values have made of their slots.
+    still hold. memory: what is remembered of a source that the text is written with in view, where there is one;
+    cutting the text leaves it in place. states: what layers that keep no keys and values have made of their slots.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class KVCache:
         self.written = np.zeros(layers, dtype=np.int64)
         self.policy: AttentionPolicy | None = None
         self.losses = Losses(layers, kv_heads)
+        self.memory: CrossMemory | None = None
         self.states = States()
         self._marks: WeakSet[Mark] = WeakSet()
         self._first = capacity
@@ -266,6 +269,7 @@ class KVCache:
         twin.written = np.zeros_like(self.written)
         twin.policy = None if self.policy is None else self.policy.fork()
         twin.losses = self.losses.fork()
+        twin.memory = self.memory
         twin.states = self.states.fork()
         twin._marks = WeakSet(self._marks)
         twin._first = self._first
@@ -407,6 +411,8 @@ class KVCache:
 
 
 def resident(caches: Iterable[KVCache]) -> int:
-    """Bytes that these caches keep in memory together; keys and values that they share count once."""
+    """Bytes that these caches keep in memory together; keys, values and sources that they share count once."""
     every = list(caches)
-    return blocks.resident(cache.blocks for cache in every) + sum(cache.states.bytes for cache in every)
+    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
+    states = sum(cache.states.bytes for cache in every)
+    return blocks.resident(cache.blocks for cache in every) + sum(sources.values()) + states

@@ -55,7 +55,7 @@ class FolderCheckpoint:
         self._four_bits = read_four_bits(config, origin)
         if self._four_bits is not None and self.config.family in ARRANGED:
             raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
-        self._shards = _Shards(folder)
+        self._shards = Shards(folder)
         self.precision = self._shards.precision() if self._four_bits is None else "int4"
         self._refuse_unread()
 
@@ -134,7 +134,7 @@ class FolderCheckpoint:
                 raise UnsupportedModel(f"{self.folder}: the tensor {name} belongs to a part that is not supported")
 
 
-class _Shards:
+class Shards:
     """The tensors of one or several safetensors files; each is mapped when it is asked for."""
 
     def __init__(self, folder: Path) -> None:

@@ -287,10 +287,15 @@ class Transformer:
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the cache holds of rows [n, hidden] that enter a layer: keys and values [n, kv_heads, head_dim]."""
+        return self.heads(index, hidden, positions)[1:]
+
+    def heads(
+        self, index: int, hidden: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden] before a layer."""
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
-        _, keys, values = self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
-        return keys, values
+        return self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""

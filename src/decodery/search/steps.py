@@ -161,6 +161,7 @@ class Growth:
 
     def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress) -> None:
         seq = engine.open(replace(request, search=search))
+        engine.recall(seq)
         self.engine = engine
         self.search = search
         self.progress = progress
@@ -251,7 +252,7 @@ class Growth:
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
             seq.held = self.step_end(seq)
-        if parent is self.root and seq.cache.next_position == 0:
+        if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
             if parent.seq.like is None:
                 parent.seq.like = seq
@@ -337,3 +338,14 @@ def distinct(nodes: Iterable[Node]) -> list[Node]:
     for node in nodes:
         first.setdefault(tuple(node.seq.tokens), node)
     return list(first.values())
+
+
+def widens(power: float | None, visits: int, draws: int) -> bool:
+    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
+    return power is not None and visits**power >= draws + 1
+
+
+def require_widening(name: str, power: float | None) -> None:
+    """Raise SettingsError for what is no power of visits."""
+    if power is not None and not 0 < power <= 1:
+        raise SettingsError(f"the widening of {name} is a power above 0 and up to 1, or None, not {power!r}")
