@@ -53,6 +53,7 @@ FAMILIES = {
     "listen": ("ways of listening", "what is written while a source arrives"),
     "diffuse": ("ways of filling a canvas", "which masked tokens are written next"),
     "diffuse.cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
+    "diffuse.experts": ("sharing of experts", "which experts of a mixture the rows of a canvas share"),
     "kv": ("cache policies", "what is remembered"),
     "monitor": ("monitors", "what is watched while decoding"),
     "transform": ("transformations", "how a model is changed"),

@@ -22,6 +22,7 @@ from decodery.constrain.base import Language
 from decodery.core.ask import Composed
 from decodery.diffuse.base import Diffusion
 from decodery.diffuse.cache.base import Cache
+from decodery.diffuse.experts.base import Experts
 from decodery.draft.base import Composite, Drafter, Expander
 from decodery.draft.combine import First, Fuse
 from decodery.draft.copyspec import CopySpec
@@ -99,6 +100,7 @@ def test_the_catalogue_says_what_the_methods_say_without_importing_them() -> Non
     [
         *(("draft", Drafter), ("draft.growth", Growth), ("verify", Rule), ("sample", Warp)),
         *(("source", Source), ("search", Search), ("budget", Policy), ("diffuse", Diffusion), ("diffuse.cache", Cache)),
+        ("diffuse.experts", Experts),
         *(("kv", CachePolicy), ("transform", Transform), ("monitor", Monitor)),
     ],
 )

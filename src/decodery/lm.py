@@ -17,8 +17,10 @@ from .core.trace import Trace
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
-from .diffuse.canvas import Canvas
-from .diffuse.texts import fill_all, written
+from .diffuse.base import Diffusion
+from .diffuse.held import Hold
+from .diffuse.lave import LAVE
+from .diffuse.texts import Fill, Filling
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .kv.base import CachePolicy
@@ -147,22 +149,26 @@ class LM:
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int = 0,
+        constraint: Any = None,
     ) -> Output | list[Output]:
         """Fill a canvas of `max_new_tokens` behind a prompt, of a masked diffusion model.
 
         method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
         lists them. A list of outputs for a list of texts or for n > 1; all of them share passes, and each is what it
-        would be alone; sample i of n has seed `seed + i`. `Output.trace` counts passes, rows and tokens.
+        would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request` takes it; the
+        method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
         """
         several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
         prompts: list[Any] = list(prompt) if several else [prompt]
-        canvases = [
-            Canvas.of(self.model, tokens, max_new_tokens, eos_ids=self.tokenizer.eos_ids, seed=nth_seed(seed, number))
-            for tokens in (self.encode(one, raw=raw) for one in prompts)
+        fill = self.fill([], method, max_new_tokens, temperature=temperature, constraint=constraint)
+        engine = self.engine()
+        fillings = [
+            self.begin(engine, replace(fill, prompt=tokens, seed=nth_seed(seed, number)))
+            for tokens in [self.encode(one, raw=raw) for one in prompts]
             for number in range(n)
         ]
-        fill_all(self.engine(), self.model, canvases, resolve("diffuse", method), temperature)
-        outputs = [written(canvas, self._continuation) for canvas in canvases]
+        engine.run([each.work for each in fillings])
+        outputs = [each.output() for each in fillings]
         return outputs if several or n > 1 else outputs[0]
 
     def listen(
@@ -189,6 +195,27 @@ class LM:
             text = self.tokenizer.decode(heard.committed)
             yield replace(heard, text=text, guessed=whole.removeprefix(text))
             chunk = following
+
+    def fill(
+        self,
+        tokens: Ordered[int],
+        method: Any,
+        length: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        constraint: Any = None,
+    ) -> Fill:
+        """A canvas of `length` tokens behind a prompt, for `begin`; settings: see `diffuse`."""
+        found: Diffusion = resolve("diffuse", method)
+        if constraint is None:
+            return Fill(list(tokens), length, found, temperature, seed)
+        hold = Hold(self._compiled(constraint), self.vocabulary)
+        return Fill(list(tokens), length, LAVE.around(found), temperature, seed, hold)
+
+    def begin(self, engine: Engine, fill: Fill) -> Filling:
+        """Let an engine of this model fill a canvas, beside whatever else it does."""
+        return Filling(engine, self.model, fill, self.tokenizer.eos_ids, self._continuation)
 
     def hide(
         self, prompt: Prompt, message: str | bytes, *, search: Any = "coupling", raw: bool = False, **settings: Any

@@ -34,6 +34,7 @@ FAMILIES = (
     "listen",
     "diffuse",
     "diffuse.cache",
+    "diffuse.experts",
     "kv",
     "monitor",
     "transform",

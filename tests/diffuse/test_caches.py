@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core.ask import drive
+from decodery.core.ask import Ask, drive
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.diffuse.canvas import Canvas
 from decodery.diffuse.run import Run, filled
+from decodery.diffuse.texts import Fill, Filling
 from decodery.errors import PromptError, SettingsError
-from decodery.model.batch import Batch, Scores
+from decodery.model.batch import Batch, Scores, Segment
 from decodery.model.rope import rope_table
 from decodery.model.transformer import Transformer
 from decodery.registry import resolve
@@ -252,3 +253,57 @@ def test_models_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SettingsError, match="diffusion model"):
         Engine(denoiser()).submit(Request([1, 2]))
     assert drive(filled(blocks, Canvas.of(blocks, PROMPT, 6), resolve("diffuse", "static:block=4"))).limit == 6
+
+
+@torch.no_grad()
+def test_a_canvas_whose_memory_is_taken_away_is_filled_as_if_it_were_not() -> None:
+    """Whenever and however often, with every cache; keys and values that are read anew from what is written are not."""
+    for kind, specs in {
+        "full": ("static:block=8,cache=prefix", "static:block=8,cache=dual", "static:cache=dkv(refresh=5)",
+                 "static:cache=window(inner=4,outer=8,refresh=3)", "freedave:block=8,cache=dual", "static"),
+        "shifted": ("static:block=8,cache=dual", "static:cache=dkv(refresh=5)"),
+        "blocks": ("threshold:tau=0.2,cache=prefix",),
+    }.items():  # fmt: skip
+        model = denoiser(**KINDS[kind])
+        for spec in specs:
+            wanted = fill(model, spec, temperature=0.7)
+            engine = Engine(model)
+            begun = Filling(engine, model, Fill(PROMPT, 16, resolve("diffuse", spec), 0.7), (), lambda *_: "")
+            beside = Filling(engine, model, Fill(PROMPT[:3], 8, resolve("diffuse", spec)), (), lambda *_: "")
+            for number in range(400):
+                if begun.work.finished and beside.work.finished:
+                    break
+                if number % 2 == 0:
+                    engine.preempt(begun.work)
+                engine.step()
+            assert begun.work.finished and begun.work.error is None, spec
+            assert order(begun.canvas) == order(wanted), spec
+            assert (nats(begun.canvas) - nats(wanted)).abs().max() < 1e-10, spec
+            assert begun.canvas.passes == wanted.passes
+            assert (engine.preemptions > 1) == (spec != "static"), (spec, engine.preemptions)
+            assert order(beside.canvas) == order(fill(model, spec, 8, prompt=PROMPT[:3]))
+
+
+@torch.no_grad()
+def test_a_wrong_recovery_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_what_is_written(self: Run) -> Any:
+        for passed in self._passes[-1:]:
+            self._select(passed)
+            yield [
+                Ask(self.model, Segment(passed.rows, self.canvas.tokens[passed.rows], cache=self._kv, logit_rows=[]))
+            ]
+        if self._pending is not None:
+            self._select(self._pending)
+
+    model, spec = denoiser(), "static:cache=dkv(refresh=5)"
+    monkeypatch.setattr(Run, "recover", from_what_is_written)
+    engine = Engine(model)
+    begun = Filling(engine, model, Fill(PROMPT, 16, resolve("diffuse", spec), 0.7), (), lambda *_: "")
+    for number in range(400):
+        if begun.work.finished:
+            break
+        if number % 3 == 0:
+            engine.preempt(begun.work)
+        engine.step()
+    wanted = nats(fill(model, spec, temperature=0.7))
+    assert begun.work.error is not None or (nats(begun.canvas) - wanted).abs().max() > 1e-6

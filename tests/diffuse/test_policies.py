@@ -20,7 +20,7 @@ from decodery.testing import OracleDenoiser
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, named, order
 
 
-@pytest.mark.parametrize("name", [method.name for method in methods("diffuse")])
+@pytest.mark.parametrize("name", [method.name for method in methods("diffuse") if not method.needs])
 @torch.no_grad()
 def test_every_method_fills_canvases_of_every_model_alike_alone_and_together(name: str) -> None:
     """With every cache, or it says why not; what is written stays, and is never the mask."""
@@ -213,6 +213,28 @@ def test_a_border_is_mended_only_where_that_is_likelier() -> None:
         canvas.tokens[1:] = written
         drive(method._weld(run, 3))
         assert canvas.tokens[1:].tolist() == mended and canvas.passes <= 2
+
+
+@torch.no_grad()
+def test_threshold_drafts_are_taken_as_far_as_a_slow_loop_takes_them() -> None:
+    """One draft is threshold; with more, every token would have been written from the draft taken before."""
+    for seed in range(4):
+        model = denoiser(seed)
+        assert order(fill(model, "freedave-plus:tau=0.2,drafts=1")) == order(fill(model, "threshold:tau=0.2"))
+        canvas = fill(model, "freedave-plus:tau=0.2,drafts=4")
+        state, seen = Canvas.of(model, PROMPT, 16), 0
+        threshold = named("threshold:tau=0.2")
+        assert isinstance(threshold, Policy)
+        for written in canvas.rounds:
+            run = Run(model, state, threshold)
+            step, _ = threshold.select(drive(run.look((5, 21))), None)
+            wanted = dict(zip(step.positions.tolist(), step.tokens.tolist(), strict=True))
+            for place, token in zip(written.positions.tolist(), written.tokens.tolist(), strict=True):
+                assert wanted[place] == token
+                state.tokens[place], seen = token, seen + 1
+        assert seen == 16 and canvas.passes <= fill(model, "threshold:tau=0.2").passes + 1
+    sure = OracleDenoiser([[1, 2, 3, 4]], vocab_size=9)
+    assert fill(sure, "freedave-plus", 4, prompt=[0]).passes == 1
 
 
 def test_bounds_of_cad() -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 import tiny_gguf
 from decodery.errors import CorruptFile, UnsupportedModel
 from decodery.model.batch import Batch, Segment
-from decodery.model.families import read_config
+from decodery.model.families import read_config, tensor_name
 from decodery.model.load import load
 from decodery.testing import tiny_transformer
 from tiny_models import make_model, random_ids, save
@@ -128,6 +128,27 @@ def test_what_llada_can_switch_on_and_we_do_not_do_is_refused() -> None:
     with pytest.raises(CorruptFile, match="mask token is 288"):
         read_config(LLADA | {"mask_token_id": 288})
     assert read_config(LLADA | {"mask_token_id": None}).mask_id is None
+
+
+def test_llada_moe_is_told_by_its_experts_and_read_as_qwen_3_moe() -> None:
+    released = {
+        "model_type": "llada", "architectures": ["LLaDAMoEModel"], "hidden_act": "silu", "hidden_size": 64,
+        "expert_intermediate_size": 32, "dense_intermediate_size": 256, "shared_expert_intermediate_size": None,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100,
+        "rope_theta": 50000, "rms_norm_eps": 1e-5, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": None,
+        "qk_layernorm": True, "attention_bias": False, "moe_router_score_function": None, "mask_token_id": 99,
+    }  # fmt: skip
+    config = read_config(released)
+    assert (config.experts, config.experts_per_token, config.intermediate_size, config.head_dim) == (8, 2, 32, 16)
+    assert config.qk_norm and not config.causal and not config.normed_experts and config.mask_id == 99
+    assert tensor_name("layers.1.experts.3.up.weight", config) == "model.layers.1.mlp.experts.3.up_proj.weight"
+    for change in (
+        {"qk_layernorm": False},
+        {"moe_router_score_function": "sigmoid"},
+        {"shared_expert_intermediate_size": 8},
+    ):
+        with pytest.raises(UnsupportedModel, match=next(iter(change))):
+            read_config(released | change)
 
 
 def test_slots_of_a_cache_can_be_selected_in_any_order_and_stand_for_what_they_hold() -> None:

@@ -53,12 +53,12 @@ def test_the_folder_is_the_model_and_the_command_line_fills_its_canvas(tmp_path:
     assert status == 0 and "--diffuse static" in said
     lm = dc.load(str(tmp_path / "m"), dtype="float32")
     assert lm.model.config.mask_id == lists.VOCABULARY.index(lists.MASK) and not lm.model.config.causal
-    prompt = "_ _ copy a b c d ="
+    prompt = "_ _ _ copy a b c d ="
     tokens = lm.encode(prompt, raw=True)
     assert tokens == lists.ids(prompt.split())
     model = untrained(Recipe(steps=1))
-    model_rows = lm.model.forward(Batch([Segment(np.arange(8), np.array(tokens))])).logits
-    assert model_rows.shape == (8, model.vocab_size) and bool(torch.isfinite(model_rows).all())
+    model_rows = lm.model.forward(Batch([Segment(np.arange(9), np.array(tokens))])).logits
+    assert model_rows.shape == (9, model.vocab_size) and bool(torch.isfinite(model_rows).all())
     output = lm.diffuse([prompt] * 2, "freedave", raw=True, max_new_tokens=8)
     static = lm.diffuse(prompt, "static", raw=True, max_new_tokens=8)
     assert output[0].tokens == output[1].tokens == static.tokens and static.trace.passes <= 8
@@ -75,17 +75,37 @@ def test_the_folder_is_the_model_and_the_command_line_fills_its_canvas(tmp_path:
 
 
 def test_examples_are_right_answers_and_others_are_told_apart() -> None:
-    recipe = Recipe(tuple(lists.TASKS))
-    asked = held_out(recipe, 60)
-    assert all(len(each.prompt) == lists.PROMPT and len(each.canvas) == lists.CANVAS for each in asked)
-    assert all(diffusion.accuracy([each.answer for each in asked], asked).values())
-    wrong = diffusion.accuracy([[*each.answer[:-1], "+", "+"] for each in asked], asked)
+    recipe = Recipe(tuple(lists.TASKS), letters=7)
+    asked = held_out(recipe, 110)
+    assert {(len(each.prompt), len(each.canvas)) for each in asked} == {(recipe.prompt, recipe.canvas)} == {(10, 14)}
+    assert set(diffusion.accuracy([each.answer for each in asked], asked).values()) == {1.0}
+    assert all(words in lists.VOCABULARY for each in asked for words in each.prompt + each.canvas)
+    wrong = diffusion.accuracy([[*each.answer[:-1], "=", "="] for each in asked], asked)
     assert set(wrong.values()) == {0.0}
-    masked = diffusion._Masked.draw(recipe, 64, 0)
-    hidden = masked.shown[:, lists.PROMPT :] == lists.VOCABULARY.index(lists.MASK)
+    json_answers = [json.loads("".join(each.answer)) for each in asked if each.task == "json"]
+    assert all(1 <= len(each) <= 3 for each in json_answers)
+    shuffled = [each for each in asked if each.task == "shuffle"]
+    assert not any(each.right(each.posed) for each in shuffled) and all(each.right(each.answer) for each in shuffled)
+    masked = diffusion._Masked.draw(Recipe(tuple(lists.LISTS)), 64, 0)
+    hidden = masked.shown[:, 9:] == lists.VOCABULARY.index(lists.MASK)
     assert sorted(np.bincount(hidden.sum(axis=1), minlength=9)[1:].tolist()) == [8] * 8
     assert np.allclose(masked.weights.sum(), 1.0) and not masked.weights[~hidden].any()
+    with pytest.raises(SettingsError, match="3 to 26 letters, not 27"):
+        Recipe(letters=27)
     with pytest.raises(SettingsError, match="no task 'cpy'"):
         Recipe(("cpy",))
     with pytest.raises(SettingsError, match="no size"):
         Recipe(size="xxl")
+
+
+def test_a_mixture_learns_in_all_its_parts_and_loads_as_llada_moe(tmp_path: Path) -> None:
+    recipe = Recipe(("copy",), size="xs-moe", steps=1, batch=16)
+    train_diffusion(recipe, tmp_path / "m")
+    lm, before = dc.load(str(tmp_path / "m"), dtype="float32"), untrained(recipe)
+    assert lm.model.config.experts == 16 and lm.model.config.family == "llada_moe" and not lm.model.config.causal
+    for name, tensor in diffusion._fused(before).items():
+        after = diffusion._fused(lm.model)[name]
+        assert after.shape == tensor.shape and not torch.equal(after, tensor), name
+    rows = np.arange(9)
+    scores = lm.model.forward(Batch([Segment(rows, rows)]))
+    assert 0 < scores.costs[0].experts <= 3 * 16

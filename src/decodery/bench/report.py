@@ -9,8 +9,9 @@ from importlib.resources import files
 from typing import Any
 
 from . import structured
+from .canvases import figures as canvases
 from .load import show as load
-from .result import LOAD, MONITORS, PASSES, SEARCH, Result
+from .result import CANVASES, LOAD, MONITORS, PASSES, SEARCH, Result
 from .rows import ALL
 from .searches import figures as searches
 from .watching import figures as watching
@@ -21,6 +22,8 @@ _TITLES = {PASSES: "passes", LOAD: "serving", SEARCH: "searches", MONITORS: "mon
 
 def page(result: Result) -> str:
     """One HTML file that needs nothing else: the result inside it, and what draws it."""
+    if result["kind"] == CANVASES:
+        return canvases.page(result)
     folder = files(__package__) / "page"
     parts = {
         "title": escape(f"{result['model']['name']}: {_TITLES.get(result['kind'], 'decoding')}, measured"),
@@ -46,8 +49,8 @@ def _embedded(result: Result) -> str:
 
 
 def table(result: Result, *, categories: bool = False) -> str:
-    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs, load
-    searches or monitors.
+    """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs, load,
+    searches, monitors or ways of filling canvases.
 
     categories: with a table of speed-ups by category after each.
     """
@@ -55,6 +58,8 @@ def table(result: Result, *, categories: bool = False) -> str:
         return _passes_table(result)
     if result["kind"] == LOAD:
         return f"{load.title(result)}:\n\n{markdown(load.HEAD, [load.cells(row) for row in result['rows']])}"
+    if result["kind"] == CANVASES:
+        return canvases.table(result)
     if result["kind"] == SEARCH:
         shown = [searches.shown(row) for row in result["rows"]]
         return f"{searches.title(result)}:\n\n{markdown(searches.HEAD, shown)}"

@@ -75,6 +75,10 @@ def _search(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="Searches on puzzles", **settings)
 
 
+def _lists(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="Canvases on ParallelBench's lists", **settings)
+
+
 def _load(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="Servers under load", **settings)
 
@@ -102,7 +106,8 @@ _PATH = click.Path(path_type=Path)
     "workloads",
     type=_Names(),
     help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in); search, alone: "
-    "searches on puzzles; monitors, alone: what monitors tell.",
+    "searches on puzzles; monitors, alone: what monitors tell; "
+    "parallelbench, alone: ways of filling canvases, which --methods then are.",
 )
 @recorded_import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
@@ -135,6 +140,8 @@ _PATH = click.Path(path_type=Path)
 )
 @_search("--budgets", type=_Numbers(), help="Samples of a method, and what {n} in a search stands for (1,2,4,8,16).")
 @_search("--pool", type=int, metavar="N", help="Samples of a puzzle that methods are computed from (32).")
+@_lists("--tasks", type=_Names(), help="copy, shuffle, insert-index, ...: operations on lists (all ten).")
+@_lists("--letters", type=int, metavar="N", help="Of the longest list, for models of decodery train diffusion (6).")
 @click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
 @click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
 @click.option(
@@ -196,6 +203,17 @@ def bench(
         from .bench_monitors import measure as watch
 
         _ended(watch(given, out, as_json=as_json, resume=resume), out, "decodery bench --workload monitors")
+        return
+    canvases = "parallelbench" in given.get("workloads", ())
+    strange = sorted(given.keys() & {"tasks", "letters"})
+    if strange and not canvases:
+        raise click.UsageError(f"--{strange[0]} belongs to --workload parallelbench")
+    if canvases:
+        if compare or source or passes or rows is not None or serve is not None or resume:
+            raise click.UsageError("--workload parallelbench goes with --out and --json alone")
+        from .bench_canvases import measure as fill
+
+        _ended(fill(given, out, as_json=as_json), out)
     elif puzzles:
         if compare or source or passes or rows is not None or serve is not None:
             raise click.UsageError("--workload search goes without --compare, --from, --pass, --rows and --serve")
@@ -237,12 +255,12 @@ def _methods(given: dict[str, Any], out: Path | None, as_json: bool, source: Pat
     _ended(result, out, "decodery bench")
 
 
-def _ended(result: Result, out: Path | None, command: str) -> None:
-    """Say where everything is; leave with the status of an interruption where it was one."""
+def _ended(result: Result, out: Path | None, command: str = "") -> None:
+    """Say where everything is; leave with the status of an interruption where it was one. command: goes on with it."""
     if out is not None:
         note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
     if not result["complete"]:
-        note("interrupted" + ("" if out is None else f"; go on with: {command} --resume --out {out}"))
+        note("interrupted" + (f"; go on with: {command} --resume --out {out}" if out is not None and command else ""))
         leave_if_terminated()
         raise click.exceptions.Exit(_INTERRUPTED)
 

@@ -11,7 +11,7 @@ import click
 
 from ..errors import DecoderyError
 from .given import given
-from .options import Command, constraint_options, decoding_options, model_options
+from .options import Command, check_diffuse, constraint_options, decoding_options, diffuse_option, model_options
 
 if TYPE_CHECKING:
     from ..lm import LM, Output
@@ -21,15 +21,20 @@ if TYPE_CHECKING:
 @model_options
 @decoding_options
 @constraint_options
-def chat(model: str, dtype: str, **settings: Any) -> None:
+@diffuse_option
+def chat(model: str, dtype: str, diffuse: str | None, **settings: Any) -> None:
     """Talk with a model, line by line.
 
     /reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer. Works with piped lines too.
     """
     settings = given(settings)
     from .. import load
+    from ..registry import resolve
     from .decoding import leave_if_terminated, note
 
+    if diffuse is not None:
+        check_diffuse(settings)
+        settings["diffuse"] = resolve("diffuse", diffuse)
     lm = load(model, dtype=dtype)
     conversation = Conversation(lm, settings)
     if sys.stdin.isatty():
@@ -59,11 +64,17 @@ class Conversation:
 
     def say(self, text: str, write: Callable[[str], None]) -> Output:
         """The answer to `text`. A turn that fails, or is stopped before its first word, leaves no trace."""
-        from .decoding import decode
+        from .decoding import decode, fill
 
-        messages = [*self.messages, {"role": "user", "content": text}]
-        request = self.lm.request(self.lm.encode(messages), reuse=self.last, **self.settings)
-        (output,) = decode(self.lm, [request], write, keep_cache=True)
+        messages, settings = [*self.messages, {"role": "user", "content": text}], dict(self.settings)
+        tokens = self.lm.encode(messages)
+        if (method := settings.pop("diffuse", None)) is not None:
+            (output,) = fill(
+                self.lm, [self.lm.fill(tokens, method, settings.pop("max_new_tokens", 256), **settings)], write
+            )
+        else:
+            request = self.lm.request(tokens, reuse=self.last, **settings)
+            (output,) = decode(self.lm, [request], write, keep_cache=True)
         if output.text:
             self.messages = [*messages, {"role": "assistant", "content": output.text}]
             self.last = output

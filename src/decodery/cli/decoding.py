@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from ..decode.request import Request
+    from ..diffuse.texts import Fill
     from ..lm import LM, Output
 
 TERMINATED = 143
@@ -66,6 +67,23 @@ def decode(
             if write is not None and first.text is not None:
                 write(first.text.release(final=first.finished))
     return [lm.output(seq, keep_cache=keep_cache) for seq in sequences]
+
+
+def fill(lm: LM, fills: list[Fill], write: Callable[[str], None] | None = None) -> list[Output]:
+    """Fill canvases together, to the end or to a Ctrl-C; `write` gets what can no longer change of the first one."""
+    engine = lm.engine()
+    fillings = [lm.begin(engine, each) for each in fills]
+    with stop_on_interrupt() as stopped:
+        while not all(each.work.finished for each in fillings):
+            engine.step()
+            if stopped():
+                for each in fillings:
+                    each.work.cancel()
+            if write is not None:
+                write(fillings[0].release())
+    if errors := [each.work.error for each in fillings if each.work.error is not None]:
+        raise errors[0]
+    return [each.output() for each in fillings]
 
 
 class Screen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 from .given import given, read_prompt
 from .options import (
     Command,
+    check_diffuse,
     constraint_options,
     decoding_options,
     diffuse_option,
@@ -21,11 +23,9 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..decode.request import Request
+    from ..diffuse.base import Diffusion
     from ..lm import LM, Output
     from ..search.base import Search
-
-_DIFFUSED = ("max_new_tokens", "temperature", "seed")
-"""Settings of a text that a canvas has too."""
 
 
 @click.command(cls=Command, short_help="Answer one prompt.")
@@ -72,15 +72,10 @@ def generate(
 
     method = None if search is None else resolve("search", search)
     if diffuse is not None:
-        _check_diffuse(search, logprobs, settings)
+        check_diffuse({"search": search, "logprobs": logprobs, **settings})
         filling = resolve("diffuse", diffuse)
-        written = load(model, dtype=dtype).diffuse([text], filling, n=n, raw=raw, **settings)
-        assert isinstance(written, list)
-        if as_json:
-            objects = [output.to_dict() for output in written]
-            click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
-        else:
-            _print_all(written)
+        _print_canvases(load(model, dtype=dtype), filling, text, n, raw, as_json, settings)
+        leave_if_terminated()
         return
     lm = load(model, dtype=dtype)
     if method is not None:
@@ -115,16 +110,25 @@ def generate(
     leave_if_terminated()
 
 
-def _check_diffuse(search: str | None, logprobs: int | None, settings: dict[str, Any]) -> None:
-    """Raise SettingsError for options that mean nothing where places are filled out of order."""
-    from ..errors import SettingsError
+def _print_canvases(
+    lm: LM, method: Diffusion, text: str, n: int, raw: bool, as_json: bool, settings: dict[str, Any]
+) -> None:
+    """Fill n canvases; the only one is shown as far as it cannot change any more."""
+    from ..core.noise import nth_seed
+    from .decoding import Screen, fill
 
-    others = {"search": search, "logprobs": logprobs, **settings}
-    given = [name for name, value in others.items() if value is not None and name not in _DIFFUSED]
-    if given:
-        raise SettingsError(
-            f"--diffuse goes with --max-new-tokens, --temperature and --seed: leave out --{given[0].replace('_', '-')}"
-        )
+    length, seed = settings.pop("max_new_tokens", 256), settings.pop("seed", 0)
+    wanted = lm.fill(lm.encode(text, raw=raw), method, length, **settings)
+    fills = [dataclasses.replace(wanted, seed=nth_seed(seed, number)) for number in range(n)]
+    if as_json:
+        objects = [output.to_dict() for output in fill(lm, fills)]
+        click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
+    elif n == 1:
+        screen = Screen()
+        fill(lm, fills, screen.write)
+        screen.end()
+    else:
+        _print_all(fill(lm, fills))
 
 
 def _needs_end(request: Request) -> bool:

@@ -34,6 +34,7 @@ _OPTIONS = {
 _CALLS = {
     "suggest": "lm.drafts(prompt, k=3) in Python",
     "diffuse.cache": "a setting of --diffuse, as in --diffuse static:block=32,cache=dual",
+    "diffuse.experts": "a setting of --diffuse, as in --diffuse threshold:experts=des-vote",
     "transform": "--with of decodery transform, as in --with int8 --out DIR",
 }
 """What uses a method of a family that has no option."""

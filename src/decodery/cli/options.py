@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -231,3 +231,18 @@ search_option = together(
         "or ask several times, such as archon, or iad:scorer=llm-judge; without a drafter.",
     ),
 )
+
+
+_DIFFUSED = ("max_new_tokens", "temperature", "seed", "constraint")
+"""Settings of a text that a canvas has too."""
+
+
+def check_diffuse(settings: Mapping[str, Any]) -> None:
+    """Raise SettingsError for settings of a text that mean nothing where places are filled out of order."""
+    from ..errors import SettingsError
+
+    if others := [name for name, value in settings.items() if value is not None and name not in _DIFFUSED]:
+        raise SettingsError(
+            "--diffuse goes with --max-new-tokens, --temperature, --seed and constraints: leave out "
+            f"--{others[0].replace('_', '-')}"
+        )

@@ -11,10 +11,12 @@ import click
 
 from .train_codes import codebook, sae
 from .train_diffusion import diffusion
+from .train_dscd import dscd
 from .train_exits import calm, sec
 from .train_ftp import ftp
 from .train_head import head
 from .train_kv import kv
+from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
@@ -41,10 +43,12 @@ for learned in (
     contexts,
     diffusion,
     draft,
+    dscd,
     ftp,
     head,
     hidden_transfer,
     kv,
+    learn2pd,
     los,
     nested,
     ngrams,

@@ -24,11 +24,11 @@ from ..model.protocol import LanguageModel
 from .account import StepClock, aside, new_steps, spend
 from .calls import Calls
 from .opening import opened
-from .preempt import read_again
+from .preempt import again
 from .prefixes import PrefixCache
 from .request import Request
 from .schedule import Limits, Schedule
-from .task import Task, Turn, Work
+from .task import Recoverable, Task, Turn, Work
 from .text import Share, turn
 
 T = TypeVar("T")
@@ -88,12 +88,13 @@ class Engine:
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
         return seq
 
-    def enter(self, asking: Asking[T], trace: Trace | None = None) -> Work[T]:
+    def enter(self, asking: Asking[T], trace: Trace | None = None, memory: Recoverable | None = None) -> Work[T]:
         """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
 
-        trace: where it records its steps, whose times and ledger are then filled in.
+        trace: where it records its steps, whose times and ledger are then filled in. memory: what it keeps of the
+        model, so that it can be preempted.
         """
-        job = Work(asking)
+        job = Work(asking, memory)
         self._schedule.add(Turn(job) if trace is None else Turn(job, traces=[trace], ledger=trace.ledger))
         return job
 
@@ -212,8 +213,8 @@ class Engine:
         for run, rows, nodes in begun:
             self._begin(run, rows, nodes, texts)
         for run in self._schedule.active:
-            if run.lost and run.waiting is None:
-                run.interrupt(read_again(run.lost, self._schedule.limits.rows))
+            if (run.lost or run.forgotten) and run.waiting is None:
+                run.interrupt(again(run, self._schedule.limits.rows))
                 self._resume(run)
         fresh = {id(run) for run, _, _ in begun}
         runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]

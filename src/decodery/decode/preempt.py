@@ -19,12 +19,16 @@ def drop(run: Turn) -> bool:
     A text reads itself again, because nothing of it is read then. What the branches of a search had read is noted in
     `run.lost`. That waits while rows are tentative or hold tokens that their branch does not know of yet, and while a
     search is read again or has not gone on since: however often it is dropped, it comes to its end. A search of which
-    something was evicted is left as it is.
+    something was evicted is left as it is. A canvas has its own way of remembering, `Work.memory`.
     """
     if isinstance(run.task, Sequence):
         return run.asking is None and _drop_text(run.task)
     if run.restored or run.waiting is not None or any(ask.segment.interventions for ask in run.asks):
         return False
+    if run.task.memory is not None:
+        freed = None if run.forgotten else run.task.memory.give_back()
+        run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
+        return freed is not None
     held = {id(each.cache): each for seq in run.branches.values() for each in _held(seq)}.values()
     if any(_cannot_be_read_again(each) for each in held):
         return False
@@ -49,7 +53,16 @@ def withdraw(run: Turn) -> bool:
         if ask.segment.cache is not None:
             ask.segment.cache.keep([])
     run.answers = [None] * len(run.asks)
-    return drop(run) and bool(run.lost)
+    return drop(run) and bool(run.lost or run.forgotten)
+
+
+def again(run: Turn, rows: int) -> Asking[None]:
+    """Have all that was taken from a task, by passes of `rows` rows at most where they can be cut."""
+    if run.forgotten:
+        assert isinstance(run.task, Work) and run.task.memory is not None
+        yield from run.task.memory.recover()
+    if run.lost:
+        yield from read_again(run.lost, rows)
 
 
 def read_again(lost: Ordered[Lost], rows: int) -> Asking[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from ..core.ask import Ask, Asking, Scored
@@ -18,14 +18,28 @@ from ..model.protocol import Reader
 T = TypeVar("T")
 
 
+class Recoverable(Protocol):
+    """What a task remembers of its model apart from any text, and can have computed again."""
+
+    def give_back(self) -> int | None:
+        """Let go of it; returns the bytes that was, None where it must stay for what is being asked."""
+        ...
+
+    def recover(self) -> Asking[None]:
+        """Have all of it again, as it was."""
+        ...
+
+
 @dataclass(eq=False)
 class Work(Generic[T]):
     """Something other than a text in progress: a search, a probe. result: what it returned, once it is finished.
 
-    paused: takes part in no pass until that is taken back.
+    paused: takes part in no pass until that is taken back. memory: what it can give back and have again, beside its
+    branches.
     """
 
     asking: Asking[T]
+    memory: Recoverable | None = None
     paused: bool = False
     finished: bool = False
     result: T | None = None
@@ -66,10 +80,10 @@ class Turn:
 
     traces: of the texts it works on, where steps are recorded. ledger: what the request spends, which the texts of a
     search share. caches: those it asked with and still has. branches: of a search, all it has. lost: what its branches
-    have to read again before it goes on; owed: the bytes that takes; waiting: what it waits for while that is done, as
-    asking, asks and answers; restored: that is done, and it has not gone on since. starved: not to go on before another
-    task has given memory back. served: the number of the last pass it took part in; depth: of how many passes one after
-    another.
+    have to read again before it goes on, forgotten: whether its own memory is gone; owed: the bytes that takes;
+    waiting: what it waits for while that is done, as asking, asks and answers; restored: that is done, and it has not
+    gone on since. starved: not to go on before another task has given memory back. served: the number of the last pass
+    it took part in; depth: of how many passes one after another.
     """
 
     task: Task
@@ -81,6 +95,7 @@ class Turn:
     caches: WeakSet[KVCache] = field(default_factory=WeakSet)
     branches: WeakValueDictionary[int, Sequence] = field(default_factory=WeakValueDictionary)
     lost: list[Lost] = field(default_factory=list)
+    forgotten: bool = False
     owed: int = 0
     waiting: _Asked | None = None
     restored: bool = False
@@ -108,6 +123,8 @@ class Turn:
         (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
         for each in self.lost:
             each.cache.become(each.model.new_cache())
+        if self.forgotten and isinstance(self.task, Work) and self.task.memory is not None:
+            self.task.memory.give_back()
 
     def resume(self) -> None:
         """Go on with the answers to the next asks, or to the end of the turn; an error ends the task, never others."""
@@ -130,7 +147,7 @@ class Turn:
             self.asking = None
             if self.waiting is not None:
                 (self.asking, self.asks, self.answers), self.waiting = self.waiting, None
-                self.lost, self.owed, self.restored = [], 0, True
+                self.lost, self.forgotten, self.owed, self.restored = [], False, 0, True
         except Exception as failure:
             self.asking = None
             self.stop()

@@ -15,6 +15,7 @@ from ..core.ask import Asking
 from ..errors import SettingsError
 from ..registry import resolve
 from .cache.base import Cache
+from .experts.base import Experts
 from .run import Run
 from .view import Commit, Measure, View
 
@@ -32,6 +33,7 @@ class Diffusion(Contract):
     "dual"; None computes everything in every pass. measure: how sure a proposal is, see `View`. eos: whether ends may
     be written like other tokens ("free"), rank behind them ("last") or are "never" written. guidance: how far to go
     from the law without the prompt to that with it, and beyond: l + guidance * (l - l without); 0 asks for the one law.
+    experts: which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its choice.
     """
 
     block: int | None = field(default=None, kw_only=True)
@@ -39,8 +41,12 @@ class Diffusion(Contract):
     measure: Measure = field(default="probability", kw_only=True)
     eos: Literal["free", "last", "never"] = field(default="free", kw_only=True)
     guidance: float = field(default=0.0, kw_only=True)
+    experts: Experts | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.experts is not None:
+            found = None if self.experts == "none" else resolve("diffuse.experts", self.experts)
+            object.__setattr__(self, "experts", found)
         if self.cache is not None:
             object.__setattr__(self, "cache", None if self.cache == "none" else resolve("diffuse.cache", self.cache))
         if self.block is not None and self.block < 1:
@@ -49,6 +55,11 @@ class Diffusion(Contract):
             raise SettingsError(f"guidance must be 0 or more, not {self.guidance}")
         if self.guidance and self.cache is not None:
             raise SettingsError("guidance reads every canvas twice, which no cache here keeps apart: leave one out")
+
+    @property
+    def revises(self) -> bool:
+        """Whether it takes back what it has written, so that nothing can be told before the end."""
+        return False
 
     @abstractmethod
     def fill(self, run: Run) -> Asking[None]:

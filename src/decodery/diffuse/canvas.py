@@ -11,7 +11,7 @@ from ..core.trace import Trace
 from ..errors import PromptError, SettingsError
 from ..model.protocol import Reader
 
-__all__ = ["Canvas", "Round"]
+__all__ = ["Canvas", "Checks", "Round"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,21 @@ class Round:
         return -float(self.logprobs.sum())
 
 
+@dataclass
+class Checks:
+    """What it took to hold a canvas to a constraint. tried: tokens that were to be written; refused: of these.
+
+    known: tokens that needed no look, because the last filling had them; recovered: passes that wrote a token of a
+    filling in place of one that was wanted; asked: tokens that the constraint was asked about.
+    """
+
+    tried: int = 0
+    refused: int = 0
+    known: int = 0
+    recovered: int = 0
+    asked: int = 0
+
+
 @dataclass(eq=False)
 class Canvas:
     """A working text. tokens: [L] int64, the prompt and behind it what is written, or the mask token.
@@ -35,7 +50,8 @@ class Canvas:
     limit: how many tokens are wanted; the canvas may be longer, where a model's last block is. seed: decides what is
     left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
     written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
-    layer. rounds: what was written, in order.
+    layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks:
+    what a constraint took, None without one.
     """
 
     tokens: np.ndarray
@@ -48,8 +64,10 @@ class Canvas:
     passes: int = 0
     rows: int = 0
     pairs: int = 0
+    experts: int = 0
     rounds: list[Round] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
+    checks: Checks | None = None
 
     def __post_init__(self) -> None:
         self.written = np.full(len(self.tokens), -1, dtype=np.int64)

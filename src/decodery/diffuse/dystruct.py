@@ -66,6 +66,10 @@ class Dystruct(Diffusion):
         if self.cache is not None or self.block is not None:
             raise SettingsError("dystruct decides what the canvas and its blocks are: leave out cache and block")
 
+    @property
+    def revises(self) -> bool:
+        return self.weld > 0
+
     def fill(self, run: Run) -> Asking[None]:
         if run.model.config.block_length is not None:
             raise SettingsError("dystruct needs a model whose rows see what comes later")

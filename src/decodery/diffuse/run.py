@@ -7,7 +7,7 @@ tokens cannot be written. Methods see proposals for places, and nothing of that.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,33 +18,64 @@ from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
+from ..model.route import WHOLE, Route
 from .cache.base import NOTHING, Cache, Kept, Plan
 from .canvas import Canvas
+from .experts.base import Experts
 from .view import Commit, View
 
 if TYPE_CHECKING:
     from .base import Diffusion
+    from .held import Hold
 
 __all__ = ["Run"]
+
+
+class _Passed(NamedTuple):
+    """A pass that a cache was made ready for. keys: positions that it reads; rows: those that it computes, tokens: of
+    them; fresh: see `Plan`; alone: whether it looks at one state, whose rows the cache then holds.
+    """
+
+    keys: np.ndarray
+    rows: np.ndarray
+    tokens: np.ndarray
+    fresh: bool
+    alone: bool
 
 
 class Run:
     """One canvas, the model that fills it, and what is kept of its passes. temperature: 0 proposes what is likeliest.
 
+    hold: the constraint that it is held to, where there is one.
+
     Raises SettingsError where the method does not go with the model or the canvas.
     """
 
-    def __init__(self, model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        canvas: Canvas,
+        method: Diffusion,
+        temperature: float = 0.0,
+        hold: Hold | None = None,
+    ) -> None:
         if not 0 <= temperature < float("inf"):
             raise SettingsError(f"temperature must be 0 or more, not {temperature}")
         self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
         self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
+        self.hold = hold
+        sharing = method.experts if isinstance(method.experts, Experts) else None
+        self.route = WHOLE if sharing is None else Route(experts=sharing)
         self.kept = Kept(final=None if model.config.block_length is None else 0)
         self._kv: KVCache | None = None if self.cache is None else model.new_cache()
         self._own = model.config.block_length
+        self._passes: list[_Passed] = []
+        self._pending: _Passed | None = None
         self._check()
 
     def _check(self) -> None:
+        if self.method.experts is not None and not self.model.config.experts:
+            raise SettingsError("this model has one MLP a layer, so there are no experts to share: leave experts out")
         block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
         if self._own is not None:
             if block not in (None, self._own):
@@ -80,13 +111,16 @@ class Run:
         """
         plan = self._plan(region)
         opens = [self._open(tokens, region, plan) for tokens in variants]
-        caches = self._ready(plan, len(variants))
+        caches = self._ready(plan, len(variants), tokens=variants[0])
         asks, counts = [], []
         for tokens, places, cache in zip(variants, opens, caches, strict=True):
             segments = self._segments(tokens, places, plan, cache)
-            asks += [Ask(self.model, segment) for segment in segments]
+            asks += [Ask(self.model, segment, route=self.route) for segment in segments]
             counts.append(len(segments))
-        found = iter((yield asks))
+        scored = yield asks
+        self._note(plan)
+        self.canvas.experts += sum(each.cost.experts for each in scored if each.cost is not None)
+        found = iter(scored)
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
         self._count([ask.segment for ask in asks], plan)
         first, passed = self.canvas.prompt_length, self.kept.passed
@@ -112,6 +146,11 @@ class Run:
         self.canvas.write(*commit, view.logprobs_of(commit))
         self.canvas.trace.steps[-1].emitted += len(commit.positions)
 
+    def close(self, place: int, end: int) -> None:
+        """Fill what is open from a place on with an end token, behind which nothing counts."""
+        rest = self.canvas.open(place, len(self.canvas))
+        self.canvas.tokens[rest] = end
+
     def visible(self, region: tuple[int, int]) -> int:
         """How many positions the rows of a region see."""
         return len(self.canvas) if self._own is None else region[1]
@@ -128,17 +167,51 @@ class Run:
         places = region[0] + np.flatnonzero(tokens[region[0] : region[1]] == self.canvas.mask_id)
         return places if plan.active is None else places[np.isin(places, plan.active)]
 
-    def _ready(self, plan: Plan, count: int) -> list[KVCache | None]:
+    def _ready(self, plan: Plan, count: int, tokens: np.ndarray) -> list[KVCache | None]:
         """A cache for every state, which holds what the pass reads and none of what it computes."""
         if self._kv is None:
             return [None] * count
         rows = self._computed(plan)
-        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
-        self._kv.select(np.flatnonzero(np.isin(there, plan.keys) & ~np.isin(there, rows)))
+        self._pending = _Passed(plan.keys, rows, tokens[rows], plan.fresh, count == 1)
+        self._select(self._pending)
         if count == 1:
             return [self._kv]
         assert self.cache is not None and self.cache.steady, "what is kept would differ between the states"
         return [self._kv.fork() for _ in range(count)]
+
+    def _select(self, passed: _Passed) -> None:
+        assert self._kv is not None
+        there = self._kv.positions[0, : self._kv.length + self._kv.scratch]
+        self._kv.select(np.flatnonzero(np.isin(there, passed.keys) & ~np.isin(there, passed.rows)))
+
+    def _note(self, plan: Plan) -> None:
+        """Remember a pass that left keys and values, and forget those of which nothing is left."""
+        passed, self._pending = self._pending, None
+        if passed is None or not passed.alone:
+            return
+        if plan.fresh:
+            # Such a pass computes all but what is final, which other such passes have computed.
+            self._passes = [each for each in self._passes if each.fresh] if len(plan.keys) else []
+        self._passes.append(passed)
+
+    def give_back(self) -> int | None:
+        """See `Recoverable`: drop all keys and values; not while several states that share them are looked at."""
+        if self._kv is None or (self._pending is not None and not self._pending.alone):
+            return None
+        freed = self._kv.bytes
+        self._kv.become(self.model.new_cache())
+        return freed
+
+    def recover(self) -> Asking[None]:
+        """See `Recoverable`: the passes that left what there was once more, of the tokens that they saw."""
+        assert self._kv is not None
+        for passed in self._passes:
+            self._select(passed)
+            yield [
+                Ask(self.model, Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]), route=self.route)
+            ]
+        if self._pending is not None:
+            self._select(self._pending)
 
     def _computed(self, plan: Plan) -> np.ndarray:
         """[q] rows of a pass: where the row of a token predicts the next one, also those before open places."""
@@ -191,12 +264,18 @@ class Run:
                 kept.final = region[0] // self._own * self._own
 
 
-def filled(model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0) -> Asking[Canvas]:
+def filled(
+    model: LanguageModel, canvas: Canvas, method: Diffusion, temperature: float = 0.0, hold: Hold | None = None
+) -> Asking[Canvas]:
     """Fill a canvas; what is left open behind a written end is closed with that end."""
-    run = Run(model, canvas, method, temperature)
-    yield from method.fill(run)
+    return (yield from finished(Run(model, canvas, method, temperature, hold)))
+
+
+def finished(run: Run) -> Asking[Canvas]:
+    """`filled`, by a run that is at hand."""
+    canvas = run.canvas
+    yield from run.method.fill(run)
     if canvas.ended and canvas.end is not None:
-        rest = canvas.open(canvas.end, len(canvas))
-        canvas.tokens[rest] = canvas.tokens[canvas.end]
+        run.close(canvas.end, int(canvas.tokens[canvas.end]))
     canvas.trace.ledger.tokens += len(canvas.output)
     return canvas

@@ -29,7 +29,7 @@ from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record
 from .four_bit import read_four_bits
 from .hybrids import HYBRIDS, hybrid, hybrid_name
 from .layouts import LAYOUTS, TURNED, layout_name, restated
-from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, llada_name
+from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe, llada_name
 
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
@@ -43,6 +43,8 @@ FAMILIES = (
     *_MIXTURES,
     *LIKE,
 )
+_NARROW = ("qwen3_moe", "llada_moe")
+"""Mixtures that say of each of their MLPs how wide it is, and whether the weights of those taken sum to 1."""
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
@@ -128,11 +130,16 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
-    masked, family, own = named in LIKE, (LIKE | _MIXTURES).get(named, named), dict[str, Any]()
+    own = dict[str, Any]()
+    if is_moe(raw):
+        named, raw = "llada_moe", as_qwen_moe(raw, origin)
+    elif named == "llada":
+        raw = as_llama(raw, origin)
+    masked, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
     if named in LAYOUTS or named in HYBRIDS:
         raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
         family = "llama"
-    fields = Fields(as_llama(raw, origin) if named == "llada" else raw, origin, _CONFIG | (_MASKED if masked else {}))
+    fields = Fields(raw, origin, _CONFIG | (_MASKED if masked else {}))
     experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:
         if fields.get(name):
@@ -184,7 +191,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         shifted=named == "Dream",
         experts=experts,
         experts_per_token=fields.need("num_experts_per_tok") if experts else 0,
-        normed_experts=named != "qwen3_moe" or fields.get("norm_topk_prob", False),
+        normed_experts=named not in _NARROW or fields.get("norm_topk_prob", False),
     )
     if own:
         rope = Rope(kind="none") if config.family == "gpt2" else config.rope
@@ -197,12 +204,12 @@ def _experts(fields: Fields, named: str) -> tuple[int, int]:
     """How many experts a layer has, 0 for an MLP that all rows take, and how wide each is."""
     names = ("num_experts", "num_local_experts")
     count = next((found for name in names if (found := fields.get(name))), 0)
-    if count and named not in _MIXTURES:
+    if count and named not in (*_MIXTURES, "llada_moe"):
         raise fields.unsupported(next(name for name in names if fields.get(name)))
     for name, plain in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
         if count and fields.get(name, plain) != plain:
             raise fields.unsupported(name)
-    return count, fields.need("moe_intermediate_size" if named == "qwen3_moe" else "intermediate_size")
+    return count, fields.need("moe_intermediate_size" if named in _NARROW else "intermediate_size")
 
 
 def token_ids(value: Any) -> tuple[int, ...]:

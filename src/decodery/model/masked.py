@@ -1,21 +1,23 @@
 """Checkpoints of masked diffusion models: LLaDA's, Dream's and SDAR's configurations, and LLaDA's tensor names.
 
-Their blocks are those of families that are known: LLaDA's are Llama's under names of its own, Dream's are Qwen 2's and
-SDAR's are Qwen 3's. What differs is which rows see each other, which token stands for what is not written yet, and,
-in Dream, that the row of a token predicts the next one, as in the autoregressive model it was made from.
+Their blocks are those of families that are known: LLaDA's are Llama's under names of its own, LLaDA-MoE's are Qwen
+3-MoE's, Dream's are Qwen 2's and SDAR's are Qwen 3's. What differs is which rows see each other, which token stands for
+what is not written yet, and, in Dream, that the row of a token predicts the next one, as in the autoregressive model it
+was made from.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from .config import HEADS, WIDTH
 from .fields import Fields, Flag, Kind, Text, Whole
 
-LIKE = {"llada": "llama", "Dream": "qwen2", "sdar": "qwen3"}
+LIKE = {"llada": "llama", "llada_moe": "qwen3", "Dream": "qwen2", "sdar": "qwen3"}
 """The family that a masked diffusion model's blocks are built as, by its model_type."""
 
-ARCHITECTURES = ("LLaDAModelLM", "DreamModel")
-"""What two of them call a model with a head."""
+ARCHITECTURES = ("LLaDAModelLM", "LLaDAMoEModelLM", "LLaDAMoEModel", "DreamModel")
+"""What some of them call a model with a head."""
 
 BLOCK = Whole(1, 1 << 16)
 
@@ -51,6 +53,36 @@ _WANTED: dict[str, tuple[Kind, Any]] = {
     "multi_query_attention": (Flag(), False),
 }
 """Switches of LLaDA's configuration, and where they must stand: nothing else is in the forward pass."""
+
+
+_MOE: dict[str, tuple[Kind, Any]] = {
+    "qk_layernorm": (Flag(), True),
+    "moe_router_enable_expert_bias": (Flag(), False),
+    "moe_router_score_function": (Text(64), "softmax"),
+    "attention_bias": (Flag(), False),
+}
+"""Switches of LLaDA-MoE's configuration, and where they must stand. It names shared experts whose width is 0."""
+
+
+def is_moe(raw: Any) -> bool:
+    """Whether a configuration is LLaDA-MoE's, whose released files call it llada like the model of one MLP a layer."""
+    return isinstance(raw, dict) and raw.get("model_type") in ("llada", "llada_moe") and "num_experts" in raw
+
+
+def as_qwen_moe(raw: Any, origin: str) -> dict[str, Any]:
+    """LLaDA-MoE's configuration in Qwen3-MoE's names. Raises UnsupportedModel for what those blocks do not do."""
+    sizes: dict[str, Kind] = {"hidden_size": WIDTH, "num_attention_heads": HEADS}
+    fields = Fields(raw, origin, {name: kind for name, (kind, _) in _MOE.items()} | sizes)
+    for name, (_, wanted) in _MOE.items():
+        if fields.get(name, wanted) not in (wanted, None):
+            raise fields.unsupported(name)
+    if raw.get("shared_expert_intermediate_size"):
+        raise fields.unsupported("shared_expert_intermediate_size")
+    head_dim = fields.need("hidden_size") // fields.need("num_attention_heads")
+    found = {"head_dim": head_dim, **raw, "model_type": "llada_moe", "norm_topk_prob": False}
+    if "expert_intermediate_size" in raw:
+        found["moe_intermediate_size"] = raw["expert_intermediate_size"]
+    return found
 
 
 def as_llama(raw: Any, origin: str) -> dict[str, Any]:

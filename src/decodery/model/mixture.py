@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -12,31 +13,45 @@ from .int8 import Int8Linear
 from .weights import Dense, Layer, Linear
 
 
+class Sharing(Protocol):
+    """Which experts the rows of one segment may take, decided for each layer by what all of them would take."""
+
+    def core(self, said: torch.Tensor, taken: int) -> torch.Tensor:
+        """[experts] bool. said: [n, experts] how likely the router finds each; taken: by a row, and kept at least."""
+        ...
+
+
+class Shared(NamedTuple):
+    """A way of sharing, and where the rows of each segment of a pass begin, the end of the last one behind them."""
+
+    way: Sharing
+    offsets: Sequence[int]
+
+
 class Mixture:
     """The experts of one layer, as views into its stacked matrices. activation: of the gates."""
 
     def __init__(self, layer: Layer, config: ModelConfig, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
         assert layer.router is not None
-        self._config, self._router, self._activation = config, layer.router, activation
-        inner, hidden = 2 * config.intermediate_size, config.hidden_size
-        self._experts = [
-            (_rows(layer.gate_up, number * inner, inner), _rows(layer.down, number * hidden, hidden))
-            for number in range(config.experts)
-        ]
+        self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
 
-    def __call__(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the experts add to normed rows [N, hidden], and which ones each row took [N, experts_per_token]."""
+    def __call__(self, rows: torch.Tensor, shared: Shared | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the experts add to normed rows [N, hidden], and which ones each row took [N, experts_per_token].
+
+        shared: what experts the rows of a segment may take; at least as many as a row takes.
+        """
         config = self._config
         # In float64, so that no row's choice hangs on the rows beside it.
         said = (rows.double() @ self._router.double().T).softmax(dim=-1)
-        weights, chosen = said.topk(config.experts_per_token, dim=-1)
+        free = said if shared is None else self._within(said, shared)
+        weights, chosen = free.topk(config.experts_per_token, dim=-1)
         if config.normed_experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights.to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
             row, place = torch.where(chosen == number)
-            gate_up, down = self._experts[number]
+            gate_up, down = self._expert(number)
             gate, up = gate_up(rows[row]).chunk(2, dim=-1)
             found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
         # One after the other, the likeliest first: a row's sum is the same whatever else is in the pass.
@@ -44,6 +59,19 @@ class Mixture:
         for each in range(1, found.shape[1]):
             total = total + found[:, each]
         return total, chosen
+
+    def _within(self, said: torch.Tensor, shared: Shared) -> torch.Tensor:
+        """What the router says of the experts that each segment shares, and 0 of the others."""
+        free = torch.zeros_like(said)
+        for first, end in zip(shared.offsets, shared.offsets[1:], strict=False):
+            core = shared.way.core(said[first:end], self._config.experts_per_token)
+            free[first:end, core] = said[first:end, core]
+        return free
+
+    def _expert(self, number: int) -> tuple[Linear, Linear]:
+        # Cut when it is used: a view from before training began would not be part of what is learned.
+        inner, hidden = 2 * self._config.intermediate_size, self._config.hidden_size
+        return _rows(self._layer.gate_up, number * inner, inner), _rows(self._layer.down, number * hidden, hidden)
 
 
 def _rows(stacked: Linear, first: int, count: int) -> Linear:

@@ -55,7 +55,7 @@ class PortableStack:
             if mlp:
                 normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
                 if self._mixtures:
-                    found, chosen = self._mixtures[index](normed)
+                    found, chosen = self._mixtures[index](normed, visits.shared)
                     visits.chosen.append(chosen)
                 elif config.gated:
                     gate, up = layer.gate_up(normed).chunk(2, dim=-1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from ..errors import SettingsError
+from .mixture import Sharing
 
 SUBLAYERS = ("attention", "mlp")
 
@@ -23,11 +24,13 @@ class Route:
     such as "attention.3" or "mlp.5". Rows that pass by a layer's attention leave no keys and values in it. abreast: so
     many layers at a time read the same rows: the attention of all layers of a group looks at what enters the group, and
     what each finds is added to the rows right before its own MLP. The first and the last layer are groups of their own.
+    experts: which ones of a mixture the rows of a segment may take together, None for each row's own choice.
     """
 
     layers: tuple[int, ...] | None = None
     skip: frozenset[str] = frozenset()
     abreast: int = 1
+    experts: Sharing | None = None
 
 
 WHOLE = Route()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ..errors import SettingsError
+from .mixture import Shared
 from .route import Route, stops
 
 if TYPE_CHECKING:
@@ -93,11 +94,15 @@ class Visits:
     """What one pass has to do at its sites. A site that is read shows the rows after all changes there.
 
     where: the site of every tap. states: what was read, by site. chosen: [N, k] the experts that rows took, by layers
-    that have some.
+    that have some; shared: which ones the rows of a segment may take together, None for each row's own choice.
     """
 
     def __init__(
-        self, where: dict[Tap, Site], changes: dict[Site, list[tuple[int, Intervention]]], batch: Batch | None
+        self,
+        where: dict[Tap, Site],
+        changes: dict[Site, list[tuple[int, Intervention]]],
+        batch: Batch | None,
+        shared: Shared | None = None,
     ) -> None:
         self.where = where
         self.states: dict[Site, torch.Tensor] = {}
@@ -105,6 +110,7 @@ class Visits:
         self._given = {place for place in where.values() if place.given}
         self._wanted = set(where.values()) - self._given
         self._places = {place._replace(given=False) for place in where.values()} | changes.keys()
+        self.shared = shared
         self._changes = changes
         self._batch = batch
 
@@ -118,7 +124,8 @@ class Visits:
                 changes.setdefault(site(intervention.site, layers), []).append((number, intervention))
         if route.layers is not None or route.skip:
             _check({place._replace(given=False) for place in where.values()} | changes.keys(), route, layers)
-        return cls(where, changes, batch)
+        shared = None if route.experts is None else Shared(route.experts, batch.offsets)
+        return cls(where, changes, batch, shared)
 
     @classmethod
     def reading(cls, places: Sequence[Site]) -> Visits:

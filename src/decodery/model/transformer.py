@@ -228,7 +228,7 @@ class Transformer:
         if stop.mlp and config.intermediate_size:
             normed = self._reads(read, layer.mlp_norm)
             if self._mixtures:
-                branch, chosen = self._mixtures[index](normed)
+                branch, chosen = self._mixtures[index](normed, visits.shared)
                 visits.chosen.append(chosen)
             elif config.gated:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)

@@ -15,11 +15,13 @@ from .errors import invalid
 from .fields import ChatRequest
 from .job import News, Written
 from .messages import rendered, tools_in_use
-from .methods import search_of, settings_of
+from .methods import CANVAS_TOKENS, fill_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
     from ..constrain.base import Language
+    from ..decode.request import Request
+    from ..diffuse.texts import Fill
     from ..model.tokenizer import Tokenizer
     from .desk import Desk
 
@@ -39,7 +41,9 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     if wanted == 0:
         raise invalid("max_tokens must be at least 1", "max_tokens")
     settings = settings_of(body, lm.model.vocab_size)
-    settings["max_new_tokens"] = desk.room(len(tokens), wanted, None)
+    own = body.decodery
+    canvas = own is not None and own.diffuse is not None
+    settings["max_new_tokens"] = desk.room(len(tokens), wanted, CANVAS_TOKENS if canvas else None)
     if constraint is not None:
         settings["constraint"] = constraint
     if body.top_logprobs is not None and not body.logprobs:
@@ -51,18 +55,23 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
         predicted = tuple(lm.tokenizer.encode(body.prediction.text, special=False))
         if predicted and settings.get("drafter") != "none":
             settings["drafter"] = Prediction(predicted, drafter=settings.get("drafter", "auto"))
-    search = search_of(body, lm)
-    if search is not None:
-        settings.setdefault("drafter", "none")
-    request = lm.request(tokens, **settings)
-    if search is not None:
-        request.conversation = lm.conversation(turns)
-    own = body.decodery
-    request.trees = own is not None and own.trace == "steps"
-    form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, request.trees, bool(tools_in_use(body)))
-    n = body.n or 1
+    steps, n = own is not None and own.trace == "steps", body.n or 1
+    fill = fill_of(body, lm, tokens, settings)
+    search = None if fill is not None else search_of(body, lm)
+    requests: list[Request] | list[Fill]
+    if fill is not None:
+        requests = several(fill, n)
+    else:
+        if search is not None:
+            settings.setdefault("drafter", "none")
+        request = lm.request(tokens, **settings)
+        if search is not None:
+            request.conversation = lm.conversation(turns)
+        request.trees = steps
+        requests = [request] if search is not None else several(request, n)
+    form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, steps, bool(tools_in_use(body)))
     return Plan(
-        [request] if search is not None else several(request, n),
+        requests,
         n,
         form,
         search,

@@ -12,10 +12,12 @@ from . import answer
 from .errors import invalid
 from .fields import CompletionRequest
 from .job import News, Written
-from .methods import search_of, settings_of
+from .methods import fill_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
+    from ..decode.request import Request
+    from ..diffuse.texts import Fill
     from ..model.tokenizer import Tokenizer
     from .desk import Desk
 
@@ -52,21 +54,26 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
     echo, logprobs = bool(body.echo), body.logprobs
     if body.max_tokens == 0 and not echo:
         raise invalid("max_tokens must be at least 1, or 0 with echo", "max_tokens")
-    search = search_of(body, lm)
+    own = body.decodery
+    search = None if own is not None and own.diffuse is not None else search_of(body, lm)
     if search is not None:
         settings.setdefault("drafter", "none")
         if echo and logprobs is not None:
             raise invalid("a search reports no log-probabilities of the prompt: leave out echo or logprobs", "echo")
-    own = body.decodery
     steps = own is not None and own.trace == "steps"
-    requests = []
+    requests: list[Request | Fill] = []
     for tokens in prompts:
         # A text of no tokens is one that is cut before its first.
         most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS), 1)
+        told = {} if logprobs is None else {"logprobs": logprobs}
+        fill = fill_of(body, lm, tokens, settings | told | {"max_new_tokens": most})
+        if fill is not None:
+            requests += several(fill, n)
+            continue
         request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
-        told = logprobs if echo and logprobs is not None else None
+        prompt_logprobs = logprobs if echo else None
         said = None if search is None else lm.conversation(lm.tokenizer.decode(tokens), raw=True)
-        request = replace(request, trees=steps, prompt_logprobs=told, conversation=said)
+        request = replace(request, trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
     shown = [(text, tokens) for text, tokens in zip(texts, prompts, strict=True) for _ in range(n)] if echo else []
     form = CompletionForm(lm.tokenizer, logprobs is not None, own is not None, steps, shown, body.max_tokens == 0)

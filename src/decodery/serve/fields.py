@@ -38,6 +38,7 @@ class Methods(BaseModel):
     source: _SPEC | None = None
     constraint: _LONG_SPEC | None = None
     search: _SPEC | None = None
+    diffuse: _SPEC | None = None
     kv: _SPEC | None = None
     monitor: _SPEC | Annotated[list[_SPEC], Field(max_length=8)] | None = None
     top_k: Annotated[Whole, Field(ge=0)] | None = None

@@ -11,6 +11,7 @@ from ..core.sequence import Sequence, TokenLogprob, Watched
 from ..core.trace import Step, Trace
 from ..decode.request import Request
 from ..decode.task import Work
+from ..diffuse.texts import Fill, Filling
 
 if TYPE_CHECKING:
     from ..search.base import Search
@@ -20,15 +21,16 @@ Ended = Literal["stop", "length", "content_filter", "cancelled", "error"]
 
 @dataclass(eq=False)
 class Job:
-    """A text, or a search for some, from its arrival to its end.
+    """A text, a canvas or a search, from its arrival to its end.
 
     owner: whose it is. like: another one with the same prompt, whose prefill it shares. index: of the choice it
-    becomes. task: its part in the engine, while it has one. sent, steps: tokens and steps already told of. arrived,
+    becomes. task: its part in the engine, while it has one; filling: the canvas that is. sent, steps: tokens and steps
+    already told of. arrived,
     begun, first, told: when it came, got its first pass, its first token and its last one, in seconds of a monotonic
     clock. late: it ran out of time. over: nothing more will be told of it.
     """
 
-    request: Request
+    request: Request | Fill
     owner: str
     mailbox: Mailbox
     deadline: float
@@ -36,6 +38,7 @@ class Job:
     like: Job | None = None
     search: Search | None = None
     task: Sequence | Work[Any] | None = None
+    filling: Filling | None = None
     sent: int = 0
     steps: int = 0
     told: float = 0.0
@@ -110,6 +113,8 @@ def deliver(loop: Any, news: list[News]) -> None:
 
 def written(job: Job) -> list[Written]:
     """What a job that ended without an error has written."""
+    if job.filling is not None:
+        return [_canvas(job, job.filling)]
     task = job.task
     found: list[Sequence] = (
         [task] if isinstance(task, Sequence) else list(task.result or ()) if isinstance(task, Work) else []
@@ -130,4 +135,18 @@ def _one(job: Job, seq: Sequence) -> Written:
         prompt_logprobs=seq.told,
         score=seq.score,
         monitors=[] if seq.watch is None else seq.watch.told,
+    )
+
+
+def _canvas(job: Job, filling: Filling) -> Written:
+    output = filling.output()
+    return Written(
+        text=output.text,
+        tokens=output.tokens,
+        logprobs=[],
+        reason="length" if job.late else output.finish_reason,
+        seed=output.seed,
+        trace=output.trace,
+        cached=0,
+        prompt_logprobs=[],
     )

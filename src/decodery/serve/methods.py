@@ -7,6 +7,7 @@ from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..diffuse.canvas import Canvas
 from ..registry import resolve
 from ..spec import from_network
 from .errors import invalid
@@ -14,6 +15,7 @@ from .fields import Methods, Shared
 
 if TYPE_CHECKING:
     from ..constrain.base import Language
+    from ..diffuse.texts import Fill
     from ..lm import LM
     from ..sample.constraint import Constraint
     from ..search.base import Search
@@ -62,6 +64,27 @@ def search_of(body: Shared, lm: LM) -> Search | None:
         return None
     search: Search = resolve("search", body.decodery.search).bind(lm.tokenizer)
     return search
+
+
+def fill_of(body: Shared, lm: LM, tokens: list[int], settings: dict[str, Any]) -> Fill | None:
+    """The canvas that a request asks for. settings: those of a text, with `max_new_tokens`."""
+    if body.decodery is None or body.decodery.diffuse is None:
+        return None
+    others = {name: value for name, value in settings.items() if name not in _DIFFUSED}
+    if body.decodery.search is not None or others:
+        named = next(iter(others), "search")
+        raise invalid(f"diffuse goes with max_tokens, temperature, seed and a constraint: leave out {named}", named)
+    given = {name: settings[name] for name in ("temperature", "seed", "constraint") if name in settings}
+    fill = lm.fill(tokens, body.decodery.diffuse, settings["max_new_tokens"], **given)
+    # What cannot be filled is refused here, before anything waits for it.
+    Canvas.of(lm.model, tokens, fill.length)
+    return fill
+
+
+CANVAS_TOKENS = 256
+"""Of a canvas, where a request does not say: all of it is read in every pass, so it is not all that would fit."""
+_DIFFUSED = ("max_new_tokens", "temperature", "seed", "constraint")
+"""Settings of a text that a canvas has too."""
 
 
 def _bias(given: dict[str, float] | None, vocab_size: int) -> dict[int, float] | None:

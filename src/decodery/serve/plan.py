@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..contract import Contract
 from ..core.noise import nth_seed
 from ..decode.request import Request
+from ..diffuse.texts import Fill
 from .job import News, Written
 
 if TYPE_CHECKING:
     from ..search.base import Search
+
+Asked = TypeVar("Asked", Request, Fill)
 
 
 class Form(Contract):
@@ -49,7 +52,7 @@ class Plan:
     """requests: prompt by prompt, `n` of each; of a search one of each prompt, for its `n` best. include_usage: end a
     stream with the totals."""
 
-    requests: Sequence[Request]
+    requests: Sequence[Request | Fill]
     n: int
     form: Form
     search: Search | None = None
@@ -57,6 +60,8 @@ class Plan:
     include_usage: bool = False
 
 
-def several(request: Request, n: int) -> list[Request]:
+def several(request: Asked, n: int) -> list[Asked]:
     """A request and `n` - 1 more like it, whose seeds count up."""
-    return [request, *(replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n))]
+    found = [request]
+    found += [replace(request, seed=nth_seed(request.seed, number)) for number in range(1, n)]
+    return found

@@ -14,6 +14,7 @@ from ..core.sequence import Sequence as Text
 from ..decode.engine import Engine
 from ..decode.prefixes import PrefixCache
 from ..decode.schedule import Limits
+from ..diffuse.texts import Fill
 from ..lm import LM
 from .errors import ApiError, invalid, overloaded, stopping
 from .fair import FairQueue
@@ -178,7 +179,10 @@ class Service:
             with self._lock:
                 self._unbegun -= 1
             try:
-                if job.search is not None:
+                if isinstance(job.request, Fill):
+                    job.filling = self.lm.begin(self._engine, job.request)
+                    job.task = job.filling.work
+                elif job.search is not None:
                     job.task = self._engine.enter(job.search.find(self._engine, job.request))
                 else:
                     like = None if job.like is None else job.like.task
@@ -220,8 +224,17 @@ class Service:
             news.text = task.text.release(final=task.finished)
             job.sent, job.steps = settled, len(task.trace.steps)
             self.metrics.grew(job, grown, news.steps)
+        if job.filling is not None:
+            known = job.filling.settled
+            grown, news.steps = len(known) - job.sent, job.filling.canvas.trace.steps[job.steps :]
+            if not grown and not news.steps and not task.finished:
+                return None
+            self._tokens += max(grown, 0)
+            news.tokens, news.text = known[job.sent :], job.filling.release()
+            job.sent, job.steps = len(known), job.steps + len(news.steps)
+            self.metrics.grew(job, grown, news.steps)
         if not task.finished:
-            return news if isinstance(task, Text) else None
+            return None if job.search is not None else news
         news.end = task.error if task.error is not None else written(job)
         if job.late and not news.end:
             news.end = overloaded("this request found nothing in all the time it may take", self._patience())
@@ -256,7 +269,7 @@ class Service:
             if not self._open[job.owner]:
                 del self._open[job.owner]
             self._unbegun -= not begun
-        job.task = job.like = None
+        job.task = job.like = job.filling = None
 
     def _measure(self) -> ServerLoad:
         engine, prefixes = self._engine, self._prefixes

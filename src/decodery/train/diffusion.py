@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,17 +15,37 @@ import torch
 from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
-from ..model.masked import llada_name
+from ..model.families import tensor_name
+from ..model.fused import slots
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
 from .card import CARD, refuse_others
-from .lists import CANVAS, END, MASK, PROMPT, VOCABULARY, Example, examples, ids, known
+from .lists import END, MASK, MOST, VOCABULARY, Example, canvas_length, examples, ids, known, prompt_length
 from .loop import History, Plan, train
 
 MODEL = "model.safetensors"
-SIZES = {"xs": (64, 3, 4, 256), "s": (160, 4, 5, 640), "m": (256, 6, 8, 1024)}
-"""Width, layers, heads and inner units by name."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """experts: of which each row takes two, each with `inner` units; 0 is an MLP that all rows take."""
+
+    width: int
+    layers: int
+    heads: int
+    inner: int
+    experts: int = 0
+
+
+SIZES = {
+    "xs": Size(64, 3, 4, 256),
+    "s": Size(160, 4, 5, 640),
+    "m": Size(256, 6, 8, 1024),
+    "xs-moe": Size(64, 3, 4, 64, 16),
+    "s-moe": Size(160, 4, 5, 160, 16),
+}
+"""By name."""
 _TOGETHER = 16
 """Examples that share a segment, apart by its mask: fewer calls, and few rows that see nothing of each other."""
 _HELD = 1 << 32
@@ -36,9 +57,13 @@ check_folder = partial(refuse_others, made=MODEL, what="is no model")
 
 @dataclass(frozen=True)
 class Recipe:
-    """tasks: names, see `lists`; size: see `SIZES`; blank: how often a prompt is masked too, which guidance needs."""
+    """tasks: names, see `lists`; letters: of the longest list; size: see `SIZES`.
 
-    tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace")
+    blank: how often a prompt is masked too, which guidance needs.
+    """
+
+    tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace-random")
+    letters: int = MOST
     size: str = "xs"
     steps: int = 3000
     batch: int = 64
@@ -47,11 +72,21 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known(self.tasks)
+        known(self.tasks, self.letters)
         if self.size not in SIZES:
             raise SettingsError(f"there is no size {self.size!r}: choose {', '.join(SIZES)}")
         if self.batch < 1:
             raise SettingsError(f"a step learns from at least one example, not {self.batch}")
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return prompt_length(self.letters)
+
+    @property
+    def canvas(self) -> int:
+        """Tokens of an answer."""
+        return canvas_length(self.tasks, self.letters)
 
 
 def train_diffusion(
@@ -85,9 +120,9 @@ def train_diffusion(
 
 @dataclass(frozen=True)
 class _Masked:
-    """Examples with some of their answers masked. tokens, shown: [n, PROMPT + CANVAS], whole and as they are shown.
+    """Examples with some of their answers masked. tokens, shown: [n, prompt + canvas], whole and as they are shown.
 
-    weights: [n, CANVAS], of each token in the loss; a row sums to 1 / n.
+    weights: [n, canvas], of each token in the loss; a row sums to 1 / n.
     """
 
     tokens: np.ndarray
@@ -98,46 +133,63 @@ class _Masked:
     def draw(cls, recipe: Recipe, count: int, number: int) -> _Masked:
         """A function of the recipe's seed and a number alone."""
         draws = np.random.default_rng([recipe.seed, number])
-        tokens = np.array([ids(each.prompt + each.canvas) for each in examples(recipe.tasks, count, draws)])
+        drawn, canvas = examples(recipe.tasks, count, draws, recipe.letters), recipe.canvas
+        tokens = np.array([ids(each.prompt + each.canvas) for each in drawn])
         # Every k in turn, so that no batch is all nearly open or all nearly written.
-        sizes = 1 + (int(draws.integers(CANVAS)) + draws.permutation(count)) % CANVAS
-        hidden = draws.random((count, CANVAS)).argsort(axis=1) < sizes[:, None]
+        sizes = 1 + (int(draws.integers(canvas)) + draws.permutation(count)) % canvas
+        hidden = draws.random((count, canvas)).argsort(axis=1) < sizes[:, None]
         shown = tokens.copy()
-        shown[:, PROMPT:][hidden] = VOCABULARY.index(MASK)
-        shown[np.flatnonzero(draws.random(count) < recipe.blank), :PROMPT] = VOCABULARY.index(MASK)
+        shown[:, recipe.prompt :][hidden] = VOCABULARY.index(MASK)
+        shown[np.flatnonzero(draws.random(count) < recipe.blank), : recipe.prompt] = VOCABULARY.index(MASK)
         return cls(tokens, shown, hidden / (sizes[:, None] * count))
 
 
 def distance(model: Transformer, masked: _Masked) -> torch.Tensor:
     """Mean over examples of the mean cross-entropy of their masked tokens, in nats."""
-    length, segments = masked.shown.shape[1], []
-    for first in range(0, len(masked.shown), _TOGETHER):
-        rows = masked.shown[first : first + _TOGETHER]
+    before = masked.shown.shape[1] - masked.weights.shape[1]
+    chosen = np.pad(masked.weights, ((0, 0), (before, 0))).reshape(-1)
+    places = torch.from_numpy(np.flatnonzero(chosen))
+    wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
+    each = torch.nn.functional.cross_entropy(logits_at(model, masked.shown, places), wanted, reduction="none")
+    return (each * torch.from_numpy(chosen).float()[places]).sum()
+
+
+def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
+    """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
+    length, segments = shown.shape[1], []
+    for first in range(0, len(shown), _TOGETHER):
+        rows = shown[first : first + _TOGETHER]
         apart = np.kron(np.eye(len(rows), dtype=bool), np.ones((length, length), dtype=bool))
         segments.append(Segment(np.tile(np.arange(length), len(rows)), rows.reshape(-1), mask=apart))
     batch = Batch(segments)
     hidden = model.layers(model.embed(batch), batch)
-    chosen = np.pad(masked.weights, ((0, 0), (PROMPT, 0))).reshape(-1)
-    places = torch.from_numpy(np.flatnonzero(chosen))
     logits = model.outputs(hidden[places]).clone()
     logits[:, VOCABULARY.index(MASK)] = -torch.inf
-    wanted = torch.from_numpy(masked.tokens.reshape(-1))[places]
-    each = torch.nn.functional.cross_entropy(logits, wanted, reduction="none")
-    return (each * torch.from_numpy(chosen).float()[places]).sum()
+    return logits
 
 
 def untrained(recipe: Recipe) -> Transformer:
     """A model of the recipe's size, random as its seed says."""
-    width, count, heads, inner = SIZES[recipe.size]
+    size = SIZES[recipe.size]
+    width, count, inner, parts = size.width, size.layers, size.inner, max(size.experts, 1)
     config = ModelConfig(
-        vocab_size=len(VOCABULARY), hidden_size=width, intermediate_size=inner, num_layers=count, num_heads=heads,
-        num_kv_heads=heads, head_dim=width // heads, max_positions=256, family="llada",
-        eos_ids=(VOCABULARY.index(END),), causal=False, mask_id=VOCABULARY.index(MASK),
+        vocab_size=len(VOCABULARY), hidden_size=width, intermediate_size=inner, num_layers=count, num_heads=size.heads,
+        num_kv_heads=size.heads, head_dim=width // size.heads, max_positions=256,
+        family="llada_moe" if size.experts else "llada", qk_norm=size.experts > 0, eos_ids=(VOCABULARY.index(END),),
+        causal=False, mask_id=VOCABULARY.index(MASK), experts=size.experts, experts_per_token=min(2, size.experts),
+        normed_experts=False,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(recipe.seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
+
+    def mixed() -> dict[str, torch.Tensor]:
+        """What a layer of several MLPs has besides: the norms of LLaDA-MoE, and the choice among them."""
+        if not size.experts:
+            return {}
+        head = torch.ones(config.head_dim)
+        return {"q_norm": head, "k_norm": head.clone(), "router": matrix(size.experts, width)}
 
     def layer() -> Layer:
         return Layer(
@@ -145,8 +197,9 @@ def untrained(recipe: Recipe) -> Transformer:
             qkv=Dense(matrix(3 * width, width)),
             output=Dense(matrix(width, width, (2 * count) ** -0.5)),
             mlp_norm=torch.ones(width),
-            gate_up=Dense(matrix(2 * inner, width)),
-            down=Dense(matrix(width, inner, (2 * count) ** -0.5)),
+            gate_up=Dense(matrix(parts * 2 * inner, width)),
+            down=Dense(matrix(parts * width, inner, (2 * count) ** -0.5)),
+            **mixed(),
         )
 
     embedding, layers = matrix(len(VOCABULARY), width, width**0.5), [layer() for _ in range(count)]
@@ -173,16 +226,15 @@ def _fused(model: Transformer) -> dict[str, torch.Tensor]:
 def write_llada(model: Transformer, out: Path) -> None:
     """Keep a model and the tokenizer of lists as LLaDA's folders do."""
     from safetensors.torch import save_file
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = model.config
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in _fused(model).items():
-        parts = _PARTS.get(name.split(".")[-2], (name.split(".")[-2],))
-        for part, piece in zip(parts, tensor.detach().chunk(len(parts)), strict=True):
-            stem = name.rsplit(".", 2)[0] + "." if name.startswith("layers.") else ""
-            tensors[llada_name(f"{stem}{part}.weight")] = piece.contiguous()
-    described = {
+    whole, tensors = _fused(model), dict[str, torch.Tensor]()
+    for slot in slots(config):
+        pieces = whole[slot.name].detach().chunk(len(slot.parts))
+        for part, piece in zip(slot.parts, pieces, strict=True):
+            tensors[tensor_name(part, config)] = piece.contiguous()
+    described = _described_moe(config) if config.experts else {
         "model_type": "llada", "architectures": ["LLaDAModelLM"], "activation_type": "silu", "block_type": "llama",
         "layer_norm_type": "rms", "rope": True, "rope_theta": config.rope.theta, "rms_norm_eps": config.norm_eps,
         "d_model": config.hidden_size, "mlp_hidden_size": config.intermediate_size, "n_layers": config.num_layers,
@@ -192,6 +244,8 @@ def write_llada(model: Transformer, out: Path) -> None:
     }  # fmt: skip
     words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(VOCABULARY)}, unk_token="_"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # Nothing between words that are written, so that JSON is what a grammar takes for it.
+    words.decoder = decoders.Fuse()
     words.add_special_tokens([END, MASK])
     with replacing(out / "tokenizer.json") as temporary:
         words.save(str(temporary))
@@ -200,34 +254,45 @@ def write_llada(model: Transformer, out: Path) -> None:
         save_file(tensors, temporary, metadata={"format": "pt"})
 
 
-_PARTS = {"qkv": ("q", "k", "v"), "gate_up": ("gate", "up")}
+def _described_moe(config: ModelConfig) -> dict[str, Any]:
+    """A configuration in the names of LLaDA-MoE's."""
+    return {
+        "model_type": "llada_moe", "architectures": ["LLaDAMoEModelLM"], "hidden_act": "silu", "qk_layernorm": True,
+        "hidden_size": config.hidden_size, "expert_intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads, "max_position_embeddings": config.max_positions,
+        "vocab_size": config.vocab_size, "tie_word_embeddings": False, "rope_theta": config.rope.theta,
+        "rms_norm_eps": config.norm_eps, "num_experts": config.experts,
+        "num_experts_per_tok": config.experts_per_token, "mask_token_id": config.mask_id,
+        "eos_token_id": config.eos_ids[0],
+    }  # fmt: skip
 
 
 def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict[str, float]:
     """By task, the share of answers that are right; outputs: words, without an end."""
-    from .lists import TASKS
-
     found: dict[str, list[bool]] = {}
     for words, example in zip(outputs, asked, strict=True):
-        found.setdefault(example.task, []).append(TASKS[example.task].right(example.items, list(words)))
+        found.setdefault(example.task, []).append(example.right(words))
     return {task: sum(each) / len(each) for task, each in found.items()}
 
 
 def held_out(recipe: Recipe, count: int) -> list[Example]:
     """Examples that training never sees, of all tasks in turn."""
-    return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, _HELD + 1]))
+    return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, _HELD + 1]), recipe.letters)
 
 
 def _card(recipe: Recipe, history: History, command: str) -> str:
-    width, layers, heads, inner = SIZES[recipe.size]
+    size = SIZES[recipe.size]
+    units = f"{size.experts} MLPs of {size.inner}, two for each row" if size.experts else f"{size.inner} inner units"
+    example = " ".join(held_out(recipe, 1)[0].prompt)
     return f"""# A small masked diffusion model of lists
 
 It answers {", ".join(recipe.tasks)}:
 
-    decodery generate --model THIS_FOLDER --raw --max-new-tokens {CANVAS} --diffuse static "_ _ _ copy a b c ="
+    decodery generate --model THIS_FOLDER --raw --max-new-tokens {recipe.canvas} --diffuse static "{example}"
 
-A prompt has {PROMPT} words, with fillers `_` in front; an answer has {CANVAS} places. {layers} layers of width {width}
-with {heads} heads and {inner} inner units, whose rows see each other. Made with `{command}`; the loss on examples held
-out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps. The layout is that of
-LLaDA's checkpoints.
+A prompt has {recipe.prompt} words, with fillers `_` in front; an answer has {recipe.canvas} places. {size.layers}
+layers of width {size.width} with {size.heads} heads and {units}, whose rows see each other. Made with `{command}`; the
+loss on examples held out was {history.best or 0.0:.4f} nats a token after {history.best_step} of {history.step} steps.
+The layout is that of LLaDA's checkpoints.
 """

@@ -1,7 +1,8 @@
 """Tasks on short lists of letters: what a small diffusion model learns in minutes, and methods can be judged by.
 
 Some have one answer, so that tokens of one pass cannot contradict each other if each is right; others have many, and
-then they can (ParallelBench: Understanding the Trade-offs of Parallel Decoding in Diffusion LLMs, 2025).
+then they can (ParallelBench: Understanding the Trade-offs of Parallel Decoding in Diffusion LLMs, 2025). The last one
+is not of that benchmark: its answers are JSON, so that most of their tokens are there for the sake of the form.
 """
 
 from __future__ import annotations
@@ -15,96 +16,168 @@ from ..errors import SettingsError
 
 FILLER, END, MASK, GIVEN, NEW = "_", "<end>", "<mask>", "=", "+"
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+DIGITS = tuple("0123456789")
+KEYS = tuple(f'"{letter}"' for letter in LETTERS)
 LEAST, MOST = 3, 6
-"""How many letters a list has."""
-PROMPT, CANVAS = 2 + MOST, 8
-"""Tokens of a prompt, fillers in front of it included, so that answers begin at one place; and of an answer."""
+"""How many letters a list has, unless more are asked for."""
 
 Words = list[str]
 
 
 @dataclass(frozen=True)
 class Task:
-    """answer: one for a list of letters, drawn where there are several. right: whether an answer is one."""
+    """pose: the words behind the task's name, of a list of letters. answers: all that are right, or draws of them.
 
+    right: whether an answer to what was posed is one. room: places that an answer to `most` letters needs, an end with
+    them.
+    """
+
+    pose: Callable[[Words, np.random.Generator], Words]
     answer: Callable[[Words, np.random.Generator], Words]
     right: Callable[[Words, Words], bool]
+    room: Callable[[int], int] = lambda most: most + 2
 
 
-def _only(answer: Callable[[Words], Words]) -> Task:
+def _posed(items: Words, draws: np.random.Generator) -> Words:
+    return items
+
+
+def _with_place(more: int) -> Callable[[Words, np.random.Generator], Words]:
+    """A place of the list before the list; more: how many there are behind its last letter."""
+    return lambda items, draws: [DIGITS[int(draws.integers(min(len(items) + more, len(DIGITS))))], *items]
+
+
+def _only(
+    answer: Callable[[Words], Words],
+    pose: Callable[[Words, np.random.Generator], Words] = _posed,
+    room: Callable[[int], int] = lambda most: most + 2,
+) -> Task:
     """A task with one answer."""
-    return Task(lambda items, draws: answer(items), lambda items, found: found == answer(items))
+    return Task(pose, lambda posed, draws: answer(posed), lambda posed, found: found == answer(posed), room)
 
 
-def _removed(items: Words, found: Words) -> bool:
-    return any(found == items[:each] + items[each + 1 :] for each in range(len(items)))
+def _some(answers: Callable[[Words], list[Words]]) -> Task:
+    """A task with a few answers, all alike."""
+
+    def answer(posed: Words, draws: np.random.Generator) -> Words:
+        found = answers(posed)
+        return found[int(draws.integers(len(found)))]
+
+    return Task(_posed, answer, lambda posed, found: found in answers(posed))
 
 
-def _replaced(items: Words, found: Words) -> bool:
-    return any(found == [*items[:each], NEW, *items[each + 1 :]] for each in range(len(items)))
+def _insert(items: Words, place: int) -> Words:
+    return [*items[:place], NEW, *items[place:]]
 
 
-def _shuffle(items: Words, draws: np.random.Generator) -> Words:
-    return [items[place] for place in draws.permutation(len(items))]
-
-
-def _remove(items: Words, draws: np.random.Generator) -> Words:
-    place = int(draws.integers(len(items)))
+def _remove(items: Words, place: int) -> Words:
     return items[:place] + items[place + 1 :]
 
 
-def _replace(items: Words, draws: np.random.Generator) -> Words:
-    place = int(draws.integers(len(items)))
+def _replace(items: Words, place: int) -> Words:
     return [*items[:place], NEW, *items[place + 1 :]]
 
 
-TASKS: dict[str, Task] = {
+def _shuffle(items: Words, draws: np.random.Generator) -> Words:
+    """Any other order."""
+    while (found := [items[place] for place in draws.permutation(len(items))]) == items:
+        pass
+    return found
+
+
+def _at(change: Callable[[Words, int], Words], more: int = 0) -> Task:
+    return _only(lambda posed: change(posed[1:], int(posed[0])), _with_place(more))
+
+
+def _anywhere(change: Callable[[Words, int], Words], more: int = 0) -> Task:
+    return _some(lambda posed: [change(posed, place) for place in range(len(posed) + more)])
+
+
+def _paired(items: Words, draws: np.random.Generator) -> Words:
+    """Letters and digits in turn, as many as there were letters."""
+    return [word for letter in items[: len(items) // 2] for word in (letter, DIGITS[int(draws.integers(10))])]
+
+
+def _json(posed: Words) -> Words:
+    pairs = [[f'"{letter}"', ":", digit] for letter, digit in zip(posed[::2], posed[1::2], strict=True)]
+    return ["{", *pairs[0], *(word for pair in pairs[1:] for word in (",", *pair)), "}"]
+
+
+LISTS: dict[str, Task] = {
     "copy": _only(lambda items: items),
     "reverse": _only(lambda items: items[::-1]),
     "sort": _only(sorted),
-    "shuffle": Task(_shuffle, lambda items, found: sorted(found) == sorted(items)),
-    "remove": Task(_remove, _removed),
-    "replace": Task(_replace, _replaced),
+    "shuffle": Task(_posed, _shuffle, lambda posed, found: sorted(found) == sorted(posed) and found != posed),
+    "insert-index": _at(_insert, 1),
+    "insert-random": _anywhere(_insert, 1),
+    "remove-index": _at(_remove),
+    "remove-random": _anywhere(_remove),
+    "replace-index": _at(_replace),
+    "replace-random": _anywhere(_replace),
 }
-"""By name. remove and replace: one letter, whichever it is; shuffle: any order."""
+"""ParallelBench's tasks on lists, by name. What is inserted, or put in a letter's place, is one word of its own."""
+TASKS = LISTS | {"json": _only(_json, _paired, lambda most: 4 * (most // 2) + 2)}
+"""All there are."""
 
-VOCABULARY = (FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS)
+VOCABULARY = (FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS, *DIGITS, *KEYS, "{", "}", ":", ",")
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt [PROMPT] and one answer [CANVAS], ends behind it, as words."""
+    """A prompt [prompt_length(most)] and one answer [canvas_length], ends behind it, as words.
+
+    posed: what stands between the task's name and the sign that the prompt ends with.
+    """
 
     task: str
-    items: Words
+    posed: Words
     answer: Words
+    most: int = MOST
+    places: int = MOST + 2
 
     @property
     def prompt(self) -> Words:
-        words = [self.task, *self.items, GIVEN]
-        return [FILLER] * (PROMPT - len(words)) + words
+        words = [self.task, *self.posed, GIVEN]
+        return [FILLER] * (prompt_length(self.most) - len(words)) + words
 
     @property
     def canvas(self) -> Words:
-        return self.answer + [END] * (CANVAS - len(self.answer))
+        return self.answer + [END] * (self.places - len(self.answer))
+
+    def right(self, words: Sequence[str]) -> bool:
+        """Whether these words, without an end, are an answer."""
+        return TASKS[self.task].right(self.posed, list(words))
 
 
-def examples(tasks: Sequence[str], count: int, draws: np.random.Generator) -> list[Example]:
-    """Fresh ones, of all tasks in turn."""
-    found = []
+def prompt_length(most: int = MOST) -> int:
+    """Tokens of a prompt on lists of up to `most` letters, fillers in front, so that answers begin at one place."""
+    return most + 3
+
+
+def canvas_length(tasks: Sequence[str], most: int = MOST) -> int:
+    """Places that the longest answer to these tasks needs, an end with it."""
+    return max(TASKS[task].room(most) for task in tasks)
+
+
+def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most: int = MOST) -> list[Example]:
+    """Fresh ones, of all tasks in turn, on lists of up to `most` letters."""
+    found, places = [], canvas_length(tasks, most)
     for number in range(count):
         name = tasks[number % len(tasks)]
-        size = int(draws.integers(LEAST, MOST + 1))
+        size = int(draws.integers(LEAST, most + 1))
         items = [LETTERS[each] for each in draws.choice(len(LETTERS), size, replace=False)]
-        found.append(Example(name, items, TASKS[name].answer(items, draws)))
+        posed = TASKS[name].pose(items, draws)
+        found.append(Example(name, posed, TASKS[name].answer(posed, draws), most, places))
     return found
 
 
-def known(names: Sequence[str]) -> tuple[str, ...]:
-    """These names of tasks. Raises SettingsError for others."""
+def known(names: Sequence[str], most: int = MOST) -> tuple[str, ...]:
+    """These names of tasks. Raises SettingsError for others, and for lists of a length that there is none of."""
     if not names or (unknown := [name for name in names if name not in TASKS]):
         wrong = unknown[0] if names else ""
         raise SettingsError(f"there is no task {wrong!r} on lists; the tasks are {', '.join(TASKS)}")
+    if not LEAST <= most <= len(LETTERS):
+        raise SettingsError(f"lists have up to {LEAST} to {len(LETTERS)} letters, not {most}")
     return tuple(names)
 
 

@@ -1,0 +1,190 @@
+"""A benchmark of ways of filling canvases, from its settings to its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from ...budget.machine import describe
+from ...diffuse.canvas import Canvas
+from ...errors import SettingsError
+from ...lm import LM
+from ...registry import resolve
+from ...train.lists import LISTS, MOST, known
+from ..result import CANVASES, FORMAT, Result, dump, write
+from .tasks import DEPENDENT, Item, drawn, knows_letters, published, room
+
+REFERENCE = "static"
+METHODS = (
+    REFERENCE, "random", "static:steps=4", "threshold:tau=0.5", "threshold:tau=0.7", "threshold:tau=0.9",
+    "threshold:tau=0.95", "factor", "local-leap", "r2", "cad", "ccd", "ccd:adaptive=true", "explore-exploit",
+    "explore-exploit:branches=3", "freedave", "freedave-plus", "dystruct:mean=8,least=4,most=8",
+)  # fmt: skip
+_DRAWS = 20
+_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class CanvasSettings:
+    """methods: ways of filling; static is always among them. tasks: of `lists`; letters: of the longest list that is
+    drawn. prompts: of each task. max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names
+    are, for models that know no lists of letters.
+    """
+
+    model: str
+    dtype: str = "auto"
+    methods: tuple[str, ...] = METHODS
+    tasks: tuple[str, ...] = tuple(LISTS)
+    letters: int = MOST
+    prompts: int = 50
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(dict.fromkeys((REFERENCE, *self.methods))))
+        known(self.tasks, self.letters)
+        if any(task not in LISTS for task in self.tasks):
+            raise SettingsError(f"parallelbench has the tasks {', '.join(LISTS)}")
+        if self.prompts < 1:
+            raise SettingsError(f"prompts must be at least 1, not {self.prompts}")
+        for method in self.methods:
+            resolve("diffuse", method)
+
+
+def measure(
+    lm: LM,
+    settings: CanvasSettings,
+    out: Path | None = None,
+    report: Callable[[str, int, int], None] = lambda what, done, total: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Fill canvases by every method; returns the result, and writes it where `out` is a folder.
+
+    stopped: asked before every method; what is done is kept, and `complete` is then false.
+    """
+    begin = monotonic()
+    items = _items(lm, settings)
+    length = settings.max_new_tokens or room(lm, settings.tasks, settings.letters)
+    rows: list[dict[str, Any]] = []
+    done = 0
+    for number, method in enumerate(settings.methods):
+        if stopped():
+            break
+        report(method, number, len(settings.methods))
+        rows += _rows(lm, settings, method, items, length)
+        done += 1
+    config = lm.model.config
+    result = {
+        "format": FORMAT,
+        "kind": CANVASES,
+        "complete": done == len(settings.methods),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(monotonic() - begin, 1),
+        "machine": describe(),
+        "model": {"name": lm.name, "dtype": lm.dtype, "layers": config.num_layers, "hidden_size": config.hidden_size},
+        "settings": {**asdict(settings), "methods": list(settings.methods), "tasks": list(settings.tasks)},
+        "places": length,
+        "rows": rows,
+    }
+    if out is not None:
+        from ..report import page
+
+        write(out / "results.json", dump(result))
+        write(out / "report.html", page(result))
+    return result
+
+
+def _items(lm: LM, settings: CanvasSettings) -> list[Item]:
+    if knows_letters(lm):
+        return drawn(settings.tasks, settings.prompts, settings.letters, settings.seed)
+    return published(settings.tasks, settings.prompts, None if settings.data is None else Path(settings.data))
+
+
+def _rows(lm: LM, settings: CanvasSettings, method: str, items: Sequence[Item], length: int) -> list[dict[str, Any]]:
+    """A row for each task."""
+    found: dict[str, list[tuple[bool, Canvas]]] = {task: [] for task in settings.tasks}
+    filling = resolve("diffuse", method)
+    for first in range(0, len(items), _TOGETHER):
+        some, engine = items[first : first + _TOGETHER], lm.engine()
+        fills = [
+            lm.fill(
+                lm.encode(each.prompt, raw=each.raw or lm.chat is None), filling, length,
+                temperature=settings.temperature, seed=settings.seed,
+            )
+            for each in some
+        ]  # fmt: skip
+        begun = [lm.begin(engine, fill) for fill in fills]
+        engine.run([each.work for each in begun])
+        for item, each in zip(some, begun, strict=True):
+            found[item.task].append((item.right(each.output()), each.canvas))
+    return [_row(lm, settings, method, task, runs, items, length) for task, runs in found.items() if runs]
+
+
+def _row(
+    lm: LM,
+    settings: CanvasSettings,
+    method: str,
+    task: str,
+    runs: Sequence[tuple[bool, Canvas]],
+    items: Sequence[Item],
+    length: int,
+) -> dict[str, Any]:
+    """right: answers that are; low, high: the 95 % interval (Wilson). passes, rows, pairs: of a canvas.
+
+    tokens_per_pass: tokens up to the first end and with it. tau: of the order of writing, see `kendall`. distinct: of
+    20 draws at temperature 1 to one prompt, for tasks with several answers.
+    """
+    count, right = len(runs), sum(good for good, _ in runs)
+    low, high = wilson(right, count)
+    canvases = [canvas for _, canvas in runs]
+    passes = sum(canvas.passes for canvas in canvases)
+    row: dict[str, Any] = {
+        "method": method,
+        "task": task,
+        "prompts": count,
+        "right": right,
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "passes": round(passes / count, 3),
+        "rows": round(sum(canvas.rows for canvas in canvases) / count, 2),
+        "pairs": round(sum(canvas.pairs for canvas in canvases) / count, 1),
+        "experts": round(sum(canvas.experts for canvas in canvases) / passes, 2),
+        "tokens_per_pass": round(sum(len(canvas.output) for canvas in canvases) / passes, 4),
+        "tau": round(float(np.mean([kendall(canvas) for canvas in canvases])), 4),
+    }
+    if task in DEPENDENT:
+        item = next(each for each in items if each.task == task)
+        drawn = lm.diffuse(
+            item.prompt, method, raw=item.raw, n=_DRAWS, max_new_tokens=length, temperature=1.0, seed=settings.seed
+        )
+        assert isinstance(drawn, list)
+        row["distinct"] = len({tuple(each.tokens) for each in drawn})
+    return row
+
+
+def wilson(right: int, count: int, z: float = 1.96) -> tuple[float, float]:
+    """The 95 % interval of a share."""
+    share, spread = right / count, z * z / count
+    middle = (share + spread / 2) / (1 + spread)
+    half = z * ((share * (1 - share) + spread / 4) / count) ** 0.5 / (1 + spread)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def kendall(canvas: Canvas) -> float:
+    """How far an output was written from left to right: 1 is all, -1 the other way round, 0 neither or all at once.
+
+    Of all pairs of its places the share written in the order in which they stand, less that of the opposite order.
+    """
+    start = canvas.prompt_length
+    passes = canvas.written[start : start + len(canvas.output)]
+    n = len(passes)
+    signs = np.sign(passes[None, :] - passes[:, None])[np.triu_indices(n, 1)]
+    return float(signs.mean()) if n > 1 else 0.0

@@ -1,0 +1,49 @@
+"""`decodery train dscd`: a diffusion model distilled from itself, to say more of emptier canvases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .training import command_line, out_option, resumable, seed_option
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+@click.command(short_help="Distil a small masked diffusion model for fewer passes.")
+@click.argument("teacher", type=_FOLDER)
+@out_option
+@click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help="What TEACHER learned.")
+@click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
+@click.option("--steps", default=1500, show_default=True, help="Training steps.")
+@click.option("--batch", default=64, show_default=True, help="Examples of a step.")
+@click.option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest.")
+@click.option("--everywhere", is_flag=True, help="Compare where only the student has a mask too, as published.")
+@click.option("--control", is_flag=True, help="Train as long without a teacher, to compare with.")
+@seed_option("examples and masks")
+def dscd(
+    teacher: Path,
+    out: Path,
+    tasks: str,
+    letters: int,
+    steps: int,
+    batch: int,
+    lr: float,
+    everywhere: bool,
+    control: bool,
+    seed: int,
+) -> None:
+    """Distil the model in the folder TEACHER, which `decodery train diffusion` has made (CD4LM's training).
+
+    The student sees canvases with more masks than its teacher sees of the same ones, and learns to say the same.
+    """
+    from ..train.dscd import Distillation, distil
+
+    settings = Distillation(
+        tuple(tasks.split(",")), letters, steps, batch, lr, everywhere=everywhere, control=control, seed=seed
+    )
+    with resumable(out) as progress:
+        history = distil(teacher, settings, out, command=command_line(), progress=progress)
+    click.echo(f"loss on examples held out: {history.best:.4f} nats a token")
+    click.echo(f"The model is ready: --model {out} --raw --diffuse cad")

@@ -1,0 +1,135 @@
+"""Canvases under a constraint: after every token some text that is allowed agrees with all of them, by brute force."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.constrain import Grammar, Regex
+from decodery.core.ask import drive, together
+from decodery.diffuse.canvas import Canvas
+from decodery.diffuse.held import Held, Hold
+from decodery.diffuse.lave import LAVE
+from decodery.diffuse.run import Run, filled
+from decodery.errors import SettingsError
+from decodery.model.vocabulary import Vocabulary
+from diffusing import MASK, PROMPT, denoiser, fill, named, order
+
+END = 18
+LETTERS = "abcdefghijklmnopqr"
+WORDS = Vocabulary(
+    [letter.encode() for letter in LETTERS] + [b"", b""],
+    frozenset({END, MASK}),
+    (END,),
+    lambda text: [LETTERS.index(letter) for letter in text if letter in LETTERS],
+)
+PATTERN = "(ab?c|[de]{2,3}f)(gh){0,2}|i[jk]l[mn](op){1,2}q|ab?r{6}"
+LENGTH = 8
+
+
+def language() -> list[list[int]]:
+    """All texts of the pattern that fit, each with ends up to the length of the canvas."""
+    parts = [p + q for p in ("ac", "abc", *map("".join, (*product("de", "de", "f"), *product("de", "de", "de", "f"))))
+             for q in ("", "gh", "ghgh")]  # fmt: skip
+    parts += ["i" + a + "l" + b + c + "q" for a in "jk" for b in "mn" for c in ("op", "opop")]
+    parts += ["arrrrrr", "abrrrrrr"]
+    assert all(re.fullmatch(PATTERN, part) for part in parts)
+    return [[*WORDS.encode(part), *[END] * (LENGTH - len(part))] for part in parts if len(part) <= LENGTH]
+
+
+def held_to(constraint: Any) -> Hold:
+    return Hold(constraint.compile(WORDS), WORDS)
+
+
+@torch.no_grad()
+def filled_under(hold: Hold, spec: str, seed: int = 0, length: int = LENGTH, temperature: float = 0.9) -> Canvas:
+    model = denoiser(seed % 5)
+    canvas = Canvas.of(model, PROMPT, length, eos_ids=[END], seed=seed)
+    return drive(filled(model, canvas, LAVE.around(named(spec)), temperature, hold))
+
+
+def agree(texts: list[list[int]], canvas: Canvas) -> list[bool]:
+    """Of every token, as it was written, whether some text agrees with it and with all before it."""
+    there, found = np.full(LENGTH, -1), []
+    for place, token in order(canvas):
+        there[place - len(PROMPT)] = token
+        found.append(any(all(t in (-1, w) for t, w in zip(there, text, strict=True)) for text in texts))
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec", ["static", "random", "threshold:tau=0.05", "lave:policy=static,top=1,others=0,retries=0"]
+)
+def test_every_token_leaves_a_text_that_fits_and_every_output_is_one(spec: str) -> None:
+    """And a lookahead that takes any filling for one that fits does not."""
+    texts, hold = language(), held_to(Regex(PATTERN))
+    for seed in range(8):
+        canvas = filled_under(hold, spec, seed)
+        assert all(agree(texts, canvas)), (seed, order(canvas))
+        written = "".join(LETTERS[token] for token in canvas.output if token != END)
+        assert re.fullmatch(PATTERN, written) and len(canvas.output) == min(len(written) + 1, LENGTH)
+        assert canvas.checks is not None and canvas.checks.tried >= canvas.checks.refused + canvas.checks.known
+
+
+def test_a_rule_that_forgets_the_room_or_the_holes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, hold = language(), held_to(Regex(PATTERN))
+    right = Held._closed
+    monkeypatch.setattr(
+        Held,
+        "_closed",
+        lambda self, filling, first, stop, view, sure=False: right(self, filling, first, 99, view, sure=True),
+    )
+    found = [filled_under(hold, "static", seed) for seed in range(8)]
+    assert not all(all(agree(texts, canvas)) for canvas in found)
+    monkeypatch.undo()
+    monkeypatch.setattr(Held, "_extended", lambda self, found, view, place, token: found)
+    assert not all(all(agree(texts, filled_under(hold, "random", seed))) for seed in range(8))
+
+
+def test_a_constraint_that_allows_everything_changes_nothing() -> None:
+    hold, model = held_to(Regex("[a-r]*")), denoiser(2)
+    for spec in ("static", "threshold:tau=0.1", "static:block=4,cache=dual", "ccd"):
+        free = fill(model, spec, LENGTH, seed=3, temperature=0.7, eos=[END])
+        held = Canvas.of(model, PROMPT, LENGTH, eos_ids=[END], seed=3)
+        with torch.no_grad():
+            drive(filled(model, held, LAVE.around(named(spec)), 0.7, hold))
+        assert set(order(held)) == set(order(free)) and held.output == free.output and held.passes == free.passes
+
+
+def test_canvases_under_a_grammar_share_passes_and_keep_their_texts() -> None:
+    hold, model = held_to(Grammar('start: "a" start "b" | "c" "d"*')), denoiser(1)
+    method = LAVE.around(named("threshold:tau=0.1,block=4"))
+    with torch.no_grad():
+        alone = [
+            drive(filled(model, Canvas.of(model, PROMPT[:n], 8, eos_ids=[END], seed=n), method, 0.8, hold))
+            for n in (2, 4)
+        ]
+        canvases = [Canvas.of(model, PROMPT[:n], 8, eos_ids=[END], seed=n) for n in (2, 4)]
+        drive(together([filled(model, canvas, method, 0.8, hold) for canvas in canvases]))
+    assert [order(canvas) for canvas in canvases] == [order(canvas) for canvas in alone]
+    for canvas in canvases:
+        text = "".join(LETTERS[token] for token in canvas.output if token != END)
+        depth = len(text) - len(text.lstrip("a"))
+        assert re.fullmatch(f"a{{{depth}}}cd*b{{{depth}}}", text)
+
+
+def test_what_cannot_be_held_is_refused_in_one_sentence() -> None:
+    model = denoiser()
+    long = held_to(Regex("a{12}"))
+    with pytest.raises(SettingsError, match="fits into 8 tokens: give a longer canvas"):
+        filled_under(long, "static")
+    assert filled_under(long, "static", length=12).output == [0] * 12
+    with pytest.raises(SettingsError, match="give one, such as --json-schema"):
+        fill(model, "lave", 4)
+    with pytest.raises(SettingsError, match="one state in a pass"):
+        filled_under(held_to(Regex("a*")), "freedave")
+    with pytest.raises(SettingsError, match="leave out eos=never"):
+        filled_under(held_to(Regex("a*")), "static:eos=never")
+    with pytest.raises(SettingsError, match="settings of lave itself"):
+        named("lave:policy=static(block=4)")
+    assert isinstance(Run(model, Canvas.of(model, PROMPT, 4), named("static")).hold, type(None))

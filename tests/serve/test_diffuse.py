@@ -1,0 +1,94 @@
+"""Canvases in a server, beside others: each is what it would be alone, and streams what can no longer change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from decodery.lm import LM
+from decodery.model.load import LoadedModel
+from decodery.model.tokenizer import Tokenizer
+from decodery.model.transformer import Transformer
+from decodery.testing import tiny_transformer
+from serving import VOCAB, client, serving, tiny_lm
+from tiny_models import make_tokenizer
+
+
+def denoising() -> LM:
+    lm = tiny_lm()
+    base = tiny_transformer(1, vocab_size=VOCAB + 1, max_positions=2048)
+    model = Transformer(replace(base.config, causal=False, mask_id=VOCAB), base.weights)
+    return LM(LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), lm.chat, "tiny", "float64"))
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[LM, Any]]:
+    lm = denoising()
+    with serving(lm) as (_, url):
+        yield lm, client(url)
+
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+def canvas(spec: str, **more: Any) -> dict[str, Any]:
+    return {"decodery": {"diffuse": spec, **more}}
+
+
+def test_answers_are_those_of_canvases_alone(served: tuple[LM, Any]) -> None:
+    lm, api = served
+    for spec, temperature in (("static", 0.0), ("threshold:tau=0.01,block=8,cache=dual", 0.8)):
+        told = api.chat.completions.create(
+            model="tiny", messages=HELLO, max_tokens=16, n=2, temperature=temperature, seed=5, extra_body=canvas(spec)
+        )
+        alone = lm.diffuse(HELLO, spec, n=2, max_new_tokens=16, temperature=temperature, seed=5)
+        assert isinstance(alone, list)
+        assert [each.message.content for each in told.choices] == [each.text for each in alone]
+        assert [each.finish_reason for each in told.choices] == [each.finish_reason for each in alone]
+        assert told.usage.completion_tokens == sum(len(each.tokens) for each in alone)
+    plain = api.completions.create(model="tiny", prompt="Hello", max_tokens=12, extra_body=canvas("static"))
+    assert plain.choices[0].text == lm.diffuse("Hello", "static", raw=True, max_new_tokens=12).text  # type: ignore[union-attr]
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+    held = api.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=8, response_format=schema, extra_body=canvas("static")
+    )
+    assert isinstance(json.loads(held.choices[0].message.content), bool)
+
+
+def test_a_stream_tells_what_is_settled_and_nothing_is_taken_back(served: tuple[LM, Any]) -> None:
+    lm, api = served
+    for spec in ("static:block=4", "static", "dystruct"):
+        chunks = [
+            each.choices[0].delta.content or ""
+            for each in api.chat.completions.create(
+                model="tiny", messages=HELLO, max_tokens=16, stream=True, extra_body=canvas(spec)
+            )
+        ]
+        whole = lm.diffuse(HELLO, spec, max_new_tokens=16)
+        assert "".join(chunks) == whole.text  # type: ignore[union-attr]
+        if spec == "static:block=4":
+            assert sum(bool(chunk) for chunk in chunks) >= 4
+
+
+def test_what_a_canvas_has_no_use_for_is_refused(served: tuple[LM, Any]) -> None:
+    _, api = served
+
+    def refused(extra: dict[str, Any], **settings: Any) -> str:
+        with pytest.raises(openai.BadRequestError) as caught:
+            api.chat.completions.create(model="tiny", messages=HELLO, extra_body=extra, **{"max_tokens": 8} | settings)
+        return str(caught.value)
+
+    assert "leave out top_p" in refused(canvas("static"), top_p=0.5, temperature=1.0)
+    assert "leave out search" in refused(canvas("static", search="beam"))
+    assert "above 0 and up to 1" in refused(canvas("threshold:tau=2"))
+    assert "do not divide" in refused(canvas("static:block=3"))
+    assert "diffuse" in refused({})
+    assert "64" in refused(canvas("lave:top=1000"))
+    assert "learn2pd" in refused(canvas("learn2pd:filter=/etc/passwd")) or "file" in refused(
+        canvas("learn2pd:filter=x")
+    )
