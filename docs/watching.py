@@ -52,7 +52,9 @@ def testbeds() -> str:
     ]
     parts = [f"`decodery bench --workload monitors {asked} --out DIR`", table(head, rows)]
     for bed in dict.fromkeys(act["testbed"] for act in found["acts"]):
-        acts = [{name: act[name] for name in act if name != "testbed"} for act in found["acts"] if act["testbed"] == bed]
+        acts = [
+            {name: act[name] for name in act if name != "testbed"} for act in found["acts"] if act["testbed"] == bed
+        ]
         parts.append(table(list(acts[0]), [[_figure(value) for value in act.values()] for act in acts]))
     return "\n\n".join([*parts, *(f"- {note}" for note in found["notes"])])
 
