@@ -57,7 +57,8 @@ class ModelConfig:
     is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
     shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
-    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1.
+    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
+    have no weights and are added up, as the parts of one MLP are.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
@@ -98,6 +99,7 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     normed_experts: bool = True
+    summed_experts: bool = False
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
