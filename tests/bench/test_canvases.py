@@ -14,7 +14,7 @@ from commands import inside
 from decodery.bench.canvases.figures import adaptivity_gap, fastest, table
 from decodery.bench.canvases.job import CanvasSettings, kendall, wilson
 from decodery.bench.canvases.tasks import published, right
-from decodery.bench.result import read
+from decodery.bench.result import dump, read
 from decodery.errors import SettingsError
 from decodery.train.diffusion import Recipe, train_diffusion
 
@@ -106,8 +106,15 @@ def test_a_run_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ]
     assert all(0 <= row["low"] <= row["right"] / 2 <= row["high"] <= 1 for row in result["rows"])
     assert table(result) in said and "<svg" in (tmp_path / "o" / "report.html").read_text()
+    # What was interrupted behind its first method goes on with the second, and ends as if nothing had been.
+    half = result | {"complete": False, "rows": result["rows"][:2]}
+    (tmp_path / "o" / "results.json").write_text(dump(half))
+    status, said, _ = inside("bench", "--workload", "parallelbench", "--resume", "--out", str(tmp_path / "o"))
+    assert status == 0 and read(tmp_path / "o")["rows"][:2] == result["rows"][:2]
+    assert [row["right"] for row in read(tmp_path / "o")["rows"]] == [row["right"] for row in result["rows"]]
     for options, wrong in (
         (["--letters", "4", "--workload", "built-in"], "belongs to --workload parallelbench"),
+        (["--resume", "--out", str(tmp_path / "o")], "is complete: choose another"),
         (["--tasks", "dance"], "no task 'dance'"),
         (["--rounds", "2"], "no use for --rounds"),
     ):

@@ -161,6 +161,11 @@ def require_monitors(result: Result) -> Result:
     return _require(result, MONITORS)
 
 
+def require_canvases(result: Result) -> Result:
+    """The result itself if it is one of ways of filling canvases; raises CorruptFile for another kind."""
+    return _require(result, CANVASES)
+
+
 _HOLDS = {
     BENCHMARK: "a benchmark of methods",
     PASSES: "costs of passes",

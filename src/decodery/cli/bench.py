@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _LONG = 512
 _PRECISIONS = ("float32", "bfloat16", "int8", "int4")
+_ALONE = {"search": "search", "monitors": "monitors", "parallelbench": "canvases"}
+"""Workloads that are measured alone, and what of `bench_` measures each."""
+_OWN = {
+    "--serve": {"rates", "trace", "first_token_limit", "gap_limit"},
+    "--workload search": {"puzzle", "rewards", "budgets", "pool"},
+    "--workload parallelbench": {"tasks", "letters"},
+}
+"""Options that one way of measuring alone knows."""
+_APART = ("--compare", "--from", "--pass", "--rows", "--serve", "--sweep")
+"""What each of these ways goes without."""
+_AT_ONCE = ("--sweep",)
+"""Ways of measuring that are too short to be gone on with."""
 
 
 class _Names(click.ParamType):
@@ -182,51 +195,30 @@ def bench(
     Ctrl-C ends after the decoding in progress and keeps what is done.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    strange = sorted(given.keys() & {"rates", "trace", "first_token_limit", "gap_limit"})
-    if strange and serve is None:
-        raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to --serve")
+    workloads = given.get("workloads", ())
+    ways: dict[str, Any] = {f"--workload {name}": name for name in _ALONE if name in workloads}
+    ways |= {"--serve": serve} if serve is not None else {}
+    ways |= {"--sweep": sweep} if sweep is not None else {}
+    for way, theirs in _OWN.items():
+        if (strange := sorted(given.keys() & theirs)) and way not in ways:
+            raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to {way}")
+    for way in ways:
+        if compare or source or passes or rows is not None or len(ways) > 1 or (resume and way in _AT_ONCE):
+            others = [name for name in _APART if name != way] + ["--resume"] * (way in _AT_ONCE)
+            raise click.UsageError(f"{way} goes without {', '.join(others)}")
     if sweep is not None:
-        if compare or source or passes or rows is not None or serve is not None or resume:
-            raise click.UsageError("--sweep goes without --compare, --from, --pass, --rows, --serve and --resume")
         from .bench_sweep import sweep as measured_sweep
 
         measured_sweep(sweep, given, out, as_json=as_json)
-        return
-    watched = "monitors" in given.get("workloads", ())
-    puzzles = "search" in given.get("workloads", ())
-    strange = sorted(given.keys() & {"puzzle", "rewards", "budgets", "pool"})
-    if strange and not puzzles:
-        raise click.UsageError(f"--{strange[0]} belongs to --workload search")
-    if watched:
-        if compare or source or passes or rows is not None or serve is not None:
-            raise click.UsageError("--workload monitors goes without --compare, --from, --pass, --rows and --serve")
-        from .bench_monitors import measure as watch
-
-        _ended(watch(given, out, as_json=as_json, resume=resume), out, "decodery bench --workload monitors")
-        return
-    canvases = "parallelbench" in given.get("workloads", ())
-    strange = sorted(given.keys() & {"tasks", "letters"})
-    if strange and not canvases:
-        raise click.UsageError(f"--{strange[0]} belongs to --workload parallelbench")
-    if canvases:
-        if compare or source or passes or rows is not None or serve is not None or resume:
-            raise click.UsageError("--workload parallelbench goes with --out and --json alone")
-        from .bench_canvases import measure as fill
-
-        _ended(fill(given, out, as_json=as_json), out)
-    elif puzzles:
-        if compare or source or passes or rows is not None or serve is not None:
-            raise click.UsageError("--workload search goes without --compare, --from, --pass, --rows and --serve")
-        from .bench_search import measure as search
-
-        _ended(search(given, out, as_json=as_json, resume=resume), out, "decodery bench --workload search")
     elif serve is not None:
-        if compare or source or passes or rows is not None:
-            raise click.UsageError("--serve goes without --compare, --from, --pass and --rows")
         from .bench_serve import measure
 
         result = measure(serve, given, out, as_json=as_json, resume=resume)
         _ended(result, out, "decodery bench --serve" + (f" {serve}" if serve else ""))
+    elif ways:
+        ((way, name),) = ways.items()
+        alone = import_module(f".bench_{_ALONE[name]}", __package__)
+        _ended(alone.measure(given, out, as_json=as_json, resume=resume), out, f"decodery bench {way}")
     elif compare:
         _compare(compare, as_json)
     elif passes:

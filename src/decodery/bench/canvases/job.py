@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...budget.machine import describe
 from ...diffuse.canvas import Canvas
-from ...errors import SettingsError
+from ...errors import CorruptFile, SettingsError
 from ...lm import LM
 from ...registry import resolve
 from ...train.lists import LISTS, MOST, known
@@ -58,6 +58,15 @@ class CanvasSettings:
         for method in self.methods:
             resolve("diffuse", method)
 
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> CanvasSettings:
+        """The settings in a result file. Raises CorruptFile for what is none."""
+        try:
+            known = {field.name: raw[field.name] for field in fields(cls)}
+            return cls(**known | {name: tuple(known[name]) for name in ("methods", "tasks")})
+        except (KeyError, TypeError, SettingsError) as error:
+            raise CorruptFile("the result file lacks settings of ways of filling canvases: measure again") from error
+
 
 def measure(
     lm: LM,
@@ -65,41 +74,52 @@ def measure(
     out: Path | None = None,
     report: Callable[[str, int, int], None] = lambda what, done, total: None,
     stopped: Callable[[], bool] = lambda: False,
+    earlier: Result | None = None,
 ) -> Result:
-    """Fill canvases by every method; returns the result, and writes it where `out` is a folder.
+    """Fill canvases by every method; returns the result, and writes it behind each where `out` is a folder.
 
-    stopped: asked before every method; what is done is kept, and `complete` is then false.
+    stopped: asked before every method; what is done is kept, and `complete` is then false. earlier: an interrupted
+    result of the same settings, whose methods are not measured again.
     """
-    begin = monotonic()
+    begin, spent = monotonic(), 0.0 if earlier is None else earlier["seconds"]
     items = _items(lm, settings)
     length = settings.max_new_tokens or room(lm, settings.tasks, settings.letters)
-    rows: list[dict[str, Any]] = []
-    done = 0
+    rows: list[dict[str, Any]] = [] if earlier is None else list(earlier["rows"])
+    done = list(dict.fromkeys(row["method"] for row in rows))
+    result = _result(lm, settings, rows, length, done, spent)
     for number, method in enumerate(settings.methods):
+        if method in done:
+            continue
         if stopped():
             break
         report(method, number, len(settings.methods))
         rows += _rows(lm, settings, method, items, length)
-        done += 1
+        done.append(method)
+        result = _result(lm, settings, rows, length, done, spent + monotonic() - begin)
+        if out is not None:
+            from ..report import page
+
+            write(out / "results.json", dump(result))
+            write(out / "report.html", page(result))
+    return result
+
+
+def _result(
+    lm: LM, settings: CanvasSettings, rows: list[dict[str, Any]], length: int, done: Sequence[str], seconds: float
+) -> Result:
     config = lm.model.config
-    result = {
+    return {
         "format": FORMAT,
         "kind": CANVASES,
-        "complete": done == len(settings.methods),
+        "complete": len(done) == len(settings.methods),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(monotonic() - begin, 1),
+        "seconds": round(seconds, 1),
         "machine": describe(),
         "model": {"name": lm.name, "dtype": lm.dtype, "layers": config.num_layers, "hidden_size": config.hidden_size},
         "settings": {**asdict(settings), "methods": list(settings.methods), "tasks": list(settings.tasks)},
         "places": length,
         "rows": rows,
     }
-    if out is not None:
-        from ..report import page
-
-        write(out / "results.json", dump(result))
-        write(out / "report.html", page(result))
-    return result
 
 
 def _items(lm: LM, settings: CanvasSettings) -> list[Item]:
