@@ -94,7 +94,7 @@ SHOWN = [
     for number, command in enumerate(
         found[1]
         for block in re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-        for found in re.finditer(r"(?m)^(?:[^#\n]*\| *)?decodery ((?:[^\\\n|>]|\\\n)*)", block)
+        for found in re.finditer(r"(?m)^(?:[^#\n]*\| *)?decodery ((?:'[^'\n]*'|\"[^\"\n]*\"|[^\\\n|>]|\\\n)*)", block)
     )
 ]
 """The arguments of every command the pages show."""
