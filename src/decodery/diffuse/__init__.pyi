@@ -4,12 +4,16 @@ from . import experts as experts
 from .cad import CAD as CAD
 from .ccd import CCD as CCD
 from .canvas import Canvas as Canvas
+from .canvas import Checks as Checks
 from .view import Commit as Commit
 from .base import Diffusion as Diffusion
 from .dystruct import Dystruct as Dystruct
 from .explore_exploit import ExploreExploit as ExploreExploit
 from .factor import Factor as Factor
 from .freedave import FreeDave as FreeDave
+from .freedave_plus import FreeDavePlus as FreeDavePlus
+from .lave import LAVE as LAVE
+from .learn2pd import Learn2PD as Learn2PD
 from .local_leap import LocalLeap as LocalLeap
 from .view import Measure as Measure
 from .base import Policy as Policy
