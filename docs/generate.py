@@ -1,6 +1,7 @@
 """Writes the generated parts of the documentation: whatever stands between `<!-- begin X -->` and `<!-- end X -->`.
 
-Writes as well what type checkers read of the packages of methods, whose names are otherwise found when they are used.
+Writes as well the plots of results, and what type checkers read of the packages of methods, whose names are otherwise
+found when they are used.
 
 `python docs/generate.py` writes them, `--check` only tells whether they are up to date.
 """
@@ -28,6 +29,7 @@ import changing
 import drafting
 import filling
 import loads
+import plots
 import remembering
 import sampling
 import steering
@@ -48,6 +50,7 @@ FAMILIES = {
     "search": ("searches", "several texts for one answer"),
     "score": ("scorers", "how good a text is"),
     "suggest": ("way of suggesting", "what a few short continuations may be"),
+    "listen": ("ways of listening", "what is written while a source arrives"),
     "diffuse": ("ways of filling a canvas", "which masked tokens are written next"),
     "diffuse.cache": ("caches of a canvas", "which rows of a canvas are not computed again"),
     "diffuse.experts": ("sharing of experts", "which experts of a mixture the rows of a canvas share"),
@@ -218,11 +221,11 @@ def _stub(family: str, packages: list[str]) -> str:
 
 
 def stale() -> dict[Path, str]:
-    """What is out of date: the pages by their generated parts, and the stubs; each as it should be."""
+    """What is out of date: the pages by their generated parts, the stubs and the plots; each as it should be."""
     pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
     return {
         path: text
-        for path, text in (pages | stubs()).items()
+        for path, text in (pages | stubs() | {path: make() for path, make in plots.PLOTS.items()}).items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }
 

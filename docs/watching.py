@@ -18,7 +18,7 @@ def monitors() -> str:
     head = ["", "AUROC", "95% interval", "within strata", "average precision", "caught at 5% false", *_FLAGGED]
     rows = [_row(name, each) for name, each in found["monitors"].items()]
     parts = [
-        "`python benchmarks/monitors.py --work DIR --out benchmarks/results/monitors.json`",
+        "`decodery bench --workload monitors --methods answers --rounds 3 --out DIR`",
         f"{found['questions']} questions to {found['model']}, answered wrongly: {wrong}. Means over {found['seeds']} "
         f"seeds of split and training, of the test part alone; thresholds at a rate of {found['rate']}. The interval "
         "is the first seed's, over groups.",
@@ -38,4 +38,28 @@ def _row(name: str, each: dict[str, Any]) -> list[str]:
     return [name, auroc, f"{low:.2f} to {high:.2f}", *others, *flagged]
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"monitors": monitors}
+def testbeds() -> str:
+    """What `decodery bench --workload monitors` found on the other testbeds."""
+    found = load("watching")
+    settings = found["settings"]
+    asked = f"--methods {','.join(found['done'])} --prompts {settings['prompts']} --rounds {settings['rounds']}"
+    head = ["testbed", "monitor", "AUROC", "95% interval", "within strata", "caught at 5% false", "calibration error"]
+    head += ["base rate", *_FLAGGED]
+    rows = [
+        [each["testbed"], each["monitor"], _figure(each["auroc"]), f"{each['low']:.2f} to {each['high']:.2f}"]
+        + [_figure(each.get(name)) for name in ("within", "caught", "error", "base", "false", "flagged")]
+        for each in found["rows"]
+    ]
+    parts = [f"`decodery bench --workload monitors {asked} --out DIR`", table(head, rows)]
+    for bed in dict.fromkeys(act["testbed"] for act in found["acts"]):
+        mine = [act for act in found["acts"] if act["testbed"] == bed]
+        acts = [{name: value for name, value in act.items() if name != "testbed"} for act in mine]
+        parts.append(table(list(acts[0]), [[_figure(value) for value in act.values()] for act in acts]))
+    return "\n\n".join([*parts, *(f"- {note}" for note in found["notes"])])
+
+
+def _figure(value: Any) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"monitors": monitors, "testbeds": testbeds}

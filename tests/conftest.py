@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs the real model goes first: such tests are the longest, and one process loads it for most of them."""
     real = {"smollm2", "smollm2_int8", "environment"}
     items.sort(key=lambda item: real.isdisjoint(getattr(item, "fixturenames", ())))
+
+
+def pytest_collection_finish() -> None:
+    """What all modules hold is there to the end: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="session")

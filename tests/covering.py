@@ -23,6 +23,13 @@ def covering(rows: Sequence[Row], strength: int = 2) -> list[Row]:
     return list(rows) if FULL else greedy_cover(rows, strength)
 
 
+def in_turn(names: Sequence[str], others: Sequence[str]) -> list[tuple[str, str]]:
+    """Every name with one of the others, which take turns; with all of them if FULL."""
+    return [
+        (name, other) for at, name in enumerate(names) for other in (others if FULL else [others[at % len(others)]])
+    ]
+
+
 def greedy_cover(rows: Sequence[Row], strength: int) -> list[Row]:
     held = [set(combinations(enumerate(row), strength)) for row in rows]
     missing = set().union(*held)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from covering import FULL
 from decodery.budget.base import Policy
 from decodery.budget.confidence import Confidence
 from decodery.budget.fixed import Fixed
@@ -60,6 +61,7 @@ from decodery.draft.lookahead import Lookahead
 from decodery.draft.medusa import Medusa, MedusaHead
 from decodery.draft.nested import Nested
 from decodery.draft.ngram import NGram
+from decodery.draft.pearl import Pearl
 from decodery.draft.ppd import PPD
 from decodery.draft.prediction import Prediction
 from decodery.draft.prompt_lookup import PromptLookup
@@ -94,10 +96,16 @@ from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
 from decodery.monitor.base import Monitor
+from decodery.monitor.codebook import Codebook, Codebooks
 from decodery.monitor.confidence import Confidence as Doubt
+from decodery.monitor.context_awareness import ContextAwareness
 from decodery.monitor.factcheckmate import FactCheckmate, Shift
 from decodery.monitor.los import LOS, LOSHead, LOSNet
+from decodery.monitor.neurofeedback import Neurofeedback
 from decodery.monitor.probe import Probe
+from decodery.monitor.program_probe import ProgramProbe
+from decodery.monitor.sae import SAE, HeadCodes
+from decodery.monitor.sequential import Sequential
 from decodery.monitor.threshold import Threshold
 from decodery.monitor.truthprint import TruthPrInt
 from decodery.puzzles.chain import Chain
@@ -280,6 +288,8 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "hierarchical": lambda other: Hierarchical(
         DraftModel(other), NGram(width=6, scope="request", growth=RSDC((2, 1))), length=3
     ),
+    # It drafts only behind a first guess that was right, which a model of one layer hardly ever makes.
+    "pearl": lambda other: Pearl(tiny_transformer(0, vocab_size=other.vocab_size), length=3),
     "nested": lambda other: Nested(other, exits=(1,), length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
@@ -326,6 +336,19 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
 }
 """By name, and what it asks where there is a choice: a drafter, given a model like the target but not equal to it."""
 
+
+def _kinds() -> list[str]:
+    found: dict[Any, str] = {}
+    other = tiny_transformer(0, num_layers=1)
+    for name, make in DRAFTERS.items():
+        drafter = make(other)
+        found.setdefault((type(drafter).__mro__[1], drafter.gives.drafts), name)
+    return sorted(found.values())
+
+
+KINDS = sorted(DRAFTERS) if FULL else _kinds()
+"""Drafters that stand for all where a law is about the loop and not about drafts: one of each base and origin."""
+
 GROWTHS: dict[str, Growth] = {
     "fixed-tree": FixedTree(branching=(3, 2)),
     "specinfer": SpecInfer((3, 2, 1)),
@@ -344,7 +367,7 @@ ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"easyspec", "hierarchical", "nested", "rapid", "jacobi", "first", "prediction", "kangaroo"}
+CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "rapid", "jacobi", "first", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 
@@ -609,6 +632,7 @@ KVS: dict[str, CachePolicy] = {
 
 TRANSFORMS = [
     "evopress:generations=2,children=2,tokens=16/24",
+    "ffn-split:experts=4,active=2",
     "fp4:points=4",
     "int4",
     "int8",
@@ -647,10 +671,40 @@ def _los() -> LOSHead:
     return LOSHead(net.state_dict(), Threshold(0.5, 0.1, 20, "draws"), facts)
 
 
+def untrained_fields() -> Probe:
+    """Reads three fields off a row."""
+    one = untrained_probe("new")
+    weights = {"weight.1": torch.randn(9, 8, generator=torch.Generator().manual_seed(6)), "bias.1": torch.zeros(9)}
+    return Probe({**one.tensors, **weights}, one.site, "new", one.threshold, {"fields": {"x": 3, "y": 4, "facing": 2}})
+
+
+def untrained_codes() -> HeadCodes:
+    draws = torch.Generator().manual_seed(7)
+    shape = {"weight": (6, 8), "bias": (6,), "mean": (8,)}
+    tensors = {name: torch.randn(size, generator=draws) for name, size in shape.items()} | {"scale": torch.ones(8)}
+    tensors |= {"own": torch.rand(8, 6, generator=draws) < 0.5, "score": torch.linspace(0, 1, 8)}
+    return HeadCodes(tensors, Threshold(0.5, 0.1, 20, "draws"), {"layers": 2, "heads": 4, "dim": 8})
+
+
+def untrained_codebooks(k: int = 2) -> Codebooks:
+    draws = torch.Generator().manual_seed(8)
+    tensors = {"codes.0": torch.randn(4, 12, 8, generator=draws), "codes.1": torch.randn(1, 12, 32, generator=draws)}
+    return Codebooks(tensors, ("head_out.0", "mlp_out.1"), k)
+
+
 MONITORS: dict[str, Monitor] = {
+    "codebook": Codebook(untrained_codebooks(), ((0, 1, 3), (1, 0, 2)), ((1, 0, 5),), action="switch"),
     "confidence": Doubt("worst", threshold=5.5, action="stop"),
+    "context-awareness": ContextAwareness(layer=1),
     "factcheckmate": FactCheckmate(untrained_probe("prompt"), untrained_shift(1.0), action="switch", threshold=0.0),
     "los": LOS(_los(), every=3),
+    "neurofeedback": Neurofeedback(
+        Probe(untrained_probe("new").tensors, "resid_post.1", "answer", Threshold(9, 0.1, 20, ""))
+    ),
+    "program-probe": ProgramProbe(untrained_fields(), (2, 0, 1), "always"),
+    "sae": SAE(untrained_codes(), 4, action="switch", threshold=0.3),
+    "sequential": Sequential(untrained_probe("prompt"), threshold=0.0, action="flag"),
     "truthprint": TruthPrInt(untrained_probe("new", 0.3), most=4, share=0.01),
 }
-"""Monitors, each with an action that texts of a few tokens see; `los` reads only."""
+"""Monitors, each with an action that texts of a few tokens see, but for those of `READING`."""
+READING = {"context-awareness", "los", "neurofeedback", "program-probe", "sequential"}

@@ -22,7 +22,7 @@ def test_float32_texts_are_those_of_plain_decoding(smollm2: LM, sampler: Sampler
         drafter=PromptLookup(),
         sampler=sampler,
         seeds=(1,),
-        max_new_tokens=20,
+        max_new_tokens=12,
         near_tie=1e-3,
         excuses=1,
     )
@@ -53,7 +53,7 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
         dense = gguf.dequantize(stored[name].data, stored[name].tensor_type)
         assert stored[name].tensor_type == gguf.GGMLQuantizationType.Q4_1
         assert (lm.model.weights.layers[index].down.dense().numpy() == dense).all()
-    settings = {"seeds": (1,), "max_new_tokens": 16}
+    settings = {"seeds": (1,), "max_new_tokens": 10}
     plain = decode(lm.model, prompts(lm, 2), **settings)
     for drafter, count in ((PromptLookup(), 2), (Garbage(nodes=20), 1)):
         check_identical(lm.model, prompts(lm, count), drafter=drafter, plain=plain[:count], **settings)
@@ -62,11 +62,11 @@ def test_int4_is_what_the_file_says_and_exact_too() -> None:
 def test_int8_trees_batches_and_chunks_leave_identical_caches(smollm2_int8: LM) -> None:
     lm = smollm2_int8
     prompt = prompts(lm)[6]
-    plain = decode(lm.model, [prompt], max_new_tokens=12)
+    plain = decode(lm.model, [prompt], max_new_tokens=8)
     oracle = Oracle(tuple(plain[0].tokens), nodes=24)
     for drafter in (oracle, PromptLookup()):
-        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=12, plain=plain)
-        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=12, tolerance=0.0) == 0.0
+        check_identical(lm.model, [prompt], drafter=drafter, seeds=(0,), max_new_tokens=8, plain=plain)
+        assert check_state(lm.model, [prompt], drafter=drafter, max_new_tokens=8, tolerance=0.0) == 0.0
     check_batch(lm.model, prompts(lm, 3), drafter=PromptLookup(), sampler=SAMPLED, seeds=(3,), max_new_tokens=10)
 
 

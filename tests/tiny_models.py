@@ -44,6 +44,12 @@ _GEMMA_ROPES = {
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16}
 
+_STATES = {"state_size": 8, "conv_kernel": 4, "expand": 2, "chunk_size": 16, "pad_token_id": 0}
+_BAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
+    "mamba_chunk_size": 16, "attn_layer_indices": [1], "pad_token_id": 0,
+}  # fmt: skip
+
 # name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -73,6 +79,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4, all turned": (
         "glm4", {"head_dim": 8, "pad_token_id": 0, "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 1.0}},
     ),
+    "olmo2": ("olmo2", {"pad_token_id": 0}),
+    "stablelm": ("stablelm", {"pad_token_id": 0, "use_qkv_bias": True}),
+    "stablelm, side by side": (
+        "stablelm",
+        {"pad_token_id": 0, "use_parallel_residual": True,
+         "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 0.5}},
+    ),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox, one after the other": (
+        "gpt_neox",
+        {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+         "rope_parameters": _DEFAULT_ROPE | {"partial_rotary_factor": 1.0}},
+    ),
+    "gpt2": ("gpt2", {}),
+    "mamba2": ("mamba2", _STATES | {"num_heads": 8, "head_dim": 16, "n_groups": 2}),
+    "bamba": ("bamba", _BAMBA),
+    "bamba, many numbers": ("bamba", _BAMBA | {"num_key_value_heads": 1, "mamba_n_groups": 4, "mamba_d_state": 24}),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),

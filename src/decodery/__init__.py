@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from . import diffuse as diffuse
     from . import draft as draft
     from . import kv as kv
+    from . import listen as listen
     from . import monitor as monitor
     from . import sample as sample
     from . import score as score

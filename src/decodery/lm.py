@@ -13,6 +13,7 @@ from .core.conversation import Conversation, Prompt
 from .core.memory import Memory
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
+from .core.trace import Trace
 from .decode.engine import Engine
 from .decode.request import Request
 from .decode.schedule import Limits
@@ -23,6 +24,8 @@ from .diffuse.texts import Fill, Filling
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .kv.base import CachePolicy
+from .listen.base import Heard, Stream, listening
+from .model.encoder_decoder import EncoderDecoder
 from .model.load import LoadedModel
 from .model.store import Progress, silent
 from .model.vocabulary import Vocabulary
@@ -42,6 +45,7 @@ from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
 from .settings import checked
 from .source.base import Source
+from .source.reads import Reads
 from .suggest.ngrams import NGrams, ngrams_for
 from .suggest.superposed import Draft, Superposition, superpose
 from .verify.base import Rule
@@ -166,6 +170,31 @@ class LM:
         engine.run([each.work for each in fillings])
         outputs = [each.output() for each in fillings]
         return outputs if several or n > 1 else outputs[0]
+
+    def listen(
+        self, chunks: Iterable[str | Ordered[int]], method: Any = "local-agreement", *, trace: Trace | None = None
+    ) -> Iterator[Heard]:
+        """Write while a source arrives, chunk by chunk: what is committed behind each, and what is guessed.
+
+        chunks: texts, or token ids. method: an instance or a name, as in "stability:lookback=3";
+        `decodery.methods("listen")` lists them. trace: counts passes and rows. The model must read its source in
+        blocks, as those of `decodery train seq2seq --block` do; the last chunk ends the source.
+        """
+        found, engine = resolve("listen", method), self.engine()
+        stream = Stream.of(self.model, self.tokenizer.eos_ids)
+        stream.trace = trace or stream.trace
+        coming = iter(chunks)
+        chunk = next(coming, None)
+        while chunk is not None:
+            following = next(coming, None)
+            tokens = self.tokenizer.encode(chunk, special=False) if isinstance(chunk, str) else list(chunk)
+            job = engine.enter(listening(found, stream, tokens, following is None), stream.trace)
+            engine.run([job])
+            heard = stream.heard
+            whole = self.tokenizer.decode([*heard.committed, *heard.guess])
+            text = self.tokenizer.decode(heard.committed)
+            yield replace(heard, text=text, guessed=whole.removeprefix(text))
+            chunk = following
 
     def fill(
         self,
@@ -301,6 +330,7 @@ class LM:
         kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
         monitor: what watches the text, one or several, as in "los:head=DIR,action=stop"; `Output.monitors` says what
         they found.
+        A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
         raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
         see `decodery.picture`.
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
@@ -308,6 +338,10 @@ class LM:
         also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
+        if isinstance(self.model, EncoderDecoder) and not isinstance(source, Reads):
+            if source is not None:
+                raise SettingsError("the prompt is this model's source of logits: leave source out")
+            tokens, source = [self.model.config.start_id], Reads(tuple(tokens))
         if shortcuts.get("dry"):
             breakers = shortcuts.get("dry_breakers")
             shortcuts["dry_breakers"] = self.vocabulary.holding(DRY_BREAKERS if breakers is None else breakers)
@@ -384,8 +418,8 @@ class LM:
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        asked = self.request_for(prompt, raw=raw, **settings)
-        first, tokens = engine.submit(asked), asked.prompt
+        tokens = self.encode(prompt, raw=raw)
+        first = engine.submit(self.request_for(prompt, raw=raw, tokens=tokens, **settings))
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
         return [first, *(engine.submit(each, like=first) for each in others)]

@@ -31,6 +31,7 @@ FAMILIES = (
     "search",
     "score",
     "suggest",
+    "listen",
     "diffuse",
     "diffuse.cache",
     "diffuse.experts",

@@ -47,8 +47,9 @@ def test_a_draft_is_made_for_a_target_with_few_inner_units_and_its_lesson_is_tol
 
 
 def test_a_target_that_no_draft_can_be_cut_from_is_refused_before_it_writes(tmp_path: Path) -> None:
-    shape = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "bos_token_id": 256, "eos_token_id": 257}
-    save(transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)), tmp_path / "model")
+    shape = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.FalconConfig(**shape, bos_token_id=256, eos_token_id=257)
+    save(transformers.FalconForCausalLM(config), tmp_path / "model")
     status, output, errors = train_draft("-m", str(tmp_path / "model"), "--out", str(tmp_path / "draft"))
     assert (status, output) == (1, "") and not (tmp_path / "draft").exists()
     assert "runs through transformers, and a draft is cut only from models that this package runs itself" in errors

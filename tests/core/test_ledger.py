@@ -23,7 +23,7 @@ from decodery.search.beam import Beam
 from decodery.source.guidance import Guidance
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import Counted
-from methods import DRAFTERS, DRAWING, SEARCHES, TWO_MODELS
+from methods import DRAFTERS, DRAWING, KINDS, SEARCHES, TWO_MODELS
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 OWN_LAYERS = (OwnLayers, Kangaroo)
@@ -38,7 +38,7 @@ def assert_spent(ledger: Ledger, **models: Counted) -> None:
     assert set(ledger.seconds) == set(ran) and min(ledger.seconds.values()) > 0
 
 
-@pytest.mark.parametrize("name", sorted(DRAFTERS))
+@pytest.mark.parametrize("name", KINDS)
 def test_a_text_spent_what_was_run(name: str) -> None:
     target, draft = Counted(MODEL), Counted(SMALL)
     (seq,) = decode(target, [[5, 6, 7, 5, 6, 7, 5, 6]], drafter=DRAFTERS[name](draft), max_new_tokens=24)

@@ -22,7 +22,7 @@ from decodery.model.transformer import Transformer
 from decodery.source.dola import DoLa
 from decodery.source.guidance import Guidance
 from decodery.testing import TableModel, check_distribution, decode, tiny_transformer
-from methods import DRAFTERS, GROWTHS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
+from methods import DRAFTERS, GROWTHS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
 
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
 OTHER = tiny_transformer(0, num_layers=1)
@@ -74,7 +74,7 @@ def _tokens(texts: list[Sequence]) -> list[list[int]]:
     return [list(text.tokens) for text in texts]
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", sorted({*KINDS, *IN_BRANCHES}))
 def test_every_drafter_keeps_to_chains_and_to_the_text_or_is_refused(name: str) -> None:
     drafter = DRAFTERS[name](OTHER)
     if name in IN_BRANCHES:

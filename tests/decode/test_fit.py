@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from covering import FULL
 from decodery import registry
 from decodery.budget.base import Budget
 from decodery.budget.fixed import Fixed
@@ -174,7 +175,8 @@ def test_searches_run_with_what_they_do_not_refuse(name: str) -> None:
     # A byte at a time needs more freedom than some sources leave.
     search = replace(SEARCHES[name], bits=1, temperature=5.0) if name == "coupling" else SEARCHES[name]
     sampler = "plain" if search.needs.chance else "greedy"
-    for source in PARTS["source"]:
+    turn = sorted(SEARCHES).index(name) % 4
+    for source in PARTS["source"] if FULL else list(PARTS["source"])[turn::4]:
         row = tuple((PLAIN | {"sampler": sampler, "source": source}).values())
         asked = request(row, drafter=None)
         try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covering import FULL, covering
+from covering import FULL, covering, in_turn
 from decodery.core.ask import Asking, score
 from decodery.core.sequence import Sequence
 from decodery.decode import preempt
@@ -72,14 +72,14 @@ def held(run: Any) -> int:
     return resident(cache.blocks for cache in preempt.caches(run))
 
 
-@pytest.mark.parametrize("name", sorted(SEARCHES))
-@pytest.mark.parametrize("model", [MODEL, EXACT], ids=["float64", "int8"])
-def test_a_search_preempted_at_any_step_finds_the_same(name: str, model: Any) -> None:
+@pytest.mark.parametrize(("name", "kind"), in_turn(sorted(SEARCHES), ("float64", "int8")))
+def test_a_search_preempted_at_any_step_finds_the_same(name: str, kind: str) -> None:
+    model: Any = {"float64": MODEL, "int8": EXACT}[kind]
     search, wanted = SEARCHES[name], request(name)
     expected, steps = alone(model, search, wanted)
     assert steps > 3 or name == "exact-extract"
     dropped = tried = 0
-    for step in range(1, steps, 1 if FULL else 1 + steps // 8):
+    for step in range(1, steps, 1 if FULL else 1 + steps // 6):
         counted = Counted(model)
         engine = Engine(counted, prefill_chunk=4)
         job = entered(engine, search, wanted)

@@ -16,8 +16,12 @@ from decodery.decode.request import Request
 from decodery.decode.schedule import Limits
 from decodery.model.blocks import SLOTS
 from decodery.sample import Sampler
+from decodery.search.base import Search
+from decodery.search.self_consistency import SelfConsistency
+from decodery.search.step_beam import StepBeam
 from decodery.testing import decode, tiny_transformer
 from decodery.testing.models import to_int8
+from methods import Even
 
 MODEL = tiny_transformer(0)
 EXACT = to_int8(MODEL)
@@ -190,3 +194,17 @@ def test_the_trace_keeps_drafts_that_are_asked_for() -> None:
         assert len(tree.tokens) == step.nodes + 1 or step.prefill
         assert [tree.tokens[node] for node in tree.path] == tree.emitted[: len(tree.path)]
         assert len(tree.path) == step.accepted
+
+
+@pytest.mark.parametrize("search", [SelfConsistency(n=3, answer="whole"), StepBeam(Even(), (9,), n=4, m=2)])
+def test_searches_begin_with_what_was_read(search: Search) -> None:
+    prompt = [*LONG[:70], 3, 4, 5]
+    request = Request(prompt, 12, SAMPLED, seed=3)
+    alone = search.run(Engine(EXACT), request)
+    engine = Engine(EXACT, prefixes=PrefixCache(1 << 30))
+    run(engine, LONG)
+    found = search.run(engine, request)
+    assert [seq.generated for seq in found] == [seq.generated for seq in alone]
+    # One of the branches reads what is missing, for all of them.
+    rows = [sum(step.rows for step in seqs[0].trace.steps if step.prefill) for seqs in (alone, found)]
+    assert rows[0] - rows[1] == 70

@@ -35,7 +35,7 @@ from decodery.verify.coupled import Coupled
 from decodery.verify.recursive_rejection import RecursiveRejection
 from decodery.verify.rejection import Rejection
 from decodery.verify.typical import Typical
-from methods import ADAPTIVE, DRAFTERS, fits
+from methods import ADAPTIVE, DRAFTERS, KINDS, fits
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 EXACT = to_int8(MODEL)
@@ -155,7 +155,7 @@ def test_what_comes_after_a_pause_is_what_would_have_come(rule: Any, hold: str) 
         assert text(step) == expected
 
 
-SCHEDULED = sorted(DRAFTERS.keys() - ADAPTIVE)
+SCHEDULED = [name for name in KINDS if name not in ADAPTIVE]
 
 
 FORKED = [

@@ -299,6 +299,18 @@ def test_many_forks_of_a_long_text_hold_little_more_than_one() -> None:
             fork.keep([0])
     assert resident([cache, *forks]) / one <= 1 + 64 * 16 / 4000
     assert forks[0].data[0, 0, 0, 4000:4016, 0].tolist() == list(range(4000, 4016))
+    # What a fork has written lies in one piece however long it is, with less than a block and a sixteenth to spare.
+    long, grown = forks[0], set()
+    for position in range(4016, 4400):
+        long.reserve(np.array([position]))
+        long.write(0, torch.full((1, 2, 8), position), torch.zeros(1, 2, 8))
+        long.wrote([1])
+        long.keep([0])
+        grown.add(resident([cache, *forks]))
+        assert len(list(long.blocks.pieces(0, long.length))) == 2
+    assert max(grown) <= one + 64 * 16 * cache.slot_bytes + (384 + 400 // 16 + SLOTS) * cache.slot_bytes
+    assert len(grown) <= 384 // SLOTS + 1
+    assert long.data[0, 0, 0, 3990:4400, 0].tolist()[10:] == list(range(4000, 4400))
 
 
 def test_an_evicted_fork_leaves_the_others_alone() -> None:

@@ -29,7 +29,7 @@ def make_tokenizer(unknown: str | None = "[UNK]") -> tokenizers.Tokenizer:
     return backend
 
 
-@pytest.fixture(params=["llama", "gpt_neox"], ids=["our own loader", "through transformers"])
+@pytest.fixture(params=["llama", "falcon"], ids=["our own loader", "through transformers"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
     config = transformers.AutoConfig.for_model(request.param, **_SHAPE)

@@ -13,11 +13,12 @@ from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError, UnknownMethod
-from decodery.monitor.base import Monitor, Row
+from decodery.monitor.base import Monitor, Rollback, Row
 from decodery.monitor.confidence import Confidence
 from decodery.monitor.signature import Signature
 from decodery.monitor.threshold import Threshold
 from decodery.registry import methods
+from decodery.sample.sampler import Sampler
 from decodery.serve.fields import CompletionRequest
 from decodery.serve.methods import settings_of
 from decodery.testing import decode, tiny_transformer
@@ -63,8 +64,46 @@ def test_a_monitor_that_raises_ends_its_own_text_or_is_turned_off() -> None:
     assert len(on.scores) == 8 and free.watch is None
 
 
+@dataclass(frozen=True)
+class Endless(Monitor):
+    """Wants every token taken back."""
+
+    threshold: float | None = 0.0
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(keys=True)
+
+    @property
+    def rolls(self) -> int:
+        return 2
+
+    def start(self, seq: Sequence) -> Any:
+        return 0
+
+    def observe(self, state: Any, row: Row) -> Any:
+        return state + 1
+
+    def score(self, state: Any) -> float | None:
+        return 1.0
+
+    def act(self, state: Any) -> Rollback:
+        return Rollback(min(state, 2))
+
+
+def test_what_is_taken_back_is_bounded_whatever_a_monitor_asks_for() -> None:
+    for monitors in ([Endless()], [Endless(), Confidence(threshold=-1.0, action="regenerate")]):
+        (text,) = decode(
+            MODEL, [PROMPT], monitors=monitors, sampler=Sampler.from_settings(temperature=1.0), max_new_tokens=4
+        )
+        counts = text.trace.ledger.counts
+        assert text.finish_reason == "length" and counts["rollbacks_refused"] and counts["tokens_taken_back"] <= 16 * 4
+
+
 def test_what_does_not_go_together_is_said() -> None:
-    with pytest.raises(SettingsError, match=r"the monitor Elsewhere needs .* sites are embed, half"):
+    with pytest.raises(
+        SettingsError, match=r"the monitor Elsewhere needs .* the nearest are resid_post.1, .* sites are embed, half"
+    ):
         decode(MODEL, [PROMPT], monitors=[Elsewhere()])
     with pytest.raises(UnknownMethod, match="no monitor method is called 'confidense'; try confidence"):
         given({"monitor": ("confidense",)})

@@ -170,3 +170,24 @@ def test_the_frontier_orders_by_f_then_depth_then_age() -> None:
 def test_settings_that_mean_nothing_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         AStar(Table(), **settings)
+
+
+class Second(Scorer):
+    """All beginnings promise much, and of longer texts those alone that have a 1 in the second place."""
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        rewards = [0.9 if len(out) == 1 else float(list(out[1:2]) == [1]) * 0.95 + 0.04 for out in candidates.outputs]
+        return torch.tensor(rewards, dtype=torch.float64)
+
+
+def test_a_widening_search_finds_what_its_first_draws_missed() -> None:
+    narrow, wide, first = (
+        [search(AStar(Second(), k=1, widening=power, goals=goals, **STEPS), seed, length=8)[0] for seed in range(12)]
+        for power, goals in ((None, 1), (0.5, 1), (0.5, 2))
+    )
+    right = [sum(seq.generated[1:2] == [1] for seq in found) for found in (narrow, wide)]
+    assert right[0] + 2 <= right[1], right
+    # Where nothing waits any more it goes on: one line has one end, and here a second one is found.
+    assert all(seq.trace.ledger.counts["expansions"] > len(seq.generated) for seq in first)
+    with pytest.raises(SettingsError, match="a power above 0"):
+        AStar(Table(), widening=2.0)

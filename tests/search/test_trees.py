@@ -210,6 +210,19 @@ def test_walks_follow_the_bounds_and_values_are_backed_up_to_the_root(monkeypatc
                 assert not walked(searched(far, seed).trace, far, 60)
 
 
+def test_walks_that_widen_find_what_the_first_draws_missed() -> None:
+    steps: dict[str, Any] = {"delimiter": None, "step_tokens": 1, "n": 2, "simulations": 150, "moves": "never"}
+    found = {None: 0, 0.5: 0}
+    for seed in range(4):
+        hidden = Leaves(seed, hints=False)
+        for power in found:
+            best = searched(MCTS(hidden, widening=power, **steps), seed)
+            found[power] += tuple(best.generated) == hidden.best
+            draws = [part.parent for part in best.trace.grown]
+            assert max(map(draws.count, draws)) == 2 if power is None else draws.count(-1) > 2
+    assert found[None] + 2 <= found[0.5] >= 3, found
+
+
 def test_most_walks_go_through_the_step_that_the_best_text_begins_with() -> None:
     def most_visited(hidden: Leaves, search: MCTS, tell: Any) -> int:
         def tree(begun: tuple[int, ...]) -> mcts.Visited:

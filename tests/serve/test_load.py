@@ -18,8 +18,8 @@ from decodery.lm import LM
 from decodery.serve.service import Service
 from serving import SECONDS, serving, tiny_lm, wait_until
 
-TRACES = 200 if FULL else 4
-ABORTS = 1000 if FULL else 30
+TRACES = 200 if FULL else 2
+ABORTS = 1000 if FULL else 15
 DRAFTERS = ["auto", "none", "prompt-lookup:length=4", "suffix-automaton", "token-recycling:nodes=8"]
 BEGINNINGS = ["the tide comes and the tide goes ", "def tide(moon, sun): ", "a" * 100, ""]
 

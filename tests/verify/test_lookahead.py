@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import in_turn
 from decodery.core.noise import gumbel, mix
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
@@ -24,7 +25,7 @@ from decodery.train.thresholds import fit, observe, read_solutions
 from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
-from methods import DRAFTERS
+from methods import DRAFTERS, KINDS
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
@@ -177,8 +178,7 @@ def test_trials_end_at_punctuation_by_their_text() -> None:
 LOOKING = {"adadec": (ADADEC, PLAIN), "cntp": (CAUTIOUS, NUCLEUS)}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", LOOKING)
+@pytest.mark.parametrize(("drafter", "name"), in_turn(KINDS, list(LOOKING)))
 def test_drafts_change_nothing(name: str, drafter: str) -> None:
     rule, sampler = LOOKING[name]
     assert tokens_of(sampler, rule, drafter) == _plain(name)

@@ -11,12 +11,13 @@ from typing import Any
 from . import structured
 from .canvases import figures as canvases
 from .load import show as load
-from .result import CANVASES, LOAD, PASSES, SEARCH, Result
+from .result import CANVASES, LOAD, MONITORS, PASSES, SEARCH, Result
 from .rows import ALL
 from .searches import figures as searches
+from .watching import figures as watching
 
-_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "search.js", "main.js")
-_TITLES = {PASSES: "passes", LOAD: "serving", SEARCH: "searches"}
+_SCRIPTS = ("base.js", "charts.js", "timeline.js", "load.js", "search.js", "monitors.js", "main.js")
+_TITLES = {PASSES: "passes", LOAD: "serving", SEARCH: "searches", MONITORS: "monitors"}
 
 
 def page(result: Result) -> str:
@@ -39,7 +40,7 @@ def page(result: Result) -> str:
 
 def _embedded(result: Result) -> str:
     """The result without what no plot shows, so written that no text in it can end the script element."""
-    shown = {name: value for name, value in result.items() if name != "requests"}
+    shown = {name: value for name, value in result.items() if name not in ("requests", "done")}
     if "generations" in result:
         kept = [generation for generation in result["generations"] if "timeline" in generation]
         names = ("method", "workload", "category", "question", "timeline")
@@ -49,7 +50,7 @@ def _embedded(result: Result) -> str:
 
 def table(result: Result, *, categories: bool = False) -> str:
     """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs, load,
-    searches or ways of filling canvases.
+    searches, monitors or ways of filling canvases.
 
     categories: with a table of speed-ups by category after each.
     """
@@ -62,6 +63,8 @@ def table(result: Result, *, categories: bool = False) -> str:
     if result["kind"] == SEARCH:
         shown = [searches.shown(row) for row in result["rows"]]
         return f"{searches.title(result)}:\n\n{markdown(searches.HEAD, shown)}"
+    if result["kind"] == MONITORS:
+        return _monitors_table(result)
     parts = []
     for workload, split in dict.fromkeys((row["workload"], row["split"]) for row in result["rows"]):
         rows = [row for row in result["rows"] if (row["workload"], row["split"]) == (workload, split)]
@@ -127,6 +130,16 @@ def _by_category(rows: Sequence[dict[str, Any]]) -> str:
         for category in categories
     ]
     return markdown(("category", *names), body)
+
+
+def _monitors_table(result: Result) -> str:
+    """Detection in one table, what acting did in one per testbed, and what is to be known of both."""
+    rows = [watching.shown(row) for row in result["rows"]]
+    parts = [f"{watching.title(result)}:\n\n{markdown(watching.HEAD, rows)}"]
+    parts += [
+        markdown(list(acts[0]), [watching.act_cells(act) for act in acts]) for acts in watching.acts_of(result).values()
+    ]
+    return "\n\n".join([*parts, *result["notes"]])
 
 
 def _passes_table(result: Result) -> str:

@@ -24,16 +24,25 @@ from .structured import Schema
 FORMAT = 1
 _MOST_BYTES = 1 << 28
 
-BENCHMARK, PASSES, LOAD, SEARCH, CANVASES = "benchmark", "passes", "load", "search", "canvases"
+BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
+SEARCH, MONITORS, CANVASES = "search", "monitors", "canvases"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
 _LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
 _SEARCH: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list}
-_CANVASES = _SEARCH
+_MONITORS = _SEARCH | {"acts": list, "notes": list, "done": dict}
+_FIELDS = {
+    BENCHMARK: _BENCHMARK,
+    PASSES: _PASSES,
+    LOAD: _LOAD,
+    SEARCH: _SEARCH,
+    MONITORS: _MONITORS,
+    CANVASES: _SEARCH,
+}
 
 Result = dict[str, Any]
 """See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
-`searches.job` for searches, `canvases.job` for ways of filling canvases."""
+`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases."""
 
 
 def make_result(
@@ -124,7 +133,7 @@ def read(path: Path) -> Result:
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not JSON: give a results.json that `decodery bench` has written") from error
     kind = result.get("kind") if isinstance(result, dict) else None
-    wanted = {BENCHMARK: _BENCHMARK, PASSES: _PASSES, LOAD: _LOAD, SEARCH: _SEARCH, CANVASES: _CANVASES}.get(str(kind))
+    wanted = _FIELDS.get(str(kind))
     if wanted is None or any(not isinstance(result.get(name), of) for name, of in wanted.items()):
         raise CorruptFile(f"{path} is not a result file: give a results.json that `decodery bench` has written")
     if result.get("format") != FORMAT:
@@ -147,11 +156,17 @@ def require_search(result: Result) -> Result:
     return _require(result, SEARCH)
 
 
+def require_monitors(result: Result) -> Result:
+    """The result itself if it is one of monitors; raises CorruptFile for another kind."""
+    return _require(result, MONITORS)
+
+
 _HOLDS = {
     BENCHMARK: "a benchmark of methods",
     PASSES: "costs of passes",
     LOAD: "the load of a server",
     SEARCH: "a benchmark of searches",
+    MONITORS: "a benchmark of monitors",
     CANVASES: "a benchmark of ways of filling canvases",
 }
 
@@ -198,5 +213,5 @@ def _against(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dic
 
 
 def summary(result: Result) -> Result:
-    """The result without its generations or requests, for `--json`."""
-    return {name: value for name, value in result.items() if name not in ("generations", "requests")}
+    """The result without its generations or requests, and without what it would be gone on with, for `--json`."""
+    return {name: value for name, value in result.items() if name not in ("generations", "requests", "done")}

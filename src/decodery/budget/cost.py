@@ -19,6 +19,7 @@ from ..errors import DecoderyError
 from ..model import store
 from ..model.batch import Batch, Segment
 from ..model.cache import KVCache
+from ..model.encoder_decoder import EncoderDecoder
 from ..model.footprint import precision
 from ..model.protocol import LanguageModel
 from ..model.uses import use
@@ -243,6 +244,9 @@ def _prepare(model: LanguageModel, context: int, rows: int) -> KVCache:
     for layer in range(layers):
         cache.write(layer, zeros, zeros)
     cache.keep(range(length))
+    if isinstance(model, EncoderDecoder):
+        # With a source as long as the text.
+        cache.memory = model.remembered(zeros.new_zeros(length, model.config.hidden_size))
     return cache
 
 

@@ -98,14 +98,16 @@ _PATH = click.Path(path_type=Path)
     type=_Methods(),
     help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
     "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
-    "best-of-n, self-consistency, weighted-vote, first-finish, and specs with {n} and {scorer} in them.",
+    "best-of-n, self-consistency, weighted-vote, first-finish, and specs with {n} and {scorer} in them. Of "
+    "monitors their testbeds: answers, context, talks, heads, feedback, codes, programs.",
 )
 @_what(
     "--workload",
     "workloads",
     type=_Names(),
     help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in); search, alone: "
-    "searches on puzzles; parallelbench, alone: ways of filling canvases, which --methods then are.",
+    "searches on puzzles; monitors, alone: what monitors tell; "
+    "parallelbench, alone: ways of filling canvases, which --methods then are.",
 )
 @recorded_import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
@@ -128,7 +130,9 @@ _PATH = click.Path(path_type=Path)
 @_result("--from", "source", type=_PATH, metavar="FILE", help="Repeat a benchmark; options given here change it.")
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
-@_search("--puzzle", metavar="SPEC", help="chain, retry-chain, countdown or dyck, as in chain:operations=12 (chain).")
+@_search(
+    "--puzzle", metavar="SPEC", help="chain, retry-chain, countdown, dyck or robot, as in chain:operations=12 (chain)."
+)
 @_search(
     "--rewards",
     type=_Methods(),
@@ -140,6 +144,15 @@ _PATH = click.Path(path_type=Path)
 @_lists("--letters", type=int, metavar="N", help="Of the longest list, for models of decodery train diffusion (6).")
 @click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
 @click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
+@click.option(
+    "--sweep",
+    cls=Option,
+    heading="Laws of drafts",
+    type=_Names(),
+    metavar="LIST",
+    help="Drafts with what differs between them, such as training tokens, as in small=62000,more=125000,most=250000; "
+    "or batch, at --concurrency texts at once. Fits value = a + b ln(amount); --out gets law.json and law.svg.",
+)
 @_load(
     "--serve",
     is_flag=False,
@@ -161,6 +174,7 @@ def bench(
     passes: bool,
     rows: tuple[int, ...] | None,
     serve: str | None,
+    sweep: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
     """Measure decoding methods against plain decoding, on the same prompts and in the same run.
@@ -171,10 +185,25 @@ def bench(
     strange = sorted(given.keys() & {"rates", "trace", "first_token_limit", "gap_limit"})
     if strange and serve is None:
         raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to --serve")
+    if sweep is not None:
+        if compare or source or passes or rows is not None or serve is not None or resume:
+            raise click.UsageError("--sweep goes without --compare, --from, --pass, --rows, --serve and --resume")
+        from .bench_sweep import sweep as measured_sweep
+
+        measured_sweep(sweep, given, out, as_json=as_json)
+        return
+    watched = "monitors" in given.get("workloads", ())
     puzzles = "search" in given.get("workloads", ())
     strange = sorted(given.keys() & {"puzzle", "rewards", "budgets", "pool"})
     if strange and not puzzles:
         raise click.UsageError(f"--{strange[0]} belongs to --workload search")
+    if watched:
+        if compare or source or passes or rows is not None or serve is not None:
+            raise click.UsageError("--workload monitors goes without --compare, --from, --pass, --rows and --serve")
+        from .bench_monitors import measure as watch
+
+        _ended(watch(given, out, as_json=as_json, resume=resume), out, "decodery bench --workload monitors")
+        return
     canvases = "parallelbench" in given.get("workloads", ())
     strange = sorted(given.keys() & {"tasks", "letters"})
     if strange and not canvases:

@@ -90,9 +90,9 @@ def generate(
         if found[0].score is not None and (lacking := method.shortcoming(found[0].score)) is not None:
             raise Unsolved(lacking)
         return
-    first = lm.request_for(text, raw=raw, logprobs=logprobs, **settings)
+    again: dict[str, Any] = {"raw": raw, "tokens": lm.encode(text, raw=raw), "logprobs": logprobs}
+    first = lm.request_for(text, **again, **settings)
     seeds = [nth_seed(first.seed, number) for number in range(1, n)]
-    again: dict[str, Any] = {"raw": raw, "tokens": first.prompt, "logprobs": logprobs}
     requests = [first, *(lm.request_for(text, **again, **settings | {"seed": seed}) for seed in seeds)]
     if as_json:
         outputs = [output.to_dict() for output in decode(lm, requests)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .train_codes import codebook, sae
 from .train_diffusion import diffusion
 from .train_dscd import dscd
 from .train_exits import calm, sec
@@ -18,8 +19,10 @@ from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, prm, puzzle_model
+from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
 from .train_router import router
+from .train_seq2seq import seq2seq
+from .train_states import axis, program_probe, sequential
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -33,7 +36,9 @@ def train() -> None:
 
 for learned in (
     acceptance,
+    axis,
     calm,
+    codebook,
     compute_optimal,
     contexts,
     diffusion,
@@ -50,10 +55,15 @@ for learned in (
     ppd,
     prm,
     probe,
+    program_probe,
     puzzle_model,
     router,
+    sae,
     sec,
+    sequential,
+    seq2seq,
     swift,
+    text_prm,
     units,
 ):
     train.add_command(learned)

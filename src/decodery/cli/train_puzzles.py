@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .training import command_line, model_option, out_option, resumable, seed_option
+from .training import FILE, command_line, model_option, out_option, resumable, seed_option
 
 
 @click.command("puzzle-model", short_help="Train a small model that solves puzzles, sometimes.")
@@ -86,6 +86,44 @@ def prm(
     click.echo(f"the reward model is ready: process-reward:head={out / PRM}")
     click.echo(
         f"on puzzles held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
+        f"{facts['cross_entropy_of_the_mean']} of the mean"
+    )
+
+
+@click.command("text-prm", short_help="Train a process reward model on judged texts.")
+@click.argument("texts", type=FILE)
+@out_option
+@model_option("whose states are read")
+@click.option("--delimiter", default="\n\n", help="What ends a step (a blank line).")
+@click.option("--tap", type=int, metavar="N", help="Read the states after N layers (all).")
+@click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
+@seed_option("where training begins, and its order")
+def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None, raw: bool, seed: int) -> None:
+    """Train a head on judged TEXTS that tells, step by step, how likely a text is to end rightly.
+
+    TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": from 0 to 1}; best are several texts of each
+    prompt that MODEL has drawn itself. One prompt in ten is held out. It is a scorer for any search:
+    process-reward:head=DIR/process-reward.safetensors.
+    """
+    from .. import load
+    from ..train.prm import PRM
+    from ..train.text_prm import JudgedText, TextPRMRecipe, train_text_prm
+    from ..train.value import read_judged
+
+    found, lm = read_judged(texts), load(model)
+    judged = [
+        JudgedText(lm.encode(prompt, raw=raw), lm.tokenizer.encode(text, special=False), reward)
+        for prompt, text, reward in found
+    ]
+    recipe = TextPRMRecipe(delimiter, tap, seed=seed)
+    with resumable(out) as progress:
+        head = train_text_prm(
+            lm.model, lm.tokenizer, judged, out, recipe=recipe, command=command_line(), progress=progress
+        )
+    facts = head.facts or {}
+    click.echo(f"the reward model is ready: process-reward:head={out / PRM}")
+    click.echo(
+        f"on prompts held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
     )
 

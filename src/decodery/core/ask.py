@@ -7,8 +7,9 @@ many answers, as often as it needs to. Whoever drives several of them runs one p
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import GeneratorType
 from typing import Any, TypeVar, cast, overload
 
@@ -21,6 +22,7 @@ from ..model.config import ModelConfig
 from ..model.protocol import Capabilities, LanguageModel, Reader
 from ..model.route import WHOLE, Route
 from ..model.sites import Tap
+from .workers import side_by_side
 
 T = TypeVar("T")
 
@@ -30,7 +32,10 @@ class Ask:
     """The wish to see the rows of a segment scored by a model.
 
     taps: where hidden states are read, see `model.sites.site`. role: what another model than the text's own goes by in
-    the ledger, such as "draft", or a part of that model: route, which way the rows take through it.
+    the ledger, such as "draft", or a part of that model: route, which way the rows take through it. beside: what else
+    may be asked while this is scored, of other models and caches: it is over when the answer comes. Who runs the pass
+    runs it at the same time where there is more than one core, before or after it elsewhere: its result must not depend
+    on that.
     """
 
     model: LanguageModel
@@ -38,6 +43,7 @@ class Ask:
     taps: tuple[Tap, ...] = ()
     role: str = ""
     route: Route = WHOLE
+    beside: Asking[None] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,12 +107,17 @@ class OfOneModel(Composed):
 
 
 def score(
-    model: Reader, segment: Segment, taps: Sequence[Tap] = (), role: str = "", route: Route = WHOLE
+    model: Reader,
+    segment: Segment,
+    taps: Sequence[Tap] = (),
+    role: str = "",
+    route: Route = WHOLE,
+    beside: Asking[None] | None = None,
 ) -> Asking[Scored]:
-    """One segment, scored by a model or by what a source composes, which has no routes."""
+    """One segment, scored by a model or by what a source composes, which has no routes and lets nothing run beside."""
     if isinstance(model, Composed):
         return (yield from model.compose(segment, taps, role))
-    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role, route)]
+    (scored,) = yield [Ask(cast(LanguageModel, model), segment, tuple(taps), role, route, beside)]
     return scored
 
 
@@ -152,10 +163,42 @@ def together(askings: Sequence[Asking[T]]) -> Asking[list[T]]:
 
 
 def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
-    """One pass per model and route over all asks.
+    """One pass per model and route over all asks, and what may run beside them at the same time.
 
     An ask that cannot be served gets the error, and never takes others with it.
     """
+    beside = {number: ask.beside for number, ask in enumerate(asks) if ask.beside is not None}
+    if not beside:
+        return _passes(asks)
+    found, failed = side_by_side(lambda: _passes(asks), lambda: _run(beside))
+    return [failed.get(number, each) for number, each in enumerate(found)]
+
+
+def _run(askings: dict[int, Asking[None]]) -> dict[int, Exception]:
+    """Drive several to their ends, round by round; returns the errors of those that failed."""
+    failed: dict[int, Exception] = {}
+    send: dict[int, Callable[[], list[Ask]]] = {number: partial(next, asking) for number, asking in askings.items()}
+    while send:
+        waiting: dict[int, list[Ask]] = {}
+        for number, resume in send.items():
+            try:
+                waiting[number] = resume()
+            except StopIteration:
+                pass
+            except Exception as error:
+                failed[number] = error
+        answers = iter(_passes([ask for asks in waiting.values() for ask in asks]))
+        send = {}
+        for number, asks in waiting.items():
+            own = [next(answers) for _ in asks]
+            wrong = next((each for each in own if isinstance(each, Exception)), None)
+            asking = askings[number]
+            send[number] = partial(asking.throw, wrong) if wrong else partial(asking.send, cast(list[Scored], own))
+    return failed
+
+
+def _passes(asks: Sequence[Ask]) -> list[Scored | Exception]:
+    """One pass per model and route."""
     groups: dict[tuple[LanguageModel, Route], list[int]] = {}
     for number, ask in enumerate(asks):
         groups.setdefault((ask.model, ask.route), []).append(number)
@@ -168,7 +211,7 @@ def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
                 answers[members[0]] = error
                 continue
             # Whose fault it is shows when each is served alone; the rows of the pass that failed are not kept.
-            answers.update((number, answer([asks[number]])[0]) for number in members)
+            answers.update((number, _passes([asks[number]])[0]) for number in members)
     return [answers[number] for number in range(len(asks))]
 
 

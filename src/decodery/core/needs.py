@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,7 +64,12 @@ class Needs:
     @classmethod
     def merged(cls, tables: Iterable[Needs]) -> Needs:
         """What all of these need together."""
-        found = list(tables)
+        # Steps ask for it again and again, always of the same few.
+        return cls._of(tuple(tables))
+
+    @classmethod
+    @cache
+    def _of(cls, found: tuple[Needs, ...]) -> Needs:
         values: dict[str, Any] = {each.name: any(getattr(one, each.name) for one in found) for each in fields(cls)}
         values["taps"] = tuple(dict.fromkeys(tap for one in found for tap in one.taps))
         kinds = [one.drafts for one in found if one.drafts is not None]

@@ -115,6 +115,10 @@ class Engine:
             seq.branches[id(seq)] = seq
         return seq
 
+    def recall(self, seq: Sequence) -> None:
+        """Let a text that was opened begin with what earlier ones have read of its prompt, where that is kept."""
+        self._schedule.find_prefix(seq)
+
     def _text(self, request: Request) -> Sequence:
         """A text of which nothing is read yet; what it will spend is that of the task in whose turn it is made."""
         seq = opened(request, self.model, self.memory, self._detokenizer)

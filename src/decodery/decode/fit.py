@@ -42,7 +42,7 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
             "leave one of the two out"
         )
     for role, part in _parts(request):
-        needs = part.needs
+        needs = Needs.merged((part.needs, part.of_action)) if role == "monitor" else part.needs
         if model is not None and writes(model) and _acts_on_rows(role, part):
             needs = Needs(rows=True)
         for name in _NAMES:

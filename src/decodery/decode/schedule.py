@@ -188,9 +188,9 @@ class Schedule:
                 return
             self.runs.append(self._waiting.popleft())
             if isinstance(first.task, Sequence):
-                _guarded(first, partial(self._find_prefix, first.task))
+                _guarded(first, partial(self.find_prefix, first.task))
 
-    def _find_prefix(self, seq: Sequence) -> None:
+    def find_prefix(self, seq: Sequence) -> None:
         """Let a text that has read nothing begin with what others have read of its prompt."""
         if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
             return

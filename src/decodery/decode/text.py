@@ -127,7 +127,8 @@ def _decide(
     watch = () if seq.watch is None else seq.watch.needs.taps
     drafting_taps = drafter.needs.taps if drafter is not None and observes else ()
     taps = [*dict.fromkeys((*rule.needs.taps, *drafting_taps, *watch))]
-    scored = yield from score(seq.model, segment, taps, seq.role, route=route)
+    beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 else None
+    scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
     begin = perf_counter()
     seq.trace.steps.append(step)
     if step.prefill:

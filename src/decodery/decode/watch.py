@@ -14,10 +14,11 @@ import torch
 
 from ..core.ledger import count
 from ..core.needs import Needs
+from ..core.noise import mix
 from ..core.sequence import Sequence, Watched
 from ..core.text import TextStream
 from ..model.sites import OF_OUTPUTS, Intervention, Tap
-from ..monitor.base import Action, Monitor, Prompt, Rollback, Row, Stop
+from ..monitor.base import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
 from ..sample.banned import Banned
 from ..sample.sampler import Sampler
 from .fit import name_of
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 MOST_TAKEN_BACK = 16
 """Tokens of one text that monitors take back at most, by the tokens it may have; what they want beyond that stays."""
+MOST_REGENERATED = 3
+"""Times that one text is written anew as a whole."""
 
 
 @dataclass
@@ -64,10 +67,13 @@ class Watch:
     def __init__(self, monitors: Ordered[Monitor], seq: Sequence) -> None:
         self.needs = Needs.merged(monitor.needs for monitor in monitors)
         self.rolls = max(monitor.rolls for monitor in monitors)
-        self.read_to = self.taken_back = 0
-        self.pending: tuple[_Mind, Rollback] | None = None
+        self.read_to = self.taken_back = self.regenerated = 0
+        self.pending: tuple[_Mind, Rollback | Regenerate] | None = None
         self._minds = [_Mind(monitor, None, Watched(name_of(monitor), monitor.limit)) for monitor in monitors]
-        self._moments: deque[_Moment] = deque(maxlen=self.rolls)
+        # Of a text that may be taken back as a whole its beginning is all that is needed for that.
+        parts = max((monitor.rolls for monitor in monitors if monitor.rolls < WHOLE), default=0)
+        self._moments: deque[_Moment] = deque(maxlen=parts)
+        self._first: _Moment | None = None
         for mind in self._minds:
             mind.state = _tried(mind, partial(mind.monitor.start, seq))
             _steer(mind, 0)
@@ -140,7 +146,7 @@ class Watch:
             over |= _steer(mind, len(seq.tokens) - 1)
             if isinstance(action, Stop) and seq.finish_reason != "content_filter":
                 seq.finish_reason, seq.stopped_by = "content_filter", f"monitor:{mind.told.name}"
-            elif isinstance(action, Rollback) and self.pending is None:
+            elif isinstance(action, Rollback | Regenerate) and self.pending is None:
                 self.pending = mind, action
         return over or self.pending is not None
 
@@ -148,31 +154,40 @@ class Watch:
         """Note what is to be had again if the token that comes next is taken back."""
         if self.rolls:
             text = None if seq.text is None else seq.text.fork()
-            self._moments.append(_Moment(seq.position, [mind.fork() for mind in self._minds], text, sampler_state))
+            moment = _Moment(seq.position, [mind.fork() for mind in self._minds], text, sampler_state)
+            self._moments.append(moment)
+            if seq.position == 0:
+                self._first = moment
 
     def roll_back(self, seq: Sequence) -> None:
         """Take back what a monitor wants taken back: all that acts on the text stands where it stood there."""
         assert self.pending is not None
         (asking, action), self.pending = self.pending, None
-        position = seq.position - action.tokens
-        moment = next((each for each in self._moments if each.position == position), None)
-        self.taken_back += action.tokens
-        if moment is None or self.taken_back > MOST_TAKEN_BACK * seq.max_new_tokens:
+        whole = isinstance(action, Regenerate)
+        position = 0 if isinstance(action, Regenerate) else seq.position - action.tokens
+        moment = self._first if whole else next((each for each in self._moments if each.position == position), None)
+        taken = seq.position - position
+        self.taken_back += taken
+        spent = self.taken_back > MOST_TAKEN_BACK * seq.max_new_tokens
+        if moment is None or spent or (whole and self.regenerated == MOST_REGENERATED):
             count("rollbacks_refused")
             return
-        count("rollbacks")
-        count("tokens_taken_back", action.tokens)
+        count("regenerations" if whole else "rollbacks")
+        count("tokens_taken_back", taken)
         after = asking.state
         number = next(number for number, mind in enumerate(self._minds) if mind is asking)
         del seq.tokens[seq.prompt_length + position :], seq.token_logprobs[position:]
         self._minds = [mind.fork() for mind in moment.minds]
-        self._minds[number].state = asking.monitor.resume(self._minds[number].state, after)
-        self._moments = deque((each for each in self._moments if each.position < position), self.rolls)
+        if whole:
+            self.regenerated += 1
+            seq.seed = mix(seq.seed, self.regenerated)
+        else:
+            self._minds[number].state = asking.monitor.resume(self._minds[number].state, after)
+        self._moments = deque((each for each in self._moments if each.position < position), self._moments.maxlen)
         if seq.text is not None and moment.text is not None:
             seq.text = moment.text.fork(released=seq.text)
         seq.sampler = Sampler(
-            warp.again(position, action.ban, action.write) if isinstance(warp, Banned) else warp
-            for warp in seq.sampler.warps
+            warp.again(position, *_instead(action)) if isinstance(warp, Banned) else warp for warp in seq.sampler.warps
         )
         seq.sampler_state = moment.sampler_state
         seq.finish_reason = seq.stopped_by = None
@@ -192,6 +207,11 @@ class Watch:
 
     def _live(self) -> Iterator[_Mind]:
         return (mind for mind in self._minds if not mind.off)
+
+
+def _instead(action: Rollback | Regenerate) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is not written in place of what was taken back, and what is."""
+    return ((), ()) if isinstance(action, Regenerate) else (action.ban, action.write)
 
 
 def _tried(mind: _Mind, do: Callable[[], T]) -> T | None:

@@ -33,6 +33,7 @@ from .ngram import NGram as NGram
 from .nested import Nested as Nested
 from .base import Observation as Observation
 from .ppd import PPD as PPD
+from .pearl import Pearl as Pearl
 from .prediction import Prediction as Prediction
 from .prompt_lookup import PromptLookup as PromptLookup
 from .rasd import RASD as RASD

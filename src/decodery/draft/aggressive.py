@@ -38,9 +38,10 @@ class _State:
 class Aggressive(Drafter):
     """Drafts all that is left of a source text which the answer edits, and finds its place again after an edit.
 
-    source: token ids of the text to be edited as they would stand at the start of an answer; empty for the whole
-    prompt, which is then copied only once a match is found. max_ngram: after an edit the shortest end of the answer, up
-    to this many tokens, that occurs exactly once in the source says where to go on. max_draft: most tokens of a draft.
+    source: token ids of the text to be edited as they would stand at the start of an answer; empty for what an encoder
+    reads, and without one for the whole prompt, which is then copied only once a match is found. max_ngram: after an
+    edit the shortest end of the answer, up to this many tokens, that occurs exactly once in the source says where to go
+    on. max_draft: most tokens of a draft.
     ambiguous: where even `max_ngram` tokens occur several times, copy nothing ("skip", published) or go on at
     the occurrence "nearest" behind the place last copied from. A place once found is kept while the answer agrees with
     it, so long copies go on from pass to pass. Scope: the request; memory: `max_ngram` dictionary entries per source
@@ -63,7 +64,8 @@ class Aggressive(Drafter):
     def start(self, seq: Sequence) -> _State:
         if self.source and not 0 <= min(self.source) <= max(self.source) < seq.vocab_size:
             raise SettingsError(f"the source has token ids outside the model's vocabulary of {seq.vocab_size}")
-        state = _State(list(self.source or seq.tokens), pointer=0 if self.source else None)
+        source = self.source or (() if seq.source is None else seq.source.read)
+        state = _State(list(source or seq.tokens), pointer=0 if source else None)
         for n in range(1, self.max_ngram + 1):
             for end in range(n, len(state.source) + 1):
                 state.ends.setdefault(tuple(state.source[end - n : end]), []).append(end)

@@ -111,6 +111,10 @@ class Drafter(Contract):
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree | Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""
 
+    def ahead(self, seq: Sequence, tree: TokenTree) -> Asking[None] | None:
+        """What it does while the target scores `tree`, None for nothing: it may ask for passes of other models."""
+        return None
+
     def observe(self, seq: Sequence, seen: Observation) -> None:
         """Learn from a scored pass; `seq.tokens` has grown by `seen.emitted` already."""
 

@@ -10,10 +10,18 @@ from __future__ import annotations
 import torch
 
 from .config import ModelConfig
+from .layouts import LAYERS_OF
 
 _QKV = dict.fromkeys(("q", "k", "v"), "self_attn.qkv_proj")
 _GATE_UP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
-FUSED: dict[str, dict[str, str]] = {"phi3": _QKV | _GATE_UP, "glm4": _GATE_UP}
+FUSED: dict[str, dict[str, str]] = {
+    "phi3": _QKV | _GATE_UP,
+    "glm4": _GATE_UP,
+    "stablelm": {},
+    "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
+    "bamba": {},
+    "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
+}
 """By family and part of a layer, the tensor that holds it together with others."""
 ARRANGED = tuple(FUSED)
 """Families whose tensors are taken row by row."""
@@ -38,7 +46,13 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
         return None
     first, count = sizes[name]
     found = torch.arange(count)
-    if name in ("q", "k"):
+    if config.family == "gpt_neox" and fused:
+        # Queries, keys and values of one head stand side by side.
+        first = 0
+        found = (
+            found.view(-1, dim) + 2 * dim * torch.arange(config.num_heads)[:, None] + "qkv".index(name) * dim
+        ).flatten()
+    if name in ("q", "k") and config.rope.kind != "none":
         found = (found.view(-1, dim)[:, _order(config)]).flatten()
     return found + first if fused else found
 

@@ -19,6 +19,8 @@ from ..errors import OutOfMemory
 SLOTS = 16
 """Slots of a block: the most that a fork copies, and the least it takes, when it writes."""
 
+_SPARE = 16
+"""A fork's own piece has room for one slot in so many more than it is asked for."""
 
 _names = itertools.count(1)
 
@@ -61,7 +63,9 @@ class Blocks:
     """The slots of one text, logically one after another.
 
     Memory comes when slots are to be written for the first time. A text whose blocks nobody shares stays in one piece,
-    which doubles; one that shares its beginning grows by slabs of its own, each as large as those before it together.
+    which doubles. One that shares its beginning has the rest in one piece of its own, which grows by a block, or by a
+    `_SPARE`th where that is more: many forks hold little more than they have written, and growing copies less than a
+    `_SPARE`th of what attention reads meanwhile.
     """
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> None:
@@ -135,8 +139,9 @@ class Blocks:
             # A short last block, which no other can follow, is made anew.
             blocks = min(blocks, self.capacity // SLOTS)
             if shared:
-                first = blocks * SLOTS
-                self._append(first, max(max(stop, held) - first, (blocks - shared) * SLOTS), held)
+                first = min(blocks, shared) * SLOTS
+                wanted = max(stop, held) - first
+                self._append(first, wanted + wanted // _SPARE, held)
             else:
                 grown = 2 * self.capacity if stop > self.capacity else self.capacity
                 self.replace(max(stop, held, grown, least), held)

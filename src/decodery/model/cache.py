@@ -13,9 +13,11 @@ import torch
 
 from . import blocks
 from .blocks import Blocks
+from .cross_memory import CrossMemory
 from .losses import Losses
 from .places import Places
 from .policy import AttentionPolicy
+from .states import States
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +39,8 @@ class KVCache:
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
     policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
-    still hold.
+    still hold. memory: what is remembered of a source that the text is written with in view, where there is one;
+    cutting the text leaves it in place. states: what layers that keep no keys and values have made of their slots.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class KVCache:
         self.written = np.zeros(layers, dtype=np.int64)
         self.policy: AttentionPolicy | None = None
         self.losses = Losses(layers, kv_heads)
+        self.memory: CrossMemory | None = None
+        self.states = States()
         self._marks: WeakSet[Mark] = WeakSet()
         self._first = capacity
 
@@ -80,7 +85,7 @@ class KVCache:
     @property
     def bytes(self) -> int:
         """Bytes of memory that would be free without this cache and all that share blocks with it."""
-        return blocks.resident([self.blocks])
+        return resident([self])
 
     @property
     def length(self) -> int:
@@ -264,6 +269,8 @@ class KVCache:
         twin.written = np.zeros_like(self.written)
         twin.policy = None if self.policy is None else self.policy.fork()
         twin.losses = self.losses.fork()
+        twin.memory = self.memory
+        twin.states = self.states.fork()
         twin._marks = WeakSet(self._marks)
         twin._first = self._first
         return twin
@@ -386,7 +393,8 @@ class KVCache:
         self._doubt(layer, length)
 
     def _doubt(self, layer: int, length: int) -> None:
-        """Forget the marks that counted on more than the first slots of a layer."""
+        """Forget the marks and states that counted on more than the first slots of a layer."""
+        self.states.doubt(layer, length)
         for mark in [mark for mark in self._marks if mark.lengths[layer] > length]:
             self._marks.discard(mark)
 
@@ -403,5 +411,8 @@ class KVCache:
 
 
 def resident(caches: Iterable[KVCache]) -> int:
-    """Bytes of keys and values that these caches keep in memory together; what they share counts once."""
-    return blocks.resident(cache.blocks for cache in caches)
+    """Bytes that these caches keep in memory together; keys, values and sources that they share count once."""
+    every = list(caches)
+    sources = {id(cache.memory): cache.memory.bytes for cache in every if cache.memory is not None}
+    states = sum(cache.states.bytes for cache in every)
+    return blocks.resident(cache.blocks for cache in every) + sum(sources.values()) + states

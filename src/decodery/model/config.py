@@ -13,6 +13,7 @@ LAYERS, HEADS, HEAD_DIM = Whole(1, MOST_LAYERS), Whole(1, 1 << 14), Whole(1, 1 <
 TOKENS, WIDTH, POSITIONS = Whole(1, 1 << 24), Whole(1, 1 << 20), Whole(1, 2**31 - 1)
 TOKEN_ID = Whole(-1, 2**31 - 1)
 EXPERTS = Whole(0, 1 << 12)
+KERNEL = Whole(1, 64)
 EPS, SCALE = Number(1e-20, 1.0), Number(1e-6, 1e6)
 THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
 
@@ -21,9 +22,10 @@ THETA, FACTOR = Number(1.001, 1e18), Number(2.0**-10, 2.0**20)
 class Rope:
     """Rotary position embedding: base frequency and, optionally, how it is stretched for long contexts.
 
-    kind: "default", "linear" (positions divided by `factor`), "llama3" (low frequencies divided by `factor`,
-    a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language Models, 2023) or
-    "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3 store it).
+    kind: "default", "none" (nothing is turned), "linear" (positions divided by `factor`), "llama3" (low frequencies
+    divided by `factor`, a smooth band between), "yarn" (YaRN: Efficient Context Window Extension of Large Language
+    Models, 2023) or "factors" (each frequency divided by its own of `factors` [head_dim / 2], as GGUF files of Llama 3
+    store it).
     rotated: how many dimensions of a head are turned, an even number; 0 for all of them.
     """
 
@@ -44,6 +46,41 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Mamba:
+    """Mamba-2 layers (Transformers are SSMs, 2024): `heads` states [head_dim, state], each led by one of `groups`.
+
+    kernel: how many rows the convolution before them reaches over, itself included. Steps lie within least_step and
+    most_step.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    kernel: int
+    least_step: float = 0.0
+    most_step: float = 1e30
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """What the convolution goes over: the rows and what leads them into the states and out again."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def width(self) -> int:
+        """Numbers that are kept of a row."""
+        return self.channels + self.heads
+
+    def spans(self, kv_heads: int, head_dim: int) -> int:
+        """How many layers of a cache it takes to keep them."""
+        return -(-self.width // (2 * kv_heads * head_dim))
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and switches of a decoder-only transformer.
 
@@ -56,8 +93,15 @@ class ModelConfig:
     those of their own block of so many positions and of the blocks before it. mask_id: the token that stands for what
     is not written yet, in masked diffusion models; shifted: their row of a token predicts the token behind it.
     shortcuts: whether layers turn the residual stream before they add to it, as sliced models do.
+    centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases behind them.
+    norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
+    the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
+    heads at once. learned_positions: every position has an embedding that is added to the token's.
+    mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
+    where layers have no MLP.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
-    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1.
+    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
+    have no weights and are added up, as the parts of one MLP are.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
@@ -98,12 +142,38 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     normed_experts: bool = True
+    summed_experts: bool = False
+    centred_norms: bool = False
+    norms_after: bool = False
+    parallel: bool = False
+    gated: bool = True
+    wide_qk_norm: bool = False
+    learned_positions: bool = False
+    mamba: Mamba | None = None
+    mamba_layers: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         if not self.sliding_layers:
             object.__setattr__(self, "sliding_layers", (False,) * self.num_layers)
+
+    @property
+    def usual(self) -> bool:
+        """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
+        others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
+        return self.gated and self.mamba is None and not others and self.activation in ("silu", "gelu_tanh")
+
+    @property
+    def cache_layers(self) -> int:
+        """How many layers of slots a text takes."""
+        if self.mamba is None:
+            return self.num_layers
+        return self.num_layers + sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+
+    def recurrent(self, layer: int) -> bool:
+        """Whether a layer keeps a state in place of keys and values."""
+        return self.mamba is not None and self.mamba_layers[layer]
 
     def window(self, layer: int) -> int | None:
         """How many positions back layer `layer` sees, itself included; None means all of them."""
@@ -137,6 +207,10 @@ def check_config(config: ModelConfig, origin: str) -> None:
             )
     if config.mask_id is not None and not 0 <= config.mask_id < config.vocab_size:
         raise CorruptFile(f"{origin}: the mask token is {config.mask_id}, and there are {config.vocab_size} tokens")
+    if (mamba := config.mamba) is not None and (
+        mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
+    ):
+        raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
     for rope in (config.rope, config.local_rope):
         if rope is not None and (rope.rotated % 2 or rope.rotated > config.head_dim):
             raise CorruptFile(f"{origin}: {rope.rotated} dimensions of heads of {config.head_dim} cannot be turned")

@@ -15,6 +15,7 @@ from .config import (
     FACTOR,
     HEAD_DIM,
     HEADS,
+    KERNEL,
     LAYERS,
     MOST_LAYERS,
     POSITIONS,
@@ -23,6 +24,7 @@ from .config import (
     TOKEN_ID,
     TOKENS,
     WIDTH,
+    Mamba,
     ModelConfig,
     Rope,
     check_config,
@@ -47,10 +49,16 @@ _ROPE: dict[str, Kind] = {
     "factors": Listed(FACTOR, HEAD_DIM.most),
     "rotated": Whole(0, HEAD_DIM.most),
 }
+_MAMBA: dict[str, Kind] = {
+    **dict.fromkeys(("heads", "groups"), HEADS),
+    **dict.fromkeys(("head_dim", "state"), HEAD_DIM),
+    "kernel": KERNEL,
+    **dict.fromkeys(("least_step", "most_step"), Number(0.0, 1e30)),
+}
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
     "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
+    "intermediate_size": Whole(0, WIDTH.most),
     "num_layers": LAYERS,
     "num_heads": HEADS,
     "num_kv_heads": HEADS,
@@ -64,6 +72,8 @@ _CONFIG: dict[str, Kind] = {
     "sliding_layers": Listed(Flag(), MOST_LAYERS),
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
+    "mamba": Record(_MAMBA),
+    "mamba_layers": Listed(Flag(), MOST_LAYERS),
     "block_length": BLOCK,
     "mask_id": TOKEN_ID,
     "activation": Text(64),
@@ -75,7 +85,8 @@ _CONFIG: dict[str, Kind] = {
     "vocabulary": Text(256),
     "exits": Listed(LAYERS, MOST_LAYERS),
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
-    "normed_experts": Flag(),
+    **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
+    **dict.fromkeys(("normed_experts", "summed_experts"), Flag()),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
@@ -140,7 +151,8 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
         for field in dataclasses.fields(ModelConfig)
     }
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
-    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "eos_ids", "exits")}
+    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "mamba_layers", "eos_ids", "exits")}
+    values["mamba"] = Mamba(**fields.get("mamba")) if fields.get("mamba") else None
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
     check_config(config, origin)
     return config
@@ -155,7 +167,7 @@ def _rope(raw: dict[str, Any] | None, origin: str) -> Rope | None:
         return None
     values = {name: value for name, value in raw.items() if name in _ROPE and value is not None}
     rope = Rope(**{**values, "factors": tuple(values.get("factors", ()))})
-    if rope.kind not in ("default", "linear", "llama3", "yarn", "factors"):
+    if rope.kind not in ("default", "none", "linear", "llama3", "yarn", "factors"):
         raise CorruptFile(f"{origin}: there is no rotation of kind {rope.kind!r}")
     if rope.kind == "yarn" and not rope.original_max_positions:
         raise CorruptFile(f"{origin}: the rotation stretches nothing")

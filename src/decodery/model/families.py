@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
@@ -26,13 +27,24 @@ from .config import (
 )
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
+from .hybrids import HYBRIDS, hybrid, hybrid_name
+from .layouts import LAYOUTS, TURNED, layout_name, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe, llada_name
 
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma3_text",
+    *dict.fromkeys((*ARRANGED, *LAYOUTS, *HYBRIDS)),
+    *_MIXTURES,
+    *LIKE,
+)
 _NARROW = ("qwen3_moe", "llada_moe")
 """Mixtures that say of each of their MLPs how wide it is, and whether the weights of those taken sum to 1."""
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", *ARRANGED, *_MIXTURES, *LIKE)
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
@@ -43,7 +55,13 @@ _UNSUPPORTED = (
     "add_cross_attention",
     "no_rope_layers",
 )
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+_ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu": "gelu",
+}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -112,11 +130,15 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
+    own = dict[str, Any]()
     if is_moe(raw):
         named, raw = "llada_moe", as_qwen_moe(raw, origin)
     elif named == "llada":
         raw = as_llama(raw, origin)
     masked, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
+    if named in LAYOUTS or named in HYBRIDS:
+        raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
+        family = "llama"
     fields = Fields(raw, origin, _CONFIG | (_MASKED if masked else {}))
     experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:
@@ -133,7 +155,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     head_dim = fields.get("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(family, max(hidden // heads, 1)))
     layers = fields.need("num_hidden_layers")
     window, sliding = _sliding(fields, family, layers)
-    turned = _turned(fields, family, head_dim)
+    turned = _turned(fields, named, head_dim)
     rope, local_rope = _gemma_ropes(fields) if gemma else (_rope(_rope_fields(fields), fields, turned), None)
     bias = fields.get("attention_bias", False)
     begins = token_ids(fields.get("bos_token_id"))
@@ -171,6 +193,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         experts_per_token=fields.need("num_experts_per_tok") if experts else 0,
         normed_experts=named not in _NARROW or fields.get("norm_topk_prob", False),
     )
+    if own:
+        rope = Rope(kind="none") if config.family == "gpt2" else config.rope
+        config = replace(config, **own, rope=rope)
     check_config(config, origin)
     return config
 
@@ -259,7 +284,7 @@ def _turned(fields: Fields, family: str, head_dim: int) -> int:
     """How many dimensions of a head are turned, 0 for all of them."""
     if family not in ARRANGED:
         return 0
-    factor = _rope_fields(fields).get("partial_rotary_factor", 0.5 if family == "glm4" else 1.0)
+    factor = _rope_fields(fields).get("partial_rotary_factor", ({"glm4": 0.5} | TURNED).get(family, 1.0))
     return 0 if factor == 1 else int(head_dim * factor)
 
 
@@ -331,6 +356,11 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if config.family == "llada":
         return llada_name(part)
     path, kind = part.rsplit(".", 1)
+    if named := layout_name if config.family in LAYOUTS else hybrid_name if config.family in HYBRIDS else None:
+        place = path.split(".", 2)
+        name, number = (path, None) if len(place) < 3 else (place[2], place[1])
+        if (found := named(name, number, kind, config)) is not None:
+            return found
     if path in _HEAD:
         return f"{_HEAD[path]}.{kind}"
     _, layer, name = path.split(".", 2)

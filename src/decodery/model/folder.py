@@ -17,6 +17,7 @@ from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, rea
 from .four_bit import read_four_bits
 from .fused import slots
 from .int4 import Int4Linear
+from .layouts import PREFIXES, other_names
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _SETTINGS: dict[str, Kind] = {
     "chat_template": Either(_TEMPLATE, Listed(Record({"name": Text(), "template": _TEMPLATE}), 64)),
 }
 # Left in old checkpoints, computed anew by everyone; and heads that some trainers add beside the model.
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
+_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -54,7 +55,7 @@ class FolderCheckpoint:
         self._four_bits = read_four_bits(config, origin)
         if self._four_bits is not None and self.config.family in ARRANGED:
             raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
-        self._shards = _Shards(folder)
+        self._shards = Shards(folder)
         self.precision = self._shards.precision() if self._four_bits is None else "int4"
         self._refuse_unread()
 
@@ -63,7 +64,7 @@ class FolderCheckpoint:
         if self.has_blocks(name):
             assert self._four_bits is not None
             return self._four_bits.shape(self._beside(name))
-        whole = tuple(self._shards.tensor(tensor_name(name, self.config)).shape)
+        whole = tuple(self._tensor(name).shape)
         own = rows(name, self.config)
         return whole if own is None else (len(own), *whole[1:])
 
@@ -71,13 +72,27 @@ class FolderCheckpoint:
         """Rows of the part `name` (see `fused.slots`) as the file has them; a norm's weight ready to multiply."""
         if self.has_blocks(name):
             return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
-        tensor, own = self._shards.tensor(tensor_name(name, self.config)), rows(name, self.config)
+        tensor, own = self._tensor(name), rows(name, self.config)
         if own is not None and int(own.max()) >= len(tensor):
             raise CorruptFile(f"{self.folder}: tensor {tensor_name(name, self.config)} has too few rows")
         tensor = tensor[begin:end] if own is None else tensor[own[begin:end]]
         if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
             return tensor.float() + 1.0
         return tensor
+
+    def _name(self, part: str) -> str:
+        """What this checkpoint calls a part."""
+        name = tensor_name(part, self.config)
+        others = [other for other in other_names(name) if other in self._shards.names]
+        return others[0] if others and name not in self._shards.names else name
+
+    def _tensor(self, part: str) -> torch.Tensor:
+        """A part as [out, in], or [size]."""
+        tensor = self._shards.tensor(self._name(part))
+        if part.endswith(".conv.weight") and tensor.ndim == 3:
+            return tensor[:, 0]
+        # GPT-2 keeps linear layers as [in, out].
+        return tensor.T if self.config.family == "gpt2" and part.startswith("layers.") and tensor.ndim == 2 else tensor
 
     def has_blocks(self, name: str) -> bool:
         """Whether a part has 4-bit numbers that `Int4Linear` can take as they are."""
@@ -104,7 +119,7 @@ class FolderCheckpoint:
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
         parts = [part for slot in slots(self.config) for part in slot.parts]
-        used = {tensor_name(part, self.config) for part in parts}
+        used = {self._name(part) for part in parts}
         for part in parts:
             if self._four_bits is not None and self.has_blocks(part):
                 stem = tensor_name(part, self.config).removesuffix("weight")
@@ -112,14 +127,14 @@ class FolderCheckpoint:
                 if f"{stem}g_idx" in self._shards.names:
                     self._four_bits.check_order(self._beside(part))
         for name in self._shards.names:
-            if name.startswith("model.") and name not in used and not name.endswith(_IGNORED_ENDINGS):
+            if name.startswith(PREFIXES) and name not in used and not name.endswith(_IGNORED_ENDINGS):
                 # Those who quantize write biases of zeros for layers that have none.
                 if self._four_bits and name.endswith(".bias") and not self._shards.tensor(name).any():
                     continue
                 raise UnsupportedModel(f"{self.folder}: the tensor {name} belongs to a part that is not supported")
 
 
-class _Shards:
+class Shards:
     """The tensors of one or several safetensors files; each is mapped when it is asked for."""
 
     def __init__(self, folder: Path) -> None:

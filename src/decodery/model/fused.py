@@ -18,6 +18,9 @@ from .packed import BLOCK
 from .store import replacing
 from .weights import Dense, Kept, Layer, Linear, Weights
 
+LINEARS = ("qkv", "output", "gate_up", "down")
+"""The parts of a layer that may be quantized."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -36,11 +39,15 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
     attention = config.num_heads * dim
     fused = attention + 2 * config.num_kv_heads * dim
     yield Slot("embedding.weight", (tokens, hidden), ("embedding.weight",))
+    if config.learned_positions:
+        yield Slot("positions.weight", (config.max_positions, hidden), ("positions.weight",))
+    whole_norm = (2 if config.centred_norms else 1) * hidden
     for index in range(config.num_layers):
         prefix = f"layers.{index}."
 
         def norm(name: str, size: int, prefix: str = prefix) -> Slot:
-            return Slot(f"{prefix}{name}.weight", (size,), (f"{prefix}{name}.weight",))
+            kinds = ("weight", "bias") if config.centred_norms else ("weight",)
+            return Slot(f"{prefix}{name}.weight", (size,), tuple(f"{prefix}{name}.{kind}" for kind in kinds))
 
         def linear(
             name: str, shape: tuple[int, int], parts: tuple[str, ...], bias: bool, prefix: str = prefix
@@ -50,30 +57,51 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             if bias:
                 yield Slot(f"{prefix}{name}.bias", shape[:1], tuple(f"{part}.bias" for part in names))
 
-        yield norm("attention_norm", hidden)
-        yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+        yield norm("attention_norm", whole_norm)
+        if config.recurrent(index):
+            yield from _mixer(config, prefix)
+        else:
+            yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
+            yield from linear("output", (hidden, attention), ("output",), config.output_bias)
         if config.qk_norm:
-            yield norm("q_norm", dim)
-            yield norm("k_norm", dim)
-        yield from linear("output", (hidden, attention), ("output",), config.output_bias)
-        yield norm("mlp_norm", hidden)
+            yield norm("q_norm", attention if config.wide_qk_norm else dim)
+            yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
+        if inner:
+            yield norm("mlp_norm", whole_norm)
         if config.experts:
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
             yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
             yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
-        else:
-            yield from linear("gate_up", (2 * inner, hidden), ("gate", "up"), config.mlp_bias)
+        elif inner:
+            halves = ("gate", "up") if config.gated else ("up",)
+            yield from linear("gate_up", (len(halves) * inner, hidden), halves, config.mlp_bias)
             yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
         if config.sandwich_norms:
             yield norm("post_attention_norm", hidden)
             yield norm("post_mlp_norm", hidden)
         for name in ("attention_shortcut", "mlp_shortcut") if config.shortcuts else ():
             yield Slot(f"{prefix}{name}.weight", (hidden, hidden), (f"{prefix}{name}.weight",))
-    yield Slot("norm.weight", (hidden,), ("norm.weight",))
+    yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
+
+
+def _mixer(config: ModelConfig, prefix: str) -> Iterator[Slot]:
+    """The tensors between the norms of a recurrent layer."""
+    shape = config.mamba
+    assert shape is not None
+    sizes = {
+        "qkv": (shape.inner + shape.width, config.hidden_size),
+        "output": (config.hidden_size, shape.inner),
+        "conv": (shape.channels, shape.kernel),
+        "conv_bias": (shape.channels,),
+        **dict.fromkeys(("step_bias", "decay", "skip"), (shape.heads,)),
+        "gate_norm": (shape.inner,),
+    }
+    for name, size in sizes.items():
+        yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",), linear=name in ("qkv", "output"))
 
 
 def save(path: Path, weights: Weights) -> None:
@@ -86,6 +114,8 @@ def save(path: Path, weights: Weights) -> None:
         linears.clear()
     if not (isinstance(weights.head, Int8Linear) and torch.equal(weights.embedding.float(), weights.head.dense())):
         tensors["embedding.weight"] = weights.embedding
+    if weights.positions is not None:
+        tensors["positions.weight"] = weights.positions
     if weights.kept is not None:
         tensors |= {"kept.ids": weights.kept.ids.int(), "kept.rows": weights.kept.rows.int()}
     for index, layer in enumerate(weights.layers):
@@ -120,10 +150,13 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def layer(index: int) -> Layer:
         prefix = f"layers.{index}."
-        ends = ("norm", "shortcut", "router")
-        norms = (field.name for field in fields(Layer) if field.name.endswith(ends))
-        weights = {name: tensors.get(f"{prefix}{name}.weight") for name in norms}
-        linears = {name: linear(prefix + name) for name in ("qkv", "output", "gate_up", "down")}
+        linears = {name: linear(prefix + name) for name in LINEARS if f"{prefix}{name}.weight" in tensors}
+        others = (field.name for field in fields(Layer) if field.name not in LINEARS)
+        weights = {name: tensors.get(f"{prefix}{name}.weight") for name in others}
+        if not config.intermediate_size:
+            nothing = tensors["norm.weight"].new_empty(0)
+            weights["mlp_norm"] = nothing
+            linears |= dict.fromkeys(("gate_up", "down"), Dense(nothing[None, :0]))
         return Layer(**weights, **linears)  # type: ignore[arg-type]
 
     if "embedding.weight" in tensors:
@@ -136,6 +169,7 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
         norm=tensors["norm.weight"],
         head=linear("head") if "head.weight" in tensors else Dense(embedding),
         kept=Kept(tensors["kept.ids"].long(), tensors["kept.rows"].long()) if config.kept_tokens else None,
+        positions=tensors.get("positions.weight"),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 
@@ -109,13 +111,28 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
     lib.decodery_likeliest.argtypes = lib.decodery_topk.argtypes
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
+    lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())
     return lib
 
 
+@contextmanager
+def threads_at_most(count: int) -> Iterator[None]:
+    """Within it, native passes of the calling thread take so many threads at most: others run beside them."""
+    lib = library()
+    if lib is not None:
+        lib.decodery_allow(count)
+    try:
+        yield
+    finally:
+        if lib is not None:
+            lib.decodery_allow(0)
+
+
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
-    size = getattr(lib, "decodery_size", None)
+    # The newest function: a library without it is older than this file.
+    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_allow") else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")

@@ -81,8 +81,13 @@ def load(
     target = _device(device)
     source = _find(str(name), revision)
     if source.folder is not None:
+        described = read_json(source.folder / "config.json")
+        if isinstance(described, dict) and described.get("model_type") == "t5":
+            from .t5 import load_t5
+
+            return load_t5(source.folder, source.name, dtype, target)
         try:
-            read_config(read_json(source.folder / "config.json"))
+            read_config(described)
         except UnsupportedModel as error:
             return _through_transformers(source.folder, source.name, dtype, target, error)
     return _open(source, dtype, target)

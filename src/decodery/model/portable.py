@@ -35,7 +35,7 @@ class PortableStack:
         self.config = config
         self.weights = weights
         self._angles = angles
-        self._activation = silu if config.activation == "silu" else gelu
+        self._activation = {"silu": silu, "gelu": exact_gelu}.get(config.activation, gelu)
         self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers if config.experts]
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
@@ -45,21 +45,24 @@ class PortableStack:
         tables = {rope: self._angles(rope, batch.positions) for rope in {config.rope, config.local_rope} if rope}
         for index, attention, mlp in run:
             layer = self.weights.layers[index]
+            entered = hidden
             if attention:
                 rope = config.local_rope if config.local_rope and config.sliding_layers[index] else config.rope
                 context = self._attention(layer, index, hidden, batch, *tables[rope])
                 context = visits.visit(Site("head_out", index), context)
-                branch = self._branch(layer.output(context), layer.post_attention_norm)
+                branch = self._branch(layer.output(context), layer.attention_norm, layer.post_attention_norm)
                 hidden = hidden + visits.visit(Site("attn_out", index), branch)
             if mlp:
-                normed = self._norm(hidden, layer.mlp_norm)
+                normed = self._reads(entered if config.parallel else hidden, layer.mlp_norm)
                 if self._mixtures:
                     found, chosen = self._mixtures[index](normed, visits.shared)
                     visits.chosen.append(chosen)
-                else:
+                elif config.gated:
                     gate, up = layer.gate_up(normed).chunk(2, dim=-1)
                     found = layer.down(self._activation(gate) * up)
-                branch = self._branch(found, layer.post_mlp_norm)
+                else:
+                    found = layer.down(self._activation(layer.gate_up(normed)))
+                branch = self._branch(found, layer.mlp_norm, layer.post_mlp_norm)
                 hidden = hidden + visits.visit(Site("mlp_out", index), branch)
             hidden = visits.visit(Site("residual", index + 1), hidden)
         return hidden
@@ -77,9 +80,16 @@ class PortableStack:
         return self.weights.head(normed.float())
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self.config.centred_norms:
+            return layer_norm(rows, weight.float(), self.config.norm_eps)
         return rms_norm(rows, weight.float(), self.config.norm_eps)
 
-    def _branch(self, rows: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+    def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        return stream if self.config.norms_after else self._norm(stream, norm)
+
+    def _branch(self, rows: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+        if self.config.norms_after:
+            return self._norm(rows, norm)
         return rows if post_norm is None else self._norm(rows, post_norm)
 
     def _attention(
@@ -87,10 +97,14 @@ class PortableStack:
     ) -> torch.Tensor:
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = layer.qkv(self._norm(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, dim)
+        qkv = layer.qkv(self._reads(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, dim)
         queries, keys, values = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+            wide = config.wide_qk_norm
+            queries, keys = (
+                self._norm(each.flatten(1) if wide else each, norm).view_as(each)
+                for each, norm in ((queries, layer.q_norm), (keys, layer.k_norm))
+            )
         queries = rotate(queries, cos[:, None], sin[:, None]) * config.attention_scale
         keys = rotate(keys, cos[:, None], sin[:, None])
         parts = []
@@ -214,6 +228,15 @@ def rms_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tens
     return rows * inverse[..., None] * weight
 
 
+def layer_norm(rows: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Rows [..., d] less their mean, over their standard deviation, times and plus the halves of weight [2 d]."""
+    share = float(np.float32(1) / np.float32(rows.shape[-1]))
+    scale, shift = weight.chunk(2)
+    centred = rows - lane_sum(rows)[..., None] * share
+    inverse = 1.0 / (lane_sum(centred * centred) * share + eps).double().sqrt().float()
+    return centred * inverse[..., None] * scale + shift
+
+
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """[N, heads, head_dim] turned by cos, sin [N, 1, head_dim / 2]."""
     first, second = heads.chunk(2, dim=-1)
@@ -241,3 +264,14 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     """The tanh form of GELU."""
     u = (x + x * x * x * 0.044715) * 0.7978845608
     return x * 0.5 * (2.0 - 2.0 / (exponential(u + u) + 1.0))
+
+
+def exact_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU by the error function, to within 2e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26."""
+    z = x.abs() * 0.7071067812
+    t = 1.0 / (z * 0.3275911 + 1.0)
+    p = t * 1.061405429 - 1.453152027
+    for coefficient in (1.421413741, -0.284496736, 0.254829592):
+        p = p * t + coefficient
+    tail = p * t * exponential(-z * z) * 0.5
+    return x * torch.where(x < 0, tail, 1.0 - tail)

@@ -27,6 +27,8 @@ def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
 
     head_dim: the dimensions that are turned.
     """
+    if rope.kind == "none":
+        return torch.zeros(head_dim // 2), 1.0
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     inverse = 1.0 / rope.theta**exponents
     if rope.kind == "linear":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,14 @@ SITES = frozenset(("residual", *OF_LAYERS, *OF_OUTPUTS))
 
 
 class Site(NamedTuple):
-    """residual: the stream after so many layers, 0 the embeddings. The others as `site` says, with their layer or 0."""
+    """residual: the stream after so many layers, 0 the embeddings. The others as `site` says, with their layer or 0.
+
+    given: as its rows were before they were changed there.
+    """
 
     name: str
     layer: int = 0
+    given: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
@@ -40,7 +45,7 @@ def site(tap: Tap, layers: int) -> Site:
     "head_out.L": [n, heads * head_dim], what the heads read, before the output projection; "attn_out.L" and
     "mlp_out.L": [n, hidden], what a sublayer adds to the stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what
     the vocabulary projection is given and what it gives, for the rows whose logits are wanted. Layers count from either
-    end. Raises SettingsError for any other.
+    end. "given." before a site within a layer: its rows before any change there. Raises SettingsError for any other.
     """
     if isinstance(tap, int):
         after = tap if tap >= 0 else layers + 1 + tap
@@ -50,6 +55,8 @@ def site(tap: Tap, layers: int) -> Site:
                 f"or -1 (after the last layer) to {-layers - 1}"
             )
         return Site("residual", after)
+    if tap.startswith("given.") and tap.split(".")[1] in OF_LAYERS:
+        return site(tap.removeprefix("given."), layers)._replace(given=True)
     name, dot, number = tap.partition(".")
     if not dot and name == "embed":
         return Site("residual", 0)
@@ -61,8 +68,12 @@ def site(tap: Tap, layers: int) -> Site:
         layer = int(number) if int(number) >= 0 else layers + int(number)
         if 0 <= layer < layers:
             return Site(name, layer) if name in OF_LAYERS else Site("residual", layer + (name == "resid_post"))
+    known = ["embed", "half", *OF_OUTPUTS]
+    known += [f"{name}.{layer}" for name in ("resid_pre", "resid_post", *OF_LAYERS) for layer in range(layers)]
+    near = difflib.get_close_matches(tap, known, n=3, cutoff=0.6)
     raise SettingsError(
-        f"there is no site {tap!r} in a model of {layers} layers: sites are embed, half, final_norm, logits, and for L "
+        f"there is no site {tap!r} in a model of {layers} layers{', the nearest are ' if near else ''}"
+        f"{', '.join(near)}: sites are embed, half, final_norm, logits, and for L "
         f"from 0 to {layers - 1}, or from -1 down, resid_pre.L, resid_post.L, {', '.join(f'{n}.L' for n in OF_LAYERS)}"
     )
 
@@ -96,8 +107,10 @@ class Visits:
         self.where = where
         self.states: dict[Site, torch.Tensor] = {}
         self.chosen: list[torch.Tensor] = []
+        self._given = {place for place in where.values() if place.given}
+        self._wanted = set(where.values()) - self._given
+        self._places = {place._replace(given=False) for place in where.values()} | changes.keys()
         self.shared = shared
-        self._wanted = set(where.values())
         self._changes = changes
         self._batch = batch
 
@@ -110,7 +123,7 @@ class Visits:
             for intervention in segment.interventions:
                 changes.setdefault(site(intervention.site, layers), []).append((number, intervention))
         if route.layers is not None or route.skip:
-            _check(where.values() | changes.keys(), route, layers)
+            _check({place._replace(given=False) for place in where.values()} | changes.keys(), route, layers)
         shared = None if route.experts is None else Shared(route.experts, batch.offsets)
         return cls(where, changes, batch, shared)
 
@@ -120,13 +133,13 @@ class Visits:
         return cls({f"{place.name}.{place.layer}": place for place in places}, {}, None)
 
     def __contains__(self, place: Site) -> bool:
-        return place in self._wanted or place in self._changes
+        return place in self._places
 
     def __iter__(self) -> Iterator[Site]:
-        return iter(self._wanted | self._changes.keys())
+        return iter(self._places)
 
     def __bool__(self) -> bool:
-        return bool(self._wanted or self._changes)
+        return bool(self._places)
 
     def changed(self, place: Site) -> bool:
         """Whether some rows are changed there."""
@@ -138,7 +151,7 @@ class Visits:
 
     def streams(self) -> bool:
         """Whether nothing is changed, and nothing is read within a layer: the stream between layers at most."""
-        return not self._changes and all(place.name not in OF_LAYERS for place in self._wanted)
+        return not self._changes and all(place.name not in OF_LAYERS for place in self._places)
 
     def enter(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """Rows as they enter a layer; behind the first one they are states, which were changed there already."""
@@ -151,6 +164,8 @@ class Visits:
 
     def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
         """The rows of all segments as they go on from `place`; kept where they are wanted."""
+        if self._given and (before := place._replace(given=True)) in self._given:
+            self.states[before] = rows
         if place in self._changes:
             rows = self._change(place, rows)
         if place in self._wanted:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch.nn.functional import gelu, rms_norm, silu
+from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
 from ..errors import UnsupportedModel
 from .artifact import digest
@@ -23,6 +23,7 @@ from .mixture import Mixture
 from .native import NativeStack
 from .portable import PortableStack
 from .protocol import Capabilities
+from .recurrence import Recurrence
 from .resident import forget, mapped_files
 from .rope import rope_table
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
@@ -45,17 +46,22 @@ class Transformer:
         self._tables: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
-            native = library() is not None and not config.experts
+            native = library() is not None and not config.experts and config.usual
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear):
+            elif isinstance(weights.head, Int8Linear) and config.mamba is None:
                 self._stack = PortableStack(config, weights, self.angles)
         self._mixtures: list[Mixture] = []
         if config.experts and self._stack is None:
             self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers]
+        self._mixers = {
+            index: Recurrence(layer, index, config)
+            for index, layer in enumerate(weights.layers)
+            if config.recurrent(index)
+        }
         self.static: StaticPasses | None = None
-        if self.device.type == "cuda" and not config.experts:
+        if self.device.type == "cuda" and not (config.experts or config.learned_positions or config.mamba):
             free, _ = torch.cuda.mem_get_info(self.device)
             self.static = StaticPasses(budget=free // 4)
 
@@ -69,9 +75,9 @@ class Transformer:
         return Capabilities(
             exact_rows=exact,
             states=True,
-            routes=not self.config.shortcuts,
+            routes=not self.config.shortcuts and self.config.mamba is None,
             sites=SITES,
-            policies=True,
+            policies=self.config.mamba is None,
             parts=True,
             gradients=not exact,
         )
@@ -85,7 +91,7 @@ class Transformer:
 
     def new_cache(self) -> KVCache:
         config = self.config
-        return KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
+        return KVCache(config.cache_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
@@ -141,7 +147,10 @@ class Transformer:
         layers, visits = self.config.num_layers, Visits.reading(()) if visits is None else visits
         _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
-        hidden = visits.enter(run[0].layer if run else 0, hidden)
+        first = run[0].layer if run else 0
+        if self.weights.positions is not None and first == 0:
+            hidden = hidden + self.weights.positions[_to_device(batch.positions, self.device)].to(self.dtype)
+        hidden = visits.enter(first, hidden)
         stack, step = self._stack, _Pass(self, batch)
 
         def through(rows: torch.Tensor, some: Sequence[Stop]) -> torch.Tensor:
@@ -210,33 +219,51 @@ class Transformer:
         layer = self.weights.layers[index]
         turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
         if stop.attention:
-            context = self._attention(index, layer, self._norm(hidden, layer.attention_norm), step)
+            context = self._attention(index, layer, self._reads(hidden, layer.attention_norm), step)
             branch = layer.output(visits.visit(Site("head_out", index), context))
-            if config.sandwich_norms:
-                branch = self._norm(branch, layer.post_attention_norm)
+            branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
             turned = turned + visits.visit(Site("attn_out", index), branch)
-        hidden = turned
+        read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
-        if stop.mlp:
-            normed = self._norm(hidden, layer.mlp_norm)
+        if stop.mlp and config.intermediate_size:
+            normed = self._reads(read, layer.mlp_norm)
             if self._mixtures:
                 branch, chosen = self._mixtures[index](normed, visits.shared)
                 visits.chosen.append(chosen)
-            else:
+            elif config.gated:
                 gate, up = layer.gate_up(normed).chunk(2, dim=-1)
                 branch = layer.down(self._activation(gate) * up)
-            if config.sandwich_norms:
-                branch = self._norm(branch, layer.post_mlp_norm)
+            else:
+                branch = layer.down(self._activation(layer.gate_up(normed)))
+            branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
             turned = turned + visits.visit(Site("mlp_out", index), branch)
         return visits.visit(Site("residual", index + 1), turned)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
-        return silu(gate) if self.config.activation == "silu" else gelu(gate, approximate="tanh")
+        kind = self.config.activation
+        return silu(gate) if kind == "silu" else gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+    def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """What a sublayer reads of the stream."""
+        return stream if self.config.norms_after else self._norm(stream, norm)
+
+    def _adds(self, branch: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
+        """What a sublayer adds to the stream."""
+        if self.config.norms_after:
+            return self._norm(branch, norm)
+        return branch if post_norm is None else self._norm(branch, post_norm)
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        if self.config.centred_norms:
+            assert weight is not None
+            scale, shift = weight.chunk(2)
+            return layer_norm(rows, rows.shape[-1:], scale, shift, self.config.norm_eps)
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
+        if index in self._mixers:
+            assert isinstance(step, _Pass)
+            return step.mix(self._mixers[index], layer.qkv(normed))
         queries, keys, values = self._heads(layer, normed, *step.angles(index))
         return step.attend(index, queries, keys, values)
 
@@ -249,7 +276,10 @@ class Transformer:
         queries, keys, values = (
             layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
         )
-        if config.qk_norm:
+        if config.wide_qk_norm:
+            queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
+            keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
+        elif config.qk_norm:
             queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
         return rotate(queries, cos, sin), rotate(keys, cos, sin), values
 
@@ -257,10 +287,15 @@ class Transformer:
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What the cache holds of rows [n, hidden] that enter a layer: keys and values [n, kv_heads, head_dim]."""
+        return self.heads(index, hidden, positions)[1:]
+
+    def heads(
+        self, index: int, hidden: torch.Tensor, positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden] before a layer."""
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
-        _, keys, values = self._heads(layer, self._norm(hidden, layer.attention_norm), cos, sin)
-        return keys, values
+        return self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
@@ -313,6 +348,10 @@ class _Pass:
                 part = attend(own, seen_keys, seen_values, self.mask(number, layer), config.attention_scale)
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
+        """What a recurrent layer finds, row by row of every segment."""
+        return torch.cat([mixer(projected[first:last], segment) for segment, first, last in self.spans])
 
     def mask(self, number: int, layer: int) -> torch.Tensor | None:
         segment = self.spans[number][0]

@@ -57,12 +57,16 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Layer:
-    """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply.
+    """One block. Norm weights are [hidden] (q_norm, k_norm: [head_dim]), ready to multiply; [2 hidden] with biases.
 
     qkv: hidden -> (heads + 2 kv_heads) * head_dim, queries first, then keys, then values.
-    gate_up: hidden -> 2 * intermediate, gate first. router: [experts, hidden] where the MLP is a mixture, else None;
-    gate_up and down then hold those of all experts, one after the other.
+    gate_up: hidden -> 2 * intermediate, gate first, or hidden -> intermediate where there is no gate. router:
+    [experts, hidden] where the MLP is a mixture, else None; gate_up and down then hold those of all experts, one after
+    the other.
     attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
+    Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
+    [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
+    [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
     """
 
     attention_norm: torch.Tensor
@@ -78,6 +82,12 @@ class Layer:
     router: torch.Tensor | None = None
     attention_shortcut: torch.Tensor | None = None
     mlp_shortcut: torch.Tensor | None = None
+    conv: torch.Tensor | None = None
+    conv_bias: torch.Tensor | None = None
+    step_bias: torch.Tensor | None = None
+    decay: torch.Tensor | None = None
+    skip: torch.Tensor | None = None
+    gate_norm: torch.Tensor | None = None
 
 
 @dataclass
@@ -94,7 +104,7 @@ class Kept:
 
 @dataclass
 class Weights:
-    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab.
+    """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
 
     kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
     """
@@ -104,3 +114,4 @@ class Weights:
     norm: torch.Tensor
     head: Linear
     kept: Kept | None = None
+    positions: torch.Tensor | None = None

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from ..core.sequence import Sequence
     from ..model.protocol import Reader
 
-__all__ = ["Monitor", "Prompt", "Rollback", "Row", "Stop"]
+__all__ = ["Monitor", "Prompt", "Regenerate", "Rollback", "Row", "Stop"]
+
+WHOLE = 1 << 40
+"""`Monitor.rolls` of one that takes back whole texts: more tokens than any has."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +68,12 @@ class Rollback:
     write: tuple[int, ...] = ()
 
 
-Action = Stop | Rollback
+@dataclass(frozen=True, slots=True)
+class Regenerate:
+    """Take back the whole text and write it anew with another seed, a few times at most; what is written then stays."""
+
+
+Action = Stop | Rollback | Regenerate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +89,7 @@ class Monitor(Contract):
     """
 
     threshold: float | None = None
-    action: Literal["flag", "stop"] = "flag"
+    action: Literal["flag", "stop", "regenerate"] = "flag"
     errors: Literal["raise", "off"] = "raise"
 
     @property
@@ -94,7 +102,12 @@ class Monitor(Contract):
     @property
     def rolls(self) -> int:
         """The most tokens that it may take back at a time, which streams hold back."""
-        return 0
+        return WHOLE if self.action == "regenerate" else 0
+
+    @property
+    def of_action(self) -> Needs:
+        """What its action needs beside that: another seed changes nothing where nothing is left to chance."""
+        return Needs(keys=True, chance=True) if self.action == "regenerate" else Needs()
 
     def fits(self, model: Reader) -> None:
         """Raise SettingsError or UnsupportedModel where texts of this model cannot be watched."""
@@ -123,7 +136,8 @@ class Monitor(Contract):
 
     def act(self, state: Any) -> Action | None:
         """What to do behind a token whose score is above the limit."""
-        return Stop() if self.action == "stop" else None
+        actions: dict[str, Action] = {"stop": Stop(), "regenerate": Regenerate()}
+        return actions.get(self.action)
 
     def resume(self, before: Any, after: Any) -> Any:
         """The state to go on with where tokens were taken back. before: as it was there; after: when it asked."""

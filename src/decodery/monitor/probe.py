@@ -12,7 +12,7 @@ import torch
 
 from ..errors import CorruptFile, SettingsError
 from ..model.artifact import Artifact, refuse_other, remembered
-from ..model.fields import Text
+from ..model.fields import Named, Text, Whole
 from ..model.protocol import Reader
 from ..model.sites import site
 from ..model.threads import one_thread
@@ -22,16 +22,19 @@ __all__ = ["Probe"]
 
 PROBE = "probe.safetensors"
 _KIND = "probe"
+_FIELDS = Named(Whole(2, 1 << 12), 16)
 _MADE = "make one with `decodery train probe QUESTIONS --out DIR`"
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A linear map or an MLP with ReLU between, on standardised rows, whose last output is a logit.
+    """A linear map or an MLP with ReLU between, on standardised rows, whose last outputs are logits: one, or one per
+    class of every field that `facts["fields"]` names, as {name: classes}.
 
     tensors: "mean" and "scale" [width] of the rows it learned from, and "weight.i" [out, in] and "bias.i" [out] of its
     layers. site: the tap that is read; pool: "new" for a token's own row, "prompt" for the mean of the prompt's rows
-    beside the last of them. model: `fingerprint` of the model it reads, "" where that is not known.
+    beside the last of them, "answer" for the mean of the answer's. model: `fingerprint` of the model it reads, "" where
+    that is not known.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -47,15 +50,28 @@ class Probe:
         number = sum(name.startswith("weight.") for name in self.tensors)
         return [(self.tensors[f"weight.{at}"].double(), self.tensors[f"bias.{at}"].double()) for at in range(number)]
 
-    @one_thread()
+    @property
+    def fields(self) -> dict[str, int]:
+        """What is read, and how many classes each has; none where there is one logit alone."""
+        return dict(self.facts.get("fields", {}))
+
     def score(self, rows: torch.Tensor) -> torch.Tensor:
         """[n] probabilities, float64. rows: [n, width] as the site gives them, pooled as `pool` says."""
+        return self.logits(rows)[:, 0].sigmoid()
+
+    @one_thread()
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, outputs] float64, for rows as `score` takes them."""
         found = (rows.double().cpu() - self.tensors["mean"].double()) / self.tensors["scale"].double()
         for number, (weight, bias) in enumerate(self.layers):
             found = found @ weight.T + bias
             if number + 1 < len(self.layers):
                 found = found.relu()
-        return found[:, 0].sigmoid()
+        return found
+
+    def likely(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Of every field its classes' probabilities [n, classes], float64."""
+        return [part.softmax(dim=-1) for part in self.logits(rows).split(list(self.fields.values()), dim=1)]
 
     def require(self, model: Reader, pool: str) -> None:
         """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way."""
@@ -72,7 +88,8 @@ class Probe:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        facts = {**self.facts, "site": self.site, "pool": self.pool, "threshold": self.threshold.facts()}
+        facts = {**self.facts, "site": self.site, "pool": self.pool, "fields": self.fields}
+        facts["threshold"] = self.threshold.facts()
         Artifact(_KIND, self.tensors, facts, self.model).save(path)
 
     @classmethod
@@ -113,8 +130,9 @@ def given(probe: Probe | str | None, name: str) -> Probe:
 
 @remembered
 def _load(path: Path) -> Probe:
-    found = Artifact.read(path, _KIND, _MADE, {"site": Text(64), "pool": Text(16)})
+    found = Artifact.read(path, _KIND, _MADE, {"site": Text(64), "pool": Text(16), "fields": _FIELDS})
     tensors, width = found.tensors, 0
+    classes = sum(found.facts["fields"].values()) or 1
     sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     number = sum(name.startswith("weight.") for name in sizes)
     shapes = [sizes.get(f"weight.{at}", ()) for at in range(number)]
@@ -123,7 +141,7 @@ def _load(path: Path) -> Probe:
     if chained:
         ins, outs = [shape[1] for shape in shapes], [shape[0] for shape in shapes]
         biases = [sizes.get(f"bias.{at}") for at in range(number)]
-        chained = ins == [width, *outs[:-1]] and outs[-1] == 1 and biases == [(out,) for out in outs]
+        chained = ins == [width, *outs[:-1]] and outs[-1] == classes and biases == [(out,) for out in outs]
     if not chained or sizes.get("scale") != (width,) or not bool((tensors["scale"] > 0).all()):
         raise CorruptFile(f"{path} holds something else than a probe: {_MADE}")
     threshold = Threshold.of(found.facts.get("threshold") or {})

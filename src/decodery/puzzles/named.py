@@ -12,8 +12,15 @@ from .chain import Chain
 from .countdown import Countdown
 from .dyck import Dyck
 from .retry_chain import RetryChain
+from .robot import Robot
 
-PUZZLES: dict[str, type[Puzzle]] = {"chain": Chain, "countdown": Countdown, "dyck": Dyck, "retry-chain": RetryChain}
+PUZZLES: dict[str, type[Puzzle]] = {
+    "chain": Chain,
+    "countdown": Countdown,
+    "dyck": Dyck,
+    "retry-chain": RetryChain,
+    "robot": Robot,
+}
 
 
 def puzzle(spec: str | Puzzle) -> Puzzle:

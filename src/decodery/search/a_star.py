@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count as numbers_from
 from typing import Literal
 
@@ -13,7 +13,7 @@ from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..registry import register
 from .pool import require_count
-from .steps import Growth, Node, StepSearch, distinct
+from .steps import Growth, Node, StepSearch, distinct, require_widening, widens
 
 Cost = Literal["drop", "consistent"]
 
@@ -31,15 +31,18 @@ class AStar(StepSearch):
     """Continues whichever text has the least f = g + h by k steps, until the one with the least f has ended.
 
     h is 1 - the reward; g adds up along a text what its steps cost: with cost "drop" what each lost of the reward,
-    with "consistent" what it gained, so that f never falls along a text. Of equal f the longer text goes first, then
-    the one begun first; of equal continuations one is kept. expansions, tokens: how many texts may be continued, and be
-    written before the last of them (None: any number); behind that the ended text of least f is returned, or else the
-    longest one is written to its end, which the ledger counts as `completed`. frontier: how many texts wait at most,
-    the worst being left (None: all). batch: how many are continued at a time; more of them share passes, and stray from
-    the order. goals: how many ended texts are looked for, the best of them, or the answer of most votes, being chosen
-    by `choose`. The paper's code is not public: the costs are two readings of it, k and expansions no published
-    numbers. The other settings are those of all searches over steps, see step-beam. Cost: k steps and scores an
-    expansion, one expansion after the other.
+    with "consistent" what it gained, so that f never falls along a text. Of equal f the longer text goes first,
+    then the one begun first; of equal continuations one is kept. expansions, tokens: how many texts may be
+    continued, and be written before the last of them (None: any number); behind that the ended text of least f is
+    returned, or else the longest one is written to its end, which the ledger counts as `completed`. frontier: how
+    many texts wait at most, the worst being left (None: all). batch: how many are continued at a time; more of them
+    share passes, and stray from the order. goals: how many ended texts are looked for, the best of them, or the
+    answer of most votes, being chosen by `choose`. widening: a text is drawn from again as soon as visits **
+    widening, of the expansions at and behind it, is as large as the number of its draws (None: once; 0.5 is usual),
+    so that what k draws missed can still be found; where no text waits any more that of least f is. The paper's
+    code is not public: the costs are two readings of it, k and expansions no published numbers. The other settings
+    are those of all searches over steps, see step-beam. Cost: k steps and scores an expansion, one expansion after
+    the other.
     """
 
     k: int = 4
@@ -49,6 +52,7 @@ class AStar(StepSearch):
     frontier: int | None = None
     batch: int = 1
     goals: int = 1
+    widening: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,22 +61,29 @@ class AStar(StepSearch):
                 require_count("a-star", name, getattr(self, name))
         if self.cost not in ("drop", "consistent"):
             raise SettingsError(f"the cost of a-star is drop or consistent, not {self.cost!r}")
+        require_widening("a-star", self.widening)
 
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         frontier = Frontier(self.frontier)
         frontier.push([Waiting(growth.root, 0.0, 1.0)])
         goals: list[Node] = []
+        opened: list[Waiting] = []
         expanded = 0
         while len(goals) < self.goals:
             enough = self.tokens is not None and growth.trace.ledger.tokens >= self.tokens
-            taken = frontier.take(0 if enough else min(self.batch, self.expansions - expanded))
+            most = 0 if enough else min(self.batch, self.expansions - expanded)
+            taken = frontier.take(most)
+            if not taken and most and opened and self.widening is not None:
+                taken = [min(opened, key=lambda each: each.f)]
             if not taken:
                 break
             if taken[0].node.finished:
                 goals.append(taken[0].node)
                 continue
             expanded += len(taken)
+            opened += [each for each in taken if not each.draws]
             yield from self._expand(growth, frontier, taken)
+            frontier.push([each for each in opened if self._again(each, frontier)])
         count("expansions", expanded)
         count("dropped", frontier.dropped)
         return growth.finish(goals or (yield from self._instead(growth, frontier)))
@@ -81,12 +92,20 @@ class AStar(StepSearch):
         """Write the next steps of these texts, and let them wait."""
         drawn = yield from growth.extend([each.node for each in taken for _ in range(self.k)])
         parents = {id(child): taken[number // self.k] for number, child in enumerate(drawn)}
-        children = yield from growth.judge(distinct(drawn))
+        known = [child for each in taken for child in each.children]
+        children = yield from growth.judge(distinct([*known, *drawn])[len(known) :])
         found = []
         for child in children:
             parent, h = parents[id(child)], 1 - self.reward(child)
-            found.append(Waiting(child, parent.g + edge_cost(parent.h, h, self.cost), h))
+            parent.children.append(child)
+            found.append(Waiting(child, parent.g + edge_cost(parent.h, h, self.cost), h, parent))
+        for each in taken:
+            each.drawn()
         frontier.push(found)
+
+    def _again(self, each: Waiting, frontier: Frontier) -> bool:
+        """Whether a text that was drawn from is to wait once more."""
+        return widens(self.widening, each.visits, each.draws) and each not in frontier
 
     def _instead(self, growth: Growth, frontier: Frontier) -> Asking[list[Node]]:
         """What is returned where the budget is spent: a text that has ended, or one that is written to its end."""
@@ -104,13 +123,29 @@ def edge_cost(before: float, after: float, kind: Cost) -> float:
     return max(0.0, after - before if kind == "drop" else before - after)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Waiting:
-    """A text that may be continued, or has ended. g: what its steps have cost; h: what is left at best."""
+    """A text that may be continued, or has ended. g: what its steps have cost; h: what is left at best.
+
+    draws: how often continuations of it were drawn; children: those that are known; visits: draws from it and from all
+    behind it.
+    """
 
     node: Node
     g: float
     h: float
+    parent: Waiting | None = None
+    draws: int = 0
+    visits: int = 0
+    children: list[Node] = field(default_factory=list)
+
+    def drawn(self) -> None:
+        """Enter that continuations of it were drawn."""
+        self.draws += 1
+        at: Waiting | None = self
+        while at is not None:
+            at.visits += 1
+            at = at.parent
 
     @property
     def f(self) -> float:
@@ -130,6 +165,9 @@ class Frontier:
     def waiting(self) -> list[Waiting]:
         """All of them, the first to be taken first."""
         return [entry[-1] for entry in sorted(self._heap)]
+
+    def __contains__(self, each: Waiting) -> bool:
+        return any(entry[-1] is each for entry in self._heap)
 
     def push(self, found: list[Waiting]) -> None:
         for each in found:

@@ -14,7 +14,7 @@ from ..errors import SettingsError
 from ..registry import register
 from ..sample.base import require_number
 from .pool import require_count
-from .steps import Growth, Node, StepSearch, distinct
+from .steps import Growth, Node, StepSearch, distinct, require_widening, widens
 
 
 @register(
@@ -29,16 +29,19 @@ class MCTS(StepSearch):
     """Walks from the text so far to a leaf of the tree of steps, draws n steps behind it, and backs its value up.
 
     n: continuations of a text. simulations: walks before the text moves on by the step that was visited most (the
-    better one among equals), which keeps all that was found behind it. A walk goes down where Q + U is largest, Q the
-    mean of the values backed up through a step, or its own where there is none yet, and U = (c + ln((N + base + 1) /
-    base)) sqrt(N) / (1 + n) with N and n the visits of parent and child; bound "uct" has U = c sqrt(ln(N + 1) /
-    (1 + n)). The prior is even, so no draw is favoured. What a walk backs up is the value of the leaf it came to, by
-    the scorer: there are no rollouts. Values of one step should lie about 1 apart at most, as U is measured by that.
-    moves: "visited" is that; "never" makes all walks from the prompt, after which the best values are followed to an
-    end. rounds: the depth of the tree, whose last step goes on to the text's end. Returned are all texts that ended
-    anywhere in the tree, by worth, so that walks that came to a better end than the moves are not in vain. The other
-    settings are those of all searches over steps, see step-beam. The trace's `visits` tell where each walk came to:
-    with the tree's scores it gives every count and every mean again. Cost: n steps a walk; memory: the tree's texts.
+    better one among equals), which keeps all that was found behind it. A walk goes down where Q + U is largest, Q
+    the mean of the values backed up through a step, or its own where there is none yet, and U = (c + ln((N + base +
+    1) / base)) sqrt(N) / (1 + n) with N and n the visits of parent and child; bound "uct" has U = c sqrt(ln(N + 1)
+    / (1 + n)). The prior is even, so no draw is favoured. What a walk backs up is the value of the leaf it came to,
+    by the scorer: there are no rollouts. Values of one step should lie about 1 apart at most, as U is measured by
+    that. moves: "visited" is that; "never" makes all walks from the prompt, after which the best values are
+    followed to an end. widening: n further continuations are drawn behind a text as soon as it was visited often
+    enough for visits ** widening to be as large as the number of such draws (published is None, one draw; 0.5 is
+    usual), so that what the first ones miss can still be found. rounds: the depth of the tree, whose last step goes
+    on to the text's end. Returned are all texts that ended anywhere in the tree, by worth, so that walks that came
+    to a better end than the moves are not in vain. The other settings are those of all searches over steps, see
+    step-beam. The trace's `visits` tell where each walk came to: with the tree's scores it gives every count and
+    every mean again. Cost: n steps a walk; memory: the tree's texts.
     """
 
     rounds: int = 8
@@ -48,6 +51,7 @@ class MCTS(StepSearch):
     base: float = 19652.0
     bound: Literal["puct", "uct"] = "puct"
     moves: Literal["visited", "never"] = "visited"
+    widening: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +61,7 @@ class MCTS(StepSearch):
         require_number("the base of mcts", self.base, above=0)
         if self.bound not in ("puct", "uct") or self.moves not in ("visited", "never"):
             raise SettingsError("mcts has the bound puct or uct, and moves visited or never")
+        require_widening("mcts", self.widening)
 
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         path = [Visited(growth.root)]
@@ -75,6 +80,8 @@ class MCTS(StepSearch):
     def _simulate(self, growth: Growth, path: list[Visited]) -> Asking[None]:
         """A walk from the end of this path, which begins at the prompt, to a leaf that it leaves with children."""
         while path[-1].children:
+            if widens(self.widening, path[-1].visits, path[-1].draws):
+                yield from self._expand(growth, path[-1])
             path.append(self.picked(path[-1]))
         leaf = path[-1]
         if not leaf.node.finished:
@@ -93,9 +100,11 @@ class MCTS(StepSearch):
         return rate * math.sqrt(parent) / (1 + child)
 
     def _expand(self, growth: Growth, leaf: Visited) -> Asking[None]:
-        children = yield from growth.extend([leaf.node] * self.n)
-        judged = yield from growth.judge(distinct(children))
-        leaf.children = [Visited(node, self.worth(node)) for node in judged]
+        leaf.draws += 1
+        drawn = yield from growth.extend([leaf.node] * self.n)
+        known = [child.node for child in leaf.children]
+        judged = yield from growth.judge(distinct([*known, *drawn])[len(known) :])
+        leaf.children += [Visited(node, self.worth(node)) for node in judged]
 
     def _to_an_end(self, growth: Growth, at: Visited) -> Asking[None]:
         """Follow the best means down, and on below the tree, until a text ends."""
@@ -109,13 +118,15 @@ class MCTS(StepSearch):
 class Visited:
     """A text in the tree.
 
-    value: what the scorer makes it worth. visits, total: walks through it, and the sum of what they found.
+    value: what the scorer makes it worth. visits, total: walks through it, and the sum of what they found. draws: how
+    often continuations of it were drawn.
     """
 
     node: Node
     value: float = 0.0
     visits: int = 0
     total: float = 0.0
+    draws: int = 0
     children: list[Visited] = field(default_factory=list)
 
     @property

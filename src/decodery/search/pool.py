@@ -56,7 +56,9 @@ class Pool:
         """Begin further texts, until there are so many."""
         for number in range(len(self.texts), count):
             seq = self.engine.open(_drawn_apart(self._vary(self._first, number), number))
-            if self.texts:
+            if not self.texts:
+                self.engine.recall(seq)
+            else:
                 seq.like = self.texts[0]
                 if seq.like.finished:
                     share_prompt(seq, seq.like)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -90,6 +90,10 @@ class Stepped(Search):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         return (yield from self.follow(Growth(engine, request, self, progress)))
 
+    def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
+        """What holds a text at the end of the step that it is about to write behind what it has."""
+        return StepEnd(seq, self.delimiter, self.step_tokens)
+
     @abstractmethod
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         """What `find` finds, in texts that grow from `growth.root`."""
@@ -161,6 +165,7 @@ class Growth:
 
     def __init__(self, engine: Engine, request: Request, search: Stepped, progress: Progress) -> None:
         seq = engine.open(replace(request, search=search))
+        engine.recall(seq)
         self.engine = engine
         self.search = search
         self.progress = progress
@@ -250,8 +255,8 @@ class Growth:
         """A child of which nothing is written."""
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
-            seq.held = self.step_end(seq)
-        if parent is self.root and seq.cache.next_position == 0:
+            seq.held = self.search.ends(seq)
+        if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
             if parent.seq.like is None:
                 parent.seq.like = seq
@@ -260,10 +265,6 @@ class Growth:
         parent.children += 1
         self.trace.grown.append(Grown(parent.number, []))
         return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
-
-    def step_end(self, seq: Sequence) -> StepEnd:
-        """What holds a text at the end of the step that it is about to write."""
-        return StepEnd(seq, self.search.delimiter, self.search.step_tokens)
 
     def _seed(self, parent: Node) -> int:
         seed = parent.seq.seed
@@ -337,3 +338,14 @@ def distinct(nodes: Iterable[Node]) -> list[Node]:
     for node in nodes:
         first.setdefault(tuple(node.seq.tokens), node)
     return list(first.values())
+
+
+def widens(power: float | None, visits: int, draws: int) -> bool:
+    """Whether a text that was visited and drawn from so often is drawn from again: visits ** power allows it."""
+    return power is not None and visits**power >= draws + 1
+
+
+def require_widening(name: str, power: float | None) -> None:
+    """Raise SettingsError for what is no power of visits."""
+    if power is not None and not 0 < power <= 1:
+        raise SettingsError(f"the widening of {name} is a power above 0 and up to 1, or None, not {power!r}")

@@ -26,6 +26,7 @@ _MONITORED = {
     "evaluation": "monitor_evaluations",
     "flag": "monitor_flags",
     "rollback": "rollbacks",
+    "regeneration": "regenerations",
     "token_taken_back": "tokens_taken_back",
 }
 """What is counted of monitors, and what that goes by in the ledger."""

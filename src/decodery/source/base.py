@@ -32,6 +32,11 @@ class Source(Contract):
         """What of the model can still be had through it, which drafters, rules and searches may need."""
         return Gives(taps=True)
 
+    @property
+    def read(self) -> tuple[int, ...]:
+        """What an encoder reads before the text, none where there is no encoder."""
+        return ()
+
     def encoded(self, encode: Callable[[str], list[int]]) -> Source:
         """This source with its texts turned into token ids."""
         return self

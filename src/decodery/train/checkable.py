@@ -52,14 +52,19 @@ class Question:
         return _plain(text.strip().partition("\n")[0]) == _plain(self.answer)
 
 
+def capitals() -> dict[str, str]:
+    """Of 116 countries."""
+    pairs = (pair.replace("_", " ").partition("/") for pair in _CAPITALS.split())
+    return {country: capital for country, _, capital in pairs}
+
+
 def built_in(count: int, seed: int = 0, families: tuple[str, ...] = FAMILIES) -> list[Question]:
     """`count` questions in a random order: sums of numbers of one to three digits, and capitals, as far as they go."""
     if count < 1 or not families or set(families) - set(FAMILIES):
         raise SettingsError(f"built-in questions are of {' and '.join(FAMILIES)}, and at least one is needed")
     random, found = np.random.default_rng(seed), dict[str, Question]()
     if "capitals" in families:
-        for pair in _CAPITALS.split():
-            country, capital = pair.replace("_", " ").split("/")
+        for country, capital in capitals().items():
             asked = f"{_SHOTS}Question: What is the capital of {country}?\nAnswer:"
             found[country] = Question(asked, capital, country, "capitals", "capitals")
     # At least every other one, where there are fewer than there are capitals.

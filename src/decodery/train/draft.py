@@ -44,6 +44,11 @@ def check_target(target: LoadedModel) -> Transformer:
         raise SettingsError(
             f"{target.name} has layers of many experts, of which no draft can be cut: use another model"
         )
+    if not target.model.config.usual:
+        raise SettingsError(
+            f"{target.name} has layers of another kind ({target.model.config.family}), of which no draft can be cut: "
+            "draft with auto, or with a smaller model of the same tokenizer, as in draft-model:model=NAME"
+        )
     return target.model
 
 

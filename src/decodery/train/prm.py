@@ -103,7 +103,7 @@ def train_prm(
     examples = labelled(model, puzzle, out, recipe, progress)
     tap = model.config.num_layers
     learned, held = (_rows(model, puzzle, examples, tap, part) for part in (False, True))
-    head = ProcessHead(_random(model.config.hidden_size, recipe.seed), tap)
+    head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap)
     batch = batches(len(learned[1]), min(recipe.batch, len(learned[1])), recipe.seed)
     mean = learned[1].mean()
 
@@ -269,7 +269,7 @@ def _rows(
     return torch.cat(states), torch.tensor(labels)
 
 
-def _random(hidden: int, seed: int) -> dict[str, torch.Tensor]:
+def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:
     """A head of one inner unit per number it reads, which says nothing yet."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {

@@ -182,14 +182,19 @@ class _Texts:
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True, scale=self._config.attention_scale)
+        seen = scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self._config.attention_scale, enable_gqa=True
+        )
         return seen.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def predicted(model: Transformer, tokens: torch.Tensor) -> torch.Tensor:
-    """Logits [count, length, vocab] behind every token of texts [count, length], with gradients."""
-    run = stops(WHOLE, model.config.num_layers)
-    hidden = model.blocks(model.embed_tokens(tokens.flatten()), _Texts(model, *tokens.shape), run, Visits.reading(()))
+def predicted(model: Transformer, tokens: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
+    """Logits [count, length, vocab] behind every token of texts [count, length], with gradients.
+
+    visits: what is done with rows on the way, those of all texts in one [count * length, width].
+    """
+    run, visits = stops(WHOLE, model.config.num_layers), Visits.reading(()) if visits is None else visits
+    hidden = model.blocks(model.embed_tokens(tokens.flatten()), _Texts(model, *tokens.shape), run, visits)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
 
 

@@ -114,6 +114,8 @@ def transformed(
         raise UnsupportedModel("this model has outputs for some of its tokens only: transform the one it was made from")
     if model.config.experts:
         raise UnsupportedModel("mixtures of experts cannot be transformed yet: load them with dtype=int8")
+    if not model.config.usual:
+        raise UnsupportedModel(f"layers of {model.config.family} cannot be transformed yet: load them with dtype=int8")
     if not transforms:
         raise SettingsError("there is nothing to do: name a transformation, such as int8")
     for transform in transforms:

@@ -1,4 +1,4 @@
-// Puts the page together: a benchmark of methods, the costs of passes, servers under load, or searches.
+// Puts the page together: a benchmark of methods, the costs of passes, servers under load, searches or monitors.
 function details(title, values) {
   const show = (value) => (Array.isArray(value) ? value.join(", ") || "none" : value === null || value === "" ? "–" : String(value));
   return el("section", {}, el("h2", {}, title),
@@ -121,4 +121,5 @@ function passesPage() {
 if (result.kind === "passes") passesPage();
 else if (result.kind === "load") loadPage();
 else if (result.kind === "search") searchPage();
+else if (result.kind === "monitors") monitorsPage();
 else benchmarkPage();

@@ -42,6 +42,11 @@ def copied_layer(model: Transformer, index: int, *, silent: bool = False) -> tup
     layer = model.weights.layers[index]
     if layer.router is not None:
         raise UnsupportedModel("a head begins as a layer of its model, and this one's have many experts: use another")
+    if not model.config.usual:
+        raise UnsupportedModel(
+            f"a head begins as a layer of its model, and those of {model.config.family} are built in another way: "
+            "draft with what needs no head, such as auto"
+        )
     tensors = {"layer.mlp_norm.weight": copied(layer.mlp_norm)}
     for name in ("qkv", "output", "gate_up", "down"):
         linear = floating(getattr(layer, name))

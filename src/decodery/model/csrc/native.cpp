@@ -40,7 +40,11 @@ const Kernels* const* usable() {
 }
 
 const Kernels* chosen = usable()[0];
-int32_t threads = 1;
+int32_t all_threads = 1;
+// How many of them passes of the calling thread may take, 0 for all: others may run a pass at the same time.
+thread_local int32_t allowed = 0;
+
+int32_t usable_threads() { return allowed > 0 && allowed < all_threads ? allowed : all_threads; }
 
 // Working memory of the calling thread, kept from pass to pass.
 struct Arena {
@@ -121,8 +125,8 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Rows*& rows, int3
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
     state.scratch_stride = attention > normed ? attention : normed;
     state.lists_stride = most_queries * sizes.longest;
-    layout.take(state.scratch, threads * state.scratch_stride);
-    layout.take(state.lists, threads * state.lists_stride);
+    layout.take(state.scratch, usable_threads() * state.scratch_stride);
+    layout.take(state.lists, usable_threads() * state.lists_stride);
 }
 
 void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
@@ -158,7 +162,8 @@ EXPORT const char* decodery_kernels(int32_t i) {
     return nullptr;
 }
 EXPORT void decodery_choose(int32_t i) { chosen = usable()[i]; }
-EXPORT void decodery_threads(int32_t n) { threads = n < 1 ? 1 : n; }
+EXPORT void decodery_threads(int32_t n) { all_threads = n < 1 ? 1 : n; }
+EXPORT void decodery_allow(int32_t n) { allowed = n; }
 
 // Lays weight [.][in] out as `Linear` says; rows[i]: which of its rows output i is, -1 for none.
 EXPORT void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed) {
@@ -241,7 +246,7 @@ EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     int32_t next = 0, stopped = 0;
     state.next = &next;
     state.stopped = &stopped;
-    run_parallel(threads, chosen->layers, &state);
+    run_parallel(usable_threads(), chosen->layers, &state);
     pass->next = next;
     pass->stopped = stopped;
     return 0;
@@ -285,7 +290,7 @@ EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
     }
     pass.cos[0] = cos;
     pass.sin[0] = sin;
-    run_parallel(threads, chosen->draft, &state);
+    run_parallel(usable_threads(), chosen->draft, &state);
     return strange != 0 ? 2 : 0;
 }
 
@@ -303,10 +308,10 @@ static int32_t run_one(Job job, const Model& model, const float* x, int32_t rows
         layout = Layout{arena.memory};
         layout.take(state.narrow, rows, model.hidden);
         layout.take(state.narrow.floats, int64_t(rows) * model.hidden);
-        layout.take(state.scratch, threads * state.scratch_stride);
+        layout.take(state.scratch, usable_threads() * state.scratch_stride);
         if (!arena.reserve(layout.used)) return 1;
     }
-    run_parallel(threads, job, &state);
+    run_parallel(usable_threads(), job, &state);
     return 0;
 }
 
@@ -352,11 +357,11 @@ EXPORT double decodery_read(const void* buffer, int64_t bytes) {
     State state = {};
     state.model = &model;
     state.pass = &pass;
-    if (!arena.reserve(size_t(threads) * 64)) return 0.0;
+    if (!arena.reserve(size_t(usable_threads()) * 64)) return 0.0;
     state.logits = reinterpret_cast<float*>(arena.memory);
     timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
-    run_parallel(threads, chosen->read, &state);
+    run_parallel(usable_threads(), chosen->read, &state);
     clock_gettime(CLOCK_MONOTONIC, &end);
     return double(end.tv_sec - begin.tv_sec) + 1e-9 * double(end.tv_nsec - begin.tv_nsec);
 }

@@ -141,6 +141,12 @@ const int registered = pthread_atfork(before_fork, parent_after_fork, child_afte
 }  // namespace
 
 void run_parallel(int32_t threads, Job job, void* context) {
+    if (threads == 1) {
+        // Nobody to wait for, so that several of these may run at a time, beside one that takes the pool.
+        Team team;
+        job(context, 0, team);
+        return;
+    }
     pthread_mutex_lock(&one_job);
     if (current != nullptr && current->asked != threads) {
         close(current);

@@ -58,6 +58,7 @@ export class Run {
     this.content += choice.delta?.content ?? choice.text ?? "";
     this.reason = choice.finish_reason ?? this.reason;
     this.seed = choice.decodery?.seed ?? this.seed;
+    this.scores = choice.decodery?.monitor_scores ?? this.scores;
     for (const step of choice.decodery?.steps ?? []) this.step(step);
   }
 
@@ -92,4 +93,4 @@ export class Run {
 }
 
 // How a run ended, in words.
-export const ENDS = { stop: "ended by itself", length: "ended by its length", tool_calls: "called a tool", cancelled: "cancelled" };
+export const ENDS = { stop: "ended by itself", length: "ended by its length", tool_calls: "called a tool", cancelled: "cancelled", content_filter: "ended by its monitor" };

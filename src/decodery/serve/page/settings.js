@@ -152,6 +152,7 @@ export const further = (methods) => [
   methodField("rule", "Rule", byFamily(methods, "verify"), { "": "default: coupled" }),
   methodField("budget", "Budget", byFamily(methods, "budget"), { "": "default" }),
   methodField("source", "Source", byFamily(methods, "source"), { "": "the model itself" }),
+  methodField("monitor", "Monitor", byFamily(methods, "monitor"), { "": "none" }),
   linesField("stop", "Stop at", { placeholder: "a text that ends the answer" }),
   linesField("sampler", "Sampler, in place of the above", { class: "code", placeholder: "temperature:t=0.7" }),
 ];

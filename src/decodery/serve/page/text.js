@@ -23,7 +23,7 @@ export class Painter {
       // Marks such as the end of a turn are tokens without being text.
       const shown = !said && MARK.test(piece) ? 0 : Math.min(piece.length, left);
       if (shown) {
-        const span = el("span", { class: how, "data-pass": pass }, content.slice(this.cursor, this.cursor + shown));
+        const span = el("span", { class: how, "data-pass": pass, "data-token": this.next }, content.slice(this.cursor, this.cursor + shown));
         fresh.append(span);
       }
       this.cursor += shown;
@@ -34,6 +34,19 @@ export class Painter {
       this.cursor = content.length;
     }
     this.node.append(fresh);
+  }
+
+  // Shade tokens by what a monitor said behind each of them; those above its limit are underlined.
+  shade({ name, scores, limit }) {
+    const known = scores.filter((score) => score !== null);
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    for (const each of this.node.querySelectorAll("[data-token]")) {
+      const score = scores[each.dataset.token] ?? null;
+      if (score === null) continue;
+      each.classList.add(`shade-${Math.round((4 * (score - low)) / (high - low || 1))}`);
+      if (limit !== null && score > limit) each.classList.add("flagged");
+      each.title = `${name} ${+score.toPrecision(3)}`;
+    }
   }
 
   // Mark the tokens of one pass.

@@ -4,6 +4,7 @@ import { count, el, number } from "./dom.js";
 import { Figures } from "./figures.js";
 import { request } from "./request.js";
 import { ENDS, Run } from "./run.js";
+import { scoresOf } from "./scores.js";
 import { byFamily, DRAFTERS, Fields, formatField, further, methodField, sampling, textField } from "./settings.js";
 import { legend, Painter } from "./text.js";
 
@@ -136,12 +137,17 @@ export class Write {
     const { chat } = this;
     const painter = new Painter();
     const note = el("footer", { class: "soft" }, "waiting");
+    const watched = el("div", {});
     const said = el("p", { class: "said" }, text);
     const turns = chat
-      ? [el("article", { class: "turn user" }, el("h3", {}, "You"), said), el("article", { class: "turn" }, el("h3", {}, this.model), painter.node, note)]
-      : [el("article", { class: "turn plain" }, el("h3", {}, "Completion"), said, painter.node, note)];
+      ? [el("article", { class: "turn user" }, el("h3", {}, "You"), said), el("article", { class: "turn" }, el("h3", {}, this.model), painter.node, watched, note)]
+      : [el("article", { class: "turn plain" }, el("h3", {}, "Completion"), said, painter.node, watched, note)];
     const run = new Run(path, body, () => {
       painter.paint(run);
+      if (run.over && run.scores) {
+        painter.shade(run.scores[0]);
+        watched.replaceChildren(...scoresOf(run.scores));
+      }
       note.replaceChildren(...told(run));
       if (this.shown?.run === run) this.figures.draw();
       this.follow();

@@ -1,0 +1,132 @@
+"""Plots of recorded figures: small SVG files beside the pages of results, made anew with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from figures import ROOT, load
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP, LEGEND = 230, 210, 46, 34, 44, 36, 150
+
+
+@dataclass(frozen=True)
+class Line:
+    """points: (x, y) in order of x. bound: no method, but what none can exceed; drawn dashed."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    bound: bool = False
+
+
+def plot(title: str, axis: str, panels: dict[str, list[Line]]) -> str:
+    """Panels side by side with one scale: x by powers of two, y from 0 to 1."""
+    found = [x for lines in panels.values() for line in lines for x, _ in line.points]
+    low, high = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
+    names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines if not line.bound))
+    bounds = list(dict.fromkeys(line.name for lines in panels.values() for line in lines if line.bound))
+    colours = dict(zip(names, COLOURS, strict=False)) | dict.fromkeys(bounds, "#999999")
+    width = LEFT + len(panels) * (WIDTH + GAP) + LEGEND
+    height = TOP + HEIGHT + BOTTOM
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="11" fill="#333333">',
+        f'<title>{title}</title><rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for number, (name, lines) in enumerate(panels.items()):
+        parts += _panel(name, lines, LEFT + number * (WIDTH + GAP), (low, high), axis, colours, number == 0)
+    for number, name in enumerate([*names, *bounds]):
+        y, x = TOP + 8 + 18 * number, width - LEGEND + 4
+        dash = ' stroke-dasharray="4 3"' if name in bounds else ""
+        parts.append(f'<path d="M{x} {y}h18" stroke="{colours[name]}" stroke-width="2"{dash}/>')
+        parts.append(f'<text x="{x + 24}" y="{y + 4}">{name}</text>')
+    return "".join(parts) + "</svg>\n"
+
+
+def _panel(
+    name: str,
+    lines: Sequence[Line],
+    left: int,
+    span: tuple[int, int],
+    axis: str,
+    colours: dict[str, str],
+    labelled: bool,
+) -> list[str]:
+    low, high = span
+
+    def across(x: float) -> float:
+        return left + WIDTH * (math.log2(x) - low) / max(high - low, 1)
+
+    def up(y: float) -> float:
+        return TOP + HEIGHT * (1 - y)
+
+    parts = [f'<text x="{left}" y="{TOP - 12}" font-size="12" font-weight="600">{name}</text>']
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(f'<path d="M{left} {up(tick):.1f}h{WIDTH}" stroke="#e4e4e4"/>')
+        if labelled:
+            parts.append(f'<text x="{left - 6}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    parts += [
+        f'<text x="{across(2.0**power):.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{2**power}</text>'
+        for power in range(low, high + 1, 1 + (high - low) // 7)
+    ]
+    parts.append(f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 34}" text-anchor="middle">{axis}</text>')
+    if labelled:
+        y = TOP + HEIGHT / 2
+        parts.append(f'<text x="12" y="{y}" text-anchor="middle" transform="rotate(-90 12 {y})">share right</text>')
+    for line in lines:
+        path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in line.points)
+        dash = ' stroke-dasharray="4 3"' if line.bound else ""
+        parts.append(f'<path d="M{path}" fill="none" stroke="{colours[line.name]}" stroke-width="1.8"{dash}/>')
+        if not line.bound:
+            parts += [
+                f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="2.6" fill="{colours[line.name]}"/>'
+                for x, y in line.points
+            ]
+    return parts
+
+
+STEPS = (
+    *("best-of-n", "step-beam", "dvts", "particle-filter", "particle-gibbs", "mcts", "a-star", "adaptive-sampling"),
+)
+"""Of `value-guided` the points are those of `dvts`."""
+PRESETS = "noisy", "hackable", "constant"
+SAMPLES = "best-of-n", "weighted-vote", "self-consistency"
+
+
+def searches(result: str, names: Sequence[str], cost: str, axis: str) -> str:
+    """Searches on puzzles by what they spend, a panel for each reward."""
+    rows = load(result)["rows"]
+    panels = {}
+    for reward in dict.fromkeys(row["reward"] for row in rows if _shown(row["reward"])):
+        lines = []
+        for name in ("pass@n", *names):
+            of = [row for row in rows if _named(row, name) and row["reward"] in (reward, "") and row[cost]]
+            if points := sorted((row[cost], row["accuracy"]) for row in of):
+                lines.append(Line(name, tuple(points), bound=name == "pass@n"))
+        panels[f"reward: {_shown(reward)}"] = lines
+    return plot(f"Share of puzzles solved by {axis}", axis, panels)
+
+
+def _shown(reward: str) -> str:
+    """A reward's name above its panel, "" for those that have none: they look like another one."""
+    return "a head trained on rollouts" if "head=rollouts" in reward else reward if reward in PRESETS else ""
+
+
+def _named(row: dict[str, Any], name: str) -> bool:
+    """Whether a row is of this search as published, and of no variant that votes."""
+    found: str = row["method"]
+    return found.partition("(")[0] == name and "choose=vote" not in found
+
+
+RESULTS = ROOT / "docs" / "results"
+PLOTS: dict[Path, Callable[[], str]] = {
+    RESULTS / "search-samples.svg": partial(searches, "search-puzzles", SAMPLES, "tokens", "generated tokens"),
+    RESULTS / "search-tokens.svg": partial(searches, "search-steps", STEPS, "tokens", "generated tokens"),
+    RESULTS / "search-scorer-calls.svg": partial(searches, "search-steps", STEPS, "scorer_calls", "scorer calls"),
+    RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
+}

@@ -1,0 +1,101 @@
+"""Conversations of which no single turn tells anything: judged as they grow, and turn by turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ...lm import LM
+from ...model.store import Progress
+from ...train.ranking import parts
+from ...train.sequential import Heard, Talk, built_in_talks, hear, highest, train_sequential
+from .figures import Judged, Row, detection, word_scores
+from .settings import WatchSettings
+
+NAME = "talks"
+_INJECTED = (0, 2, 6)
+
+
+def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+    """Learned without injected turns, tested without and with some."""
+    layers = lm.model.config.num_layers
+    sites = tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
+    count = max(240, settings.prompts // 4)
+    heard = hear(lm, built_in_talks(count, settings.seed), sites, progress)
+    others = {
+        injected: hear(lm, built_in_talks(max(32, count // 6), settings.seed + 1, injected=injected), sites, progress)
+        for injected in _INJECTED[1:]
+    }
+    found: dict[str, list[Judged]] = {}
+    turns, tokens = [], {"whole": 0, "incremental": 0}
+    for each in heard:
+        lengths = np.cumsum([len(turn.split()) for turn in each.talk.turns])
+        tokens["whole"] += int(lengths.sum())
+        tokens["incremental"] += int(lengths[-1])
+    for seed in range(settings.seed, settings.seed + settings.rounds):
+        part = parts([each.talk.group for each in heard], seed)
+        learned, test = (
+            [each for each, own in zip(heard, part, strict=True) if own == name] for name in ("train", "test")
+        )
+        probe = train_sequential(heard, sites, rate=settings.rate, seed=seed)
+        meaningless = _shuffled(heard, seed)
+        empty = train_sequential(meaningless, sites, rate=settings.rate, seed=seed)
+        asked = [each for each, own in zip(meaningless, part, strict=True) if own == "test"]
+        labels = [each.talk.completes is not None for each in learned]
+        by_words = {
+            "bag of words, last turn": [each.talk.turns[-1] for each in (*learned, *test)],
+            "bag of words, all turns": [" ".join(each.talk.turns) for each in (*learned, *test)],
+        }
+        limit = probe.threshold.value
+        told = {
+            "sequential": _judged(test, highest(probe, test), limit),
+            "sequential, shuffled labels": _judged(asked, highest(empty, asked)),
+            **{f"sequential, {n} injected": _judged(own, highest(probe, own), limit) for n, own in others.items()},
+            **{
+                name: _judged(test, word_scores(texts[: len(learned)], labels, texts[len(learned) :]))
+                for name, texts in by_words.items()
+            },
+        }
+        for name, judged in told.items():
+            found.setdefault(name, []).append(judged)
+        for each in test:
+            if each.talk.completes is not None:
+                scores = [
+                    highest(probe, [Heard(each.talk, each.states[: at + 1])])[0] for at in range(len(each.states))
+                ]
+                first = next((at for at, score in enumerate(scores) if score > limit), None)
+                turns.append(None if first is None else first - each.talk.completes)
+        progress("judging conversations", seed - settings.seed + 1, settings.rounds)
+    stopped = [turn for turn in turns if turn is not None]
+    act = {
+        "testbed": NAME,
+        "what": "flagging what completes",
+        "conversations": len(turns),
+        "flagged before it completes": sum(turn < 0 for turn in stopped),
+        "at the turn": sum(turn == 0 for turn in stopped),
+        "later": sum(turn > 0 for turn in stopped),
+        "never": len(turns) - len(stopped),
+        "words judged, whole history each turn": tokens["whole"],
+        "words judged, as they come": tokens["incremental"],
+    }
+    return [detection(NAME, name, seeds) for name, seeds in found.items()], [act], []
+
+
+def _judged(heard: list[Heard], scores: list[float], limit: float | None = None) -> Judged:
+    wrong = [each.talk.completes is not None for each in heard]
+    return Judged(
+        scores, wrong, [each.talk.group for each in heard], [f"{len(each.talk.turns)}" for each in heard], limit
+    )
+
+
+def _shuffled(heard: list[Heard], seed: int) -> list[Heard]:
+    """The same with labels of other conversations."""
+    order = np.random.default_rng(seed).permutation(len(heard))
+    found = []
+    for each, at in zip(heard, order, strict=True):
+        other, last = heard[at].talk.completes, len(each.talk.turns) - 1
+        talk: Talk = replace(each.talk, completes=None if other is None else min(other, last))
+        found.append(replace(each, talk=talk))
+    return found

@@ -1,0 +1,124 @@
+"""`decodery train program-probe`, `axis` and `sequential`: what is read off a model's states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from .options import together
+from .training import FILE, command_line, model_option, out_option, seed_option
+
+_RATE = click.option("--rate", default=0.1, show_default=True, help="Of what is harmless, flagged at most.")
+_SITES = click.option(
+    "--site", "sites", multiple=True, help="Where it may read, such as resid_post.3 (five depths); repeated."
+)
+
+
+def five_depths(layers: int) -> tuple[str, ...]:
+    """Sites behind layers at five depths, each once."""
+    return tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
+
+
+@click.command("program-probe", short_help="Train a probe for --monitor program-probe.")
+@together(out_option, model_option("that writes programs, made by decodery train puzzle-model robot"), _RATE, _SITES)
+@seed_option("prompts, split and training")
+@click.option("--puzzle", default="robot", show_default=True, help="What its programs are for: robot, with settings.")
+@click.option("--count", default=600, show_default=True, type=click.IntRange(1), help="Programs it writes.")
+def program_probe(
+    out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, puzzle: str, count: int
+) -> None:
+    """Train a probe that reads off MODEL's states where the program that it is writing has brought the robot.
+
+    MODEL writes programs, greedily, and an interpreter says what each of their actions leads to.
+    """
+    from .. import load
+    from ..errors import SettingsError
+    from ..model.store import terminal_progress
+    from ..monitor.probe import PROBE
+    from ..puzzles import puzzle as named
+    from ..puzzles.robot import Robot
+    from ..train.program_probe import train_program_probe, write_programs
+
+    robot = named(puzzle)
+    if not isinstance(robot, Robot):
+        raise SettingsError("programs with states are those of the puzzle robot: --puzzle robot")
+    lm = load(model)
+    sites = sites or five_depths(lm.model.config.num_layers)
+    with terminal_progress(counts=True) as progress:
+        programs = write_programs(lm.model, robot, count, sites, seed=seed, progress=progress)
+    facts = {"model": lm.name, "command": command_line()}
+    trained = train_program_probe(programs, robot, sites, model=lm.model.fingerprint, rate=rate, seed=seed, facts=facts)
+    trained.save(out / PROBE)
+    told = dict(trained.facts) | {"site": trained.site, "threshold": trained.threshold.facts()}
+    click.echo(json.dumps(told, indent=1))
+    click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
+
+
+@click.command(short_help="Train a probe for --monitor sequential:probe=DIR.")
+@click.argument("conversations", required=False, type=FILE)
+@together(out_option, model_option("that reads the conversations"), _RATE, _SITES)
+@seed_option("conversations, split and training")
+@click.option("--count", default=400, show_default=True, type=click.IntRange(1), help="Built-in conversations.")
+def sequential(
+    conversations: Path | None, out: Path, model: str, rate: float, sites: tuple[str, ...], seed: int, count: int
+) -> None:
+    """Train a probe on MODEL's states that tells when a conversation as a whole has become what is looked for.
+
+    CONVERSATIONS holds one object a line, {"turns": [text, ...], "completes": number or null, "group": text}: what a
+    user says, and the turn, from 0, with which the whole is complete. Without a file: shopping lists that hold a secret
+    triple or do not, of which no single turn tells.
+    """
+    from .. import load
+    from ..model.store import terminal_progress
+    from ..monitor.probe import PROBE
+    from ..train.sequential import built_in_talks, hear, read_talks, train_sequential
+
+    talks = built_in_talks(count, seed) if conversations is None else read_talks(conversations)
+    lm = load(model)
+    sites = sites or five_depths(lm.model.config.num_layers)
+    with terminal_progress(counts=True) as progress:
+        heard = hear(lm, talks, sites, progress)
+    trained = train_sequential(
+        heard,
+        sites,
+        model=lm.model.fingerprint,
+        rate=rate,
+        seed=seed,
+        data=str(conversations or "built-in conversations"),
+        facts={"model": lm.name, "command": command_line()},
+    )
+    trained.save(out / PROBE)
+    told = dict(trained.facts) | {"site": trained.site, "threshold": trained.threshold.facts()}
+    click.echo(json.dumps(told, indent=1))
+    click.echo(f"The probe is ready: --monitor sequential:probe={out}")
+
+
+@click.command(short_help="Find a direction of hidden states for --monitor neurofeedback:axis=DIR.")
+@click.argument("statements", required=False, type=FILE)
+@together(out_option, model_option("whose states are read"), _SITES)
+@seed_option("which half is learned from")
+@click.option("--kind", default="lr", show_default=True, help="lr: what tells the labels; pc1, pc2, ...: a component.")
+def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...], seed: int, kind: str) -> None:
+    """Find an axis of what MODEL's states are while it says something, from half of the STATEMENTS.
+
+    STATEMENTS holds one object a line, {"text": ..., "label": true or false, "group": text}. Without a file: capitals,
+    right and wrong ones. The site is the one at which the label of the other half is told best; a component does not
+    look at labels.
+    """
+    from .. import load
+    from ..model.store import terminal_progress
+    from ..monitor.probe import PROBE
+    from ..train.axes import best_axis, built_in_statements, read_statements, said
+
+    found = built_in_statements(seed) if statements is None else read_statements(statements)
+    lm = load(model)
+    sites = sites or five_depths(lm.model.config.num_layers)
+    with terminal_progress(counts=True) as progress:
+        states = said(lm, [each.text for each in found], sites, progress)
+    facts = {"model": lm.name, "command": command_line()}
+    trained = best_axis(states, found, kind, model=lm.model.fingerprint, seed=seed, facts=facts)
+    trained.save(out / PROBE)
+    click.echo(json.dumps(dict(trained.facts) | {"site": trained.site}, indent=1))
+    click.echo(f"The axis is ready: --monitor neurofeedback:axis={out}")

@@ -1,0 +1,134 @@
+"""Checkpoints with Mamba-2 layers: Mamba-2 itself, which has nothing else, and Bamba, with attention and MLPs.
+
+As with other layouts, a configuration is restated in Llama's names, and the recurrent layers are what is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import CorruptFile, UnsupportedModel
+from .config import EPS, HEAD_DIM, HEADS, KERNEL, LAYERS, MOST_LAYERS, WIDTH, Mamba, ModelConfig
+from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Text, Whole
+
+HYBRIDS = ("mamba2", "bamba")
+
+_ENDLESS = 1 << 20
+"""Positions of a model that has none; no state grows with them."""
+_ENDLESS_STEP = 1e30
+_WORDS = ("inf", "Infinity", ".inf")
+_KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
+_FIELDS: dict[str, Kind] = {
+    **dict.fromkeys(("num_heads", "mamba_n_heads", "n_groups", "mamba_n_groups"), HEADS),
+    **dict.fromkeys(("head_dim", "mamba_d_head", "state_size", "mamba_d_state"), HEAD_DIM),
+    **dict.fromkeys(("conv_kernel", "mamba_d_conv"), KERNEL),
+    **dict.fromkeys(("use_bias", "use_conv_bias", "mamba_proj_bias", "mamba_conv_bias"), Flag()),
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "expand": Number(0.01, 1024.0),
+    "mamba_expand": Number(0.01, 1024.0),
+    "layer_norm_epsilon": EPS,
+    "hidden_act": Text(64),
+    "time_step_limit": Anything(),
+    "attn_layer_indices": Listed(Whole(0, MOST_LAYERS), MOST_LAYERS),
+    "layer_types": Listed(Text(64), MOST_LAYERS),
+    "layers_block_type": Either(Listed(Text(64), MOST_LAYERS)),
+}
+
+
+def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`."""
+    fields = Fields(raw, origin, _FIELDS)
+    pure = family == "mamba2"
+    names = (
+        ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
+        if pure
+        else ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+    )
+    least, most = _limits(raw.get("time_step_limit"), origin)
+    heads, head_dim, groups, state, kernel = (fields.need(name) for name in names)
+    mamba = Mamba(heads, head_dim, groups, state, kernel, least, most)
+    hidden, layers = fields.need("hidden_size"), fields.need("num_hidden_layers")
+    if int(fields.get("expand" if pure else "mamba_expand", 2) * hidden) != mamba.inner:
+        raise CorruptFile(f"{origin}: {mamba.heads} states of {mamba.head_dim} do not fit a width of {hidden}")
+    for name, wanted in (
+        ("use_bias", False),
+        ("mamba_proj_bias", False),
+        ("use_conv_bias", True),
+        ("mamba_conv_bias", True),
+        ("hidden_act", "silu"),
+    ):
+        if fields.get(name, wanted) != wanted:
+            raise fields.unsupported(name)
+    if not pure:
+        found = {name: value for name, value in raw.items() if name not in ("layer_types", "layers_block_type")}
+        return found | {"rms_norm_eps": raw.get("rms_norm_eps", 1e-5)}, {
+            "mamba": mamba,
+            "mamba_layers": _layers(fields, layers),
+        }
+    # A cache of this shape has room for what is kept of a row.
+    room = -(-mamba.width // 4) * 2
+    if room > HEAD_DIM.most:
+        raise UnsupportedModel(f"{origin}: {mamba.heads} states of {mamba.head_dim} are more than there is room for")
+    found = {name: raw[name] for name in _SAME if name in raw}
+    one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": room}
+    sizes = {"intermediate_size": 1, "max_position_embeddings": _ENDLESS}
+    eps = {"rms_norm_eps": fields.get("layer_norm_epsilon", 1e-5)}
+    return found | one | sizes | eps, {"mamba": mamba, "mamba_layers": (True,) * layers, "intermediate_size": 0}
+
+
+_SAME = (
+    *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"),
+    *("bos_token_id", "eos_token_id", "quantization_config", "hidden_act"),
+)
+
+
+def _limits(raw: Any, origin: str) -> tuple[float, float]:
+    """Bounds of a step; some write an infinite one as a word, or as a record of one."""
+    each = raw if isinstance(raw, (list, tuple)) else [0.0, "inf"] if raw is None else []
+    plain = [one.get("__float__") if isinstance(one, dict) else one for one in each]
+    values = [_ENDLESS_STEP if one in _WORDS else one for one in plain if isinstance(one, (int, float, str))]
+    if len(values) == 2 and not any(isinstance(one, (str, bool)) for one in values):
+        least, most = float(values[0]), min(float(values[1]), _ENDLESS_STEP)
+        if 0.0 <= least < most:
+            return least, most
+    raise CorruptFile(f"{origin}: time_step_limit should be two numbers, 0 or more, in ascending order")
+
+
+def _layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Which layers are recurrent."""
+    kinds = fields.get("layer_types", fields.get("layers_block_type"))
+    if kinds is not None:
+        if len(kinds) != layers or any(kind not in _KINDS for kind in kinds):
+            raise CorruptFile(f"{fields.origin}: layer_types should name one of {', '.join(_KINDS)} for each layer")
+        return tuple(_KINDS[kind] for kind in kinds)
+    attends = fields.get("attn_layer_indices", [])
+    return tuple(layer not in attends for layer in range(layers))
+
+
+_MIXER = {
+    "qkv": "in_proj.weight",
+    "output": "out_proj.weight",
+    "conv": "conv1d.weight",
+    "conv_bias": "conv1d.bias",
+    "step_bias": "dt_bias",
+    "decay": "A_log",
+    "skip": "D",
+    "gate_norm": "norm.weight",
+}
+_BAMBA = {"mlp_norm": "pre_ff_layernorm", **{part: f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}}
+_PURE = {"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"}
+
+
+def hybrid_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
+    """What these families call a part of layer number `layer`, or of the whole model; None: what Llama's call it."""
+    pure = config.family == "mamba2"
+    if layer is None:
+        if pure:
+            return f"{_PURE[name]}.{kind}"
+        return f"model.final_layernorm.{kind}" if name == "norm" else None
+    if name in _MIXER and config.recurrent(int(layer)):
+        return f"backbone.layers.{layer}.mixer.{_MIXER[name]}" if pure else f"model.layers.{layer}.mamba.{_MIXER[name]}"
+    if pure:
+        return f"backbone.layers.{layer}.norm.{kind}"
+    return f"model.layers.{layer}.{_BAMBA[name]}.{kind}" if name in _BAMBA else None

@@ -1,0 +1,41 @@
+"""Recurrent states that are known of a text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+_MOST = 4
+
+
+@dataclass
+class States:
+    """By layer: behind how much content a state stands, ascending, and the state; the latest few alone.
+
+    They follow from what a cache holds, and are made anew where they are missing: forgetting them costs time alone.
+    """
+
+    known: dict[int, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(state.nbytes for each in self.known.values() for _, state in each)
+
+    def last(self, layer: int) -> tuple[int, torch.Tensor] | None:
+        """The state behind the most content."""
+        found = self.known.get(layer)
+        return found[-1] if found else None
+
+    def add(self, layer: int, length: int, state: torch.Tensor) -> None:
+        """Remember the state behind so much content."""
+        self.known[layer] = [*self.known.get(layer, [])[1 - _MOST :], (length, state)]
+
+    def doubt(self, layer: int, length: int) -> None:
+        """Content from `length` on is no longer what it was."""
+        if layer in self.known:
+            self.known[layer] = [each for each in self.known[layer] if each[0] <= length]
+
+    def fork(self) -> States:
+        """States are never written to, so that a fork shares them."""
+        return States(dict(self.known))

@@ -1,0 +1,112 @@
+"""Context awareness: how much an answer's attention rests on what the user said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from ..core.needs import Needs
+from ..core.sequence import Sequence
+from ..errors import UnsupportedModel
+from ..model.protocol import Reader
+from ..model.threads import one_thread
+from ..model.transformer import Transformer
+from ..registry import register
+from .base import Monitor, Prompt, Row
+from .turns import user_spans
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    """keys: of all rows so far, by pass, each [n, kv_heads, head_dim]; users: [prompt] bool, where the user speaks.
+
+    count, total: number of the answer's rows so far, and the sum of their shares.
+    """
+
+    model: Any
+    users: np.ndarray
+    keys: tuple[torch.Tensor, ...] = ()
+    rows: int = 0
+    count: int = 0
+    total: float = 0.0
+
+
+@register(
+    "context-awareness",
+    paper="On the Loss of Context-awareness in General Instruction Fine-tuning (2024)",
+    guarantee="read-only: the text is the one without it, until the action is taken",
+    lossless=True,
+)
+@dataclass(frozen=True)
+class ContextAwareness(Monitor):
+    """Scores a text by how little its tokens attend to what the user said: 1 - the share that they do.
+
+    layer: whose attention is looked at, from 0, or from the last one down; the default is two thirds of smollm2's
+    depth. Of every token of the answer the attention to the user's words, in all turns and without the template's
+    tokens, is summed; the head with most of it counts, and the mean over tokens is taken. Known from the second token
+    on: the newest token's own row does not exist yet. The paper calls answers with a share above 0.6 dependent on their
+    context, a score below 0.4. Needs no training. Cost: that layer's queries and keys are worked out once more from its
+    input, and a row of attention per token; the prompt is read whole. Steering attention is not part of it.
+    """
+
+    layer: int = 20
+
+    @property
+    def site(self) -> str:
+        return f"resid_pre.{self.layer}"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(taps=(self.site,), prompt_taps=True, parts=True)
+
+    def fits(self, model: Reader) -> None:
+        if not isinstance(model, Transformer):
+            raise UnsupportedModel(
+                f"context-awareness looks into the attention of models that this package runs itself, and "
+                f"{type(model).__name__} is none: load the model with decodery"
+            )
+
+    def start(self, seq: Sequence) -> _State:
+        users = np.zeros(seq.prompt_length, dtype=bool)
+        for first, last in user_spans(seq):
+            users[first:last] = True
+        return _State(seq.model, users)
+
+    def read(self, state: _State, rows: Prompt) -> _State:
+        _, keys = self._heads(state, rows.hidden[self.site])
+        return replace(state, keys=(*state.keys, keys), rows=state.rows + len(keys))
+
+    @one_thread()
+    def observe(self, state: _State, row: Row) -> _State:
+        # The row that the first token is chosen at is the prompt's last one, and was read there.
+        if row.position == 0:
+            return state
+        queries, keys = self._heads(state, row.hidden[self.site][None])
+        state = replace(state, keys=(*state.keys, keys), rows=state.rows + 1)
+        share = float(self.shares(state, queries[0])[state.users.nonzero()[0]].sum(dim=0).max())
+        return replace(state, count=state.count + 1, total=state.total + share)
+
+    def score(self, state: _State) -> float | None:
+        return 1 - state.total / state.count if state.count else None
+
+    def shares(self, state: _State, queries: torch.Tensor) -> torch.Tensor:
+        """[rows, heads] float64: where the newest row's attention goes. queries: [heads, head_dim] of it."""
+        model = cast(Transformer, state.model)
+        config = model.config
+        keys = torch.cat(state.keys).double()
+        keys = keys.repeat_interleave(config.num_heads // config.num_kv_heads, dim=1)
+        found = (keys * queries.double()).sum(dim=-1) * config.attention_scale
+        window = config.window(self.layer % config.num_layers)
+        if window is not None:
+            found[: max(len(keys) - window, 0)] = -torch.inf
+        return found.softmax(dim=0)
+
+    def _heads(self, state: _State, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys of rows [n, hidden] that enter the layer, the next ones of the text."""
+        model = cast(Transformer, state.model)
+        positions = np.arange(state.rows, state.rows + len(rows))
+        queries, keys, _ = model.heads(self.layer % model.config.num_layers, rows, positions)
+        return queries.cpu(), keys.cpu()

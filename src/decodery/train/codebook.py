@@ -1,0 +1,130 @@
+"""Train codebooks: codes in the place of hidden states, by what the model then predicts and how near they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from ..errors import SettingsError, UnsupportedModel
+from ..model.config import ModelConfig
+from ..model.protocol import LanguageModel
+from ..model.sites import OF_LAYERS, Site, Visits, site
+from ..model.store import Progress, silent
+from ..model.transformer import Transformer
+from ..model.weights import Dense
+from ..monitor.codebook import Codebooks, mean_of, nearest
+from .cut import parameters
+from .puzzle_model import predicted
+
+
+class Coding(Visits):
+    """Visits that replace rows by the mean of their codes. lost: the squared distances that this came to, by site.
+
+    The gradient goes to the codes, and through them to what was replaced as if it had stayed.
+    """
+
+    def __init__(self, codes: Mapping[Site, torch.Tensor], k: int) -> None:
+        super().__init__({place.name + str(place.layer): place for place in codes}, {}, None)
+        self._codes, self._k = codes, k
+        self.lost: list[torch.Tensor] = []
+
+    def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
+        if place not in self._codes:
+            return rows
+        codes = self._codes[place]
+        with torch.no_grad():
+            ids = nearest(rows, codes, self._k)
+        found = mean_of(codes, ids).flatten(1)
+        self.lost.append((found - rows.detach()).square().mean())
+        return found + rows - rows.detach()
+
+
+def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
+    """Groups and width of each at a site. Raises SettingsError for one that has no codes."""
+    place = site(tap, config.num_layers)
+    if place.name not in OF_LAYERS:
+        raise SettingsError(f"codebooks are for {', '.join(f'{name}.L' for name in OF_LAYERS)}, not {tap}")
+    return (config.num_heads, config.head_dim) if place.name == "head_out" else (1, config.hidden_size)
+
+
+def train_codebook(
+    model: LanguageModel,
+    draw: Callable[[torch.Generator], torch.Tensor],
+    sites: Ordered[str],
+    *,
+    codes: int = 1000,
+    k: int = 8,
+    steps: int = 200,
+    lr: float = 5e-4,
+    whole: bool = False,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    progress: Progress = silent,
+) -> Codebooks:
+    """Codebooks of these sites, begun at rows of the first texts.
+
+    draw: tokens [texts, length] of the next step. The loss is the cross-entropy of what the model predicts through the
+    codes, plus their squared distance from what they replace. whole: train the model's own weights as well, in place,
+    as the paper does; else it stays as it is, and the codebooks are for it. Raises UnsupportedModel for a model whose
+    passes have no gradients.
+    """
+    if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
+        raise UnsupportedModel("codebooks are trained through a model in floating point: load it with dtype=float32")
+    places = {tap: site(tap, model.config.num_layers) for tap in sites}
+    draws = torch.Generator().manual_seed(seed)
+    books = _begun(model, draw(draws), sites, codes, draws)
+    learned: list[torch.Tensor] = list(books.values())
+    if whole:
+        learned += list(parameters(model).values())
+    optimizer = torch.optim.Adam(learned, lr=lr)
+    kept = [float("inf"), 0.0]
+    for step in range(steps):
+        tokens = draw(draws)
+        visits = Coding({places[tap]: books[tap] for tap in sites}, k)
+        logits = predicted(model, tokens[:, :-1], visits)
+        loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        lost = torch.stack(visits.lost).sum()
+        optimizer.zero_grad()
+        (loss + lost).backward()
+        optimizer.step()
+        kept = [float(loss.detach()), float(lost.detach())]
+        progress("training codebooks", step + 1, steps)
+    tensors = {f"codes.{number}": books[tap].detach() for number, tap in enumerate(sites)}
+    about = {**(facts or {}), "steps": steps, "seed": seed, "loss": round(kept[0], 4), "lost": round(kept[1], 6)}
+    about |= {"base": round(_plain_loss(model, draw, draws), 4), "whole": whole}
+    return Codebooks(tensors, tuple(sites), k, about, model.fingerprint)
+
+
+@torch.no_grad()
+def _plain_loss(model: Transformer, draw: Callable[[torch.Generator], torch.Tensor], draws: torch.Generator) -> float:
+    """The model's own loss on further texts, without codes."""
+    tokens = draw(draws)
+    return float(cross_entropy(predicted(model, tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten()))
+
+
+@torch.no_grad()
+def _begun(
+    model: Transformer, tokens: torch.Tensor, sites: Ordered[str], codes: int, draws: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """[groups, codes, dim] by site: rows that the model makes of some texts, drawn with replacement, a little apart."""
+    places = {tap: site(tap, model.config.num_layers) for tap in sites}
+    visits = Visits.reading(list(places.values()))
+    predicted(model, tokens, visits)
+    found = {}
+    for tap, place in places.items():
+        groups, dim = group_shape(tap, model.config)
+        rows = visits.states[place].detach().unflatten(-1, (groups, dim)).transpose(0, 1)
+        drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws)]
+        noise = torch.randn(drawn.shape, generator=draws) * rows.std() * 0.05
+        found[tap] = (drawn + noise).clone().requires_grad_()
+    return found
+
+
+def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Generator], torch.Tensor]:
+    """`draw` over pieces of text of one length."""
+    pieces = torch.tensor([list(each) for each in tokens])
+    return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws)]

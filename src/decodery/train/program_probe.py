@@ -1,0 +1,227 @@
+"""Train probes that read the state of a program off the states of the model that writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.noise import nth_seed
+from ..core.sequence import Sequence
+from ..decode.engine import Engine
+from ..decode.request import Request
+from ..decode.schedule import Limits
+from ..errors import SettingsError
+from ..model.protocol import LanguageModel
+from ..model.store import Progress, silent
+from ..model.threads import one_thread
+from ..monitor.probe import Probe
+from ..monitor.recorder import Recorder
+from ..monitor.threshold import Threshold
+from ..puzzles import drawn
+from ..puzzles.alphabet import END_ID, encoded, tokenizer
+from ..puzzles.robot import ACTIONS, FACINGS, Robot, State, given
+from ..sample.sampler import Sampler
+from .ranking import parts
+
+_TOGETHER, _BATCH, _EVERY = 32, 256, 50
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """What a model wrote for a prompt. rows: {site: [tokens, width]}, those that its tokens were chosen at.
+
+    right: whether it leads where it should; doubt: the mean of -log p over its tokens.
+    """
+
+    prompt: str
+    text: str
+    right: bool
+    doubt: float
+    rows: dict[str, torch.Tensor]
+
+    def states(self, robot: Robot, meaning: str = ACTIONS) -> list[State]:
+        """The state that each row's token leads to; the program's end leads nowhere else."""
+        found = robot.run(given(self.prompt)[0], self.text, meaning)
+        return [*found, found[-1]]
+
+
+def write_programs(
+    model: LanguageModel,
+    robot: Robot,
+    count: int,
+    sites: Ordered[str],
+    *,
+    split: str = "validation",
+    each: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[Program]:
+    """What the model writes for `count` prompts, `each` times, without what is no finished program."""
+    engine, found = Engine(model, detokenizer=tokenizer().stream, limits=Limits(texts=_TOGETHER)), list[Program]()
+    prompts = [prompt for prompt in islice(drawn(robot, split, seed), count) for _ in range(each)]
+    for first in range(0, len(prompts), _TOGETHER):
+        asked = prompts[first : first + _TOGETHER]
+        texts = []
+        for number, prompt in enumerate(asked):
+            request = Request(
+                encoded(prompt),
+                robot.length,
+                Sampler.from_settings(temperature=temperature),
+                eos_ids=(END_ID,),
+                seed=nth_seed(seed, first + number),
+                monitors=[Recorder(tuple(sites), 1)],
+            )
+            texts.append(engine.submit(request))
+        engine.run(texts)
+        for prompt, seq in zip(asked, texts, strict=True):
+            if (program := _program(robot, prompt, seq, sites)) is not None:
+                found.append(program)
+        progress("writing programs", first + len(asked), len(prompts))
+    return found
+
+
+def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> Program | None:
+    assert seq.text is not None and seq.watch is not None
+    text = seq.text.text
+    if seq.finish_reason != "stop" or not text or set(text) - set(ACTIONS):
+        return None
+    _, seen = seq.watch.state(0)
+    rows = {site: torch.stack([hidden[site] for _, hidden in seen]) for site in sites}
+    doubt = -float(torch.stack([numbers[-5] for numbers, _ in seen]).mean())
+    return Program(prompt, text, robot.verify(prompt, text), doubt, rows)
+
+
+def train_program_probe(
+    programs: Ordered[Program],
+    robot: Robot,
+    sites: Ordered[str],
+    *,
+    model: str = "",
+    meaning: str = ACTIONS,
+    inner: tuple[int, ...] = (),
+    ahead: int = 0,
+    rate: float = 0.1,
+    steps: int = 600,
+    lr: float = 3e-3,
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+) -> Probe:
+    """The probe of the site at which the states of validation programs are read best; all sites in `facts`.
+
+    meaning: what the actions do to the states that are learned: another semantics has to be learned by a probe of its
+    own, of the same size and from the same rows. inner: widths of hidden layers, () for a linear probe. ahead: learn
+    the state so many tokens later. Programs are split by prompt; the threshold is set on right programs of the
+    calibration part. Raises SettingsError where there are too few.
+    """
+    part = parts([each.prompt for each in programs], seed)
+    of = {name: [each for each, own in zip(programs, part, strict=True) if own == name] for name in set(part)}
+    if len(of) < 4 or len(of["train"]) < 8:
+        raise SettingsError(f"{len(programs)} programs are too few to learn from and to test on: write more")
+    sizes = {"x": robot.side, "y": robot.side, "facing": FACINGS}
+    best: tuple[float, str, dict[str, torch.Tensor]] | None = None
+    swept = {}
+    for site in sites:
+        data, labels = rows_and_states(of["train"], robot, site, meaning, ahead)
+        held = rows_and_states(of["validation"], robot, site, meaning, ahead)
+        tensors, value = _fit(data, labels, held, sizes, inner, steps, lr, seed)
+        swept[site] = round(value, 4)
+        if best is None or value > best[0]:
+            best = value, site, tensors
+    assert best is not None
+    _, site, tensors = best
+    about = {**(facts or {}), "fields": sizes, "programs": len(programs), "validation": swept, "seed": seed}
+    about |= {"right": round(float(np.mean([each.right for each in programs])), 4)}
+    unset = Probe(tensors, site, "new", Threshold(0.5, rate, 0, ""), about, model)
+    harmless = [each for each in of["calibration"] if each.right]
+    threshold = Threshold.calibrated(misses(unset, harmless), rate, "right programs of the model's own")
+    return Probe(tensors, site, "new", threshold, about, model)
+
+
+def misses(probe: Probe, programs: Ordered[Program]) -> list[float]:
+    """The score of each finished program, as its monitor comes by it."""
+    found = []
+    for each in programs:
+        likely = probe.likely(each.rows[probe.site][-1:])
+        goal = given(each.prompt)[1]
+        found.append(1 - float(np.prod([float(part[0, wanted]) for part, wanted in zip(likely, goal, strict=True)])))
+    return found
+
+
+def accuracies(
+    probe: Probe, programs: Ordered[Program], robot: Robot, meaning: str = ACTIONS, ahead: int = 0
+) -> dict[str, float]:
+    """Of every field: the share of states that are read rightly, each class weighed alike."""
+    rows, labels = rows_and_states(programs, robot, probe.site, meaning, ahead)
+    guesses = [part.argmax(dim=1) for part in probe.likely(rows)]
+    return {name: _balanced(guesses[at], labels[:, at]) for at, name in enumerate(probe.fields)}
+
+
+def rows_and_states(
+    programs: Ordered[Program], robot: Robot, site: str, meaning: str = ACTIONS, ahead: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n, width] rows of actions, and [n, 3] the states that they, or the token `ahead` of them, lead to."""
+    rows, labels = [], list[State]()
+    for each in programs:
+        states = each.states(robot, meaning)[:-1]
+        count = len(states) - ahead
+        if count > 0:
+            rows.append(each.rows[site][:count])
+            labels += states[ahead:]
+    return torch.cat(rows), torch.tensor(labels)
+
+
+def _balanced(guesses: torch.Tensor, labels: torch.Tensor) -> float:
+    shares = [float((guesses[labels == kind] == kind).double().mean()) for kind in labels.unique()]
+    return float(np.mean(shares))
+
+
+@one_thread()
+def _fit(
+    data: torch.Tensor,
+    labels: torch.Tensor,
+    held: tuple[torch.Tensor, torch.Tensor],
+    fields: dict[str, int],
+    inner: tuple[int, ...],
+    steps: int,
+    lr: float,
+    seed: int,
+) -> tuple[dict[str, torch.Tensor], float]:
+    """Tensors of the probe, and the mean over fields of its balanced accuracy on what was held out."""
+    data = data.float()
+    mean, scale = data.mean(dim=0), data.std(dim=0).clamp_min(1e-3)
+    given_rows, draws = (data - mean) / scale, torch.Generator().manual_seed(seed)
+    sizes, tensors = [data.shape[1], *inner, sum(fields.values())], dict[str, torch.Tensor]()
+    for number, (into, out) in enumerate(pairwise(sizes)):
+        tensors[f"weight.{number}"] = (torch.randn(out, into, generator=draws) / into**0.5).requires_grad_()
+        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True)
+    optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
+    best, kept = -1.0, dict[str, torch.Tensor]()
+    for step in range(steps):
+        batch = torch.randint(len(data), (_BATCH,), generator=draws)
+        logits = given_rows[batch]
+        for number in range(len(sizes) - 1):
+            logits = logits @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]
+            logits = logits.relu() if number + 2 < len(sizes) else logits
+        losses = [
+            torch.nn.functional.cross_entropy(part, labels[batch, at])
+            for at, part in enumerate(logits.split(list(fields.values()), dim=1))
+        ]
+        optimizer.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+        if (step + 1) % _EVERY:
+            continue
+        now = {name: tensor.detach().clone() for name, tensor in tensors.items()} | {"mean": mean, "scale": scale}
+        probe = Probe(now, "", "new", Threshold(0.5, 0.5, 0, ""), {"fields": fields})
+        guesses = [part.argmax(dim=1) for part in probe.likely(held[0])]
+        value = float(np.mean([_balanced(guess, held[1][:, at]) for at, guess in enumerate(guesses)]))
+        if value > best:
+            best, kept = value, now
+    return kept, best

@@ -1,0 +1,172 @@
+"""Find the attention heads of a behaviour: one sparse autoencoder over what all heads write, read as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..errors import CorruptFile, SettingsError
+from ..model.batch import Batch, Segment
+from ..model.store import Progress, silent
+from ..model.threads import one_thread
+from ..monitor.sae import HeadCodes
+from ..monitor.threshold import Threshold
+from .lines import read_json_lines
+
+if TYPE_CHECKING:
+    from ..lm import LM
+
+_NAMES = ("Mary", "John", "Anna", "Paul", "Lisa", "Mark", "Emma", "Tom", "Kate", "Jack", "Rose", "Adam")
+_ROWS = 1024
+_PLACES, _THINGS = ("store", "park", "school", "office"), ("drink", "book", "letter", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt behind which a behaviour completes, or one of the same form behind which it cannot."""
+
+    prompt: str
+    positive: bool
+
+
+def built_in_examples(count: int, seed: int = 0) -> list[Example]:
+    """Indirect objects: "When Mary and John went to the store, John gave a drink to"; without the behaviour, a third
+    person gives. Half of each kind, the same names in both.
+    """
+    random = np.random.default_rng(seed)
+    drawn = [list(each) for each in permutations(_NAMES, 3)]
+    found = []
+    for at in random.permutation(len(drawn))[: (count + 1) // 2]:
+        one, other, third = drawn[at]
+        place, thing = random.choice(_PLACES), random.choice(_THINGS)
+        for who, positive in ((other, True), (third, False)):
+            text = f"When {one} and {other} went to the {place}, {who} gave a {thing} to"
+            found.append(Example(text, positive))
+    return found[:count]
+
+
+def read_examples(path: Path) -> list[Example]:
+    """Of a file of JSON lines {"prompt": text, "positive": true or false}."""
+    found = []
+    for number, entry in read_json_lines(path):
+        known = entry if isinstance(entry, dict) else {}
+        prompt, positive = known.get("prompt"), known.get("positive")
+        if not isinstance(prompt, str) or not prompt or not isinstance(positive, bool):
+            raise CorruptFile(f'line {number} of {path} is not {{"prompt": text, "positive": true or false}}')
+        found.append(Example(prompt, positive))
+    return found
+
+
+@torch.no_grad()
+def head_rows(lm: LM, prompts: Ordered[str], progress: Progress = silent) -> torch.Tensor:
+    """[prompts, layers * heads, head_dim] float32: what every head writes at the last token of each prompt."""
+    config = lm.model.config
+    taps, found = [f"head_out.{layer}" for layer in range(config.num_layers)], []
+    for number, prompt in enumerate(prompts):
+        segment = Segment.chunk(lm.encode(prompt, raw=True), lm.model.new_cache(), logit_rows=[])
+        hidden = lm.model.forward(Batch([segment]), taps=taps).hidden
+        rows = [hidden[tap][-1].float().cpu().view(config.num_heads, config.head_dim) for tap in taps]
+        found.append(torch.cat(rows))
+        progress("reading examples", number + 1, len(prompts))
+    return torch.stack(found)
+
+
+def train_sae(
+    rows: torch.Tensor,
+    positive: Ordered[bool],
+    *,
+    heads: int,
+    model: str = "",
+    rate: float = 0.1,
+    top: int = 10,
+    features: int = 200,
+    sparsity: float = 0.02,
+    steps: int = 300,
+    lr: float = 1e-3,
+    seed: int = 0,
+    data: str = "",
+    facts: Mapping[str, Any] | None = None,
+) -> HeadCodes:
+    """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
+
+    rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
+    comparable: a head that writes much the same everywhere has one code. top: heads that the threshold is for; rate: of
+    examples without the behaviour that it flags at most. Raises SettingsError where a half lacks one of the two kinds,
+    or is too small for the rate.
+    """
+    labels = torch.tensor(list(positive))
+    for kind in (True, False):
+        if int((labels == kind).sum()) < 2:
+            raise SettingsError("a behaviour needs at least two examples with it and two without it")
+    # Every other one of each kind.
+    learned = torch.zeros(len(labels), dtype=torch.bool)
+    for kind in (True, False):
+        learned[torch.nonzero(labels == kind)[::2, 0]] = True
+    tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed)
+    about = {**(facts or {}), "layers": rows.shape[1] // heads, "heads": heads, "dim": rows.shape[2]}
+    unset = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
+    codes = unset.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+    tensors |= own_codes(codes[learned], labels[learned], features)
+    held = HeadCodes(tensors, Threshold(0.5, rate, 0, data), about)
+    order = [layer * heads + head for (layer, head), score in held.ranked()[:top] if score > 0]
+    values = shares(tensors["own"], codes, order)
+    threshold = Threshold.calibrated(values[~learned & ~labels].tolist(), rate, data)
+    about |= {
+        "examples": len(labels),
+        "found": [[layer, head, round(score, 4)] for (layer, head), score in held.ranked()[:top]],
+        "caught": round(float((values[~learned & labels] > threshold.value).double().mean()), 4),
+        "seed": seed,
+    }
+    return HeadCodes(tensors, threshold, about, model)
+
+
+def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dict[str, torch.Tensor]:
+    """ "own" and "score" of `HeadCodes`. codes: [examples, heads] of all heads; positive: [examples] bool."""
+    seen = torch.nn.functional.one_hot(codes, features).bool()
+    own = seen[positive].any(dim=0) & ~seen[~positive].any(dim=0)
+    score = (seen[positive] & own).any(dim=2).double().mean(dim=0)
+    return {"own": own, "score": score.float()}
+
+
+def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch.Tensor:
+    """[examples] the share of these heads whose codes are the behaviour's own, as the monitor comes by it."""
+    if not heads:
+        return torch.zeros(len(codes), dtype=torch.double)
+    at = torch.tensor(list(heads))
+    return own[at, codes[:, at]].double().mean(dim=1)
+
+
+@one_thread()
+def _encoder(
+    rows: torch.Tensor, features: int, sparsity: float, steps: int, lr: float, seed: int
+) -> dict[str, torch.Tensor]:
+    """The encoder's tensors. rows: [n, dim] float32."""
+    mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
+    whole = (rows - mean) / scale
+    draws = torch.Generator().manual_seed(seed)
+    weight = torch.randn(features, rows.shape[1], generator=draws) / rows.shape[1] ** 0.5
+    tensors = {
+        "weight": weight,
+        "bias": torch.zeros(features),
+        "out": weight.T.clone(),
+        "shift": torch.zeros_like(mean),
+    }
+    tensors = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+    optimizer = torch.optim.Adam(tensors.values(), lr=lr)
+    for _ in range(steps):
+        # All heads of a large model on all examples are tens of thousands of rows.
+        given = whole[torch.randint(len(whole), (_ROWS,), generator=draws)]
+        active = (given @ tensors["weight"].T + tensors["bias"]).relu()
+        made = active @ tensors["out"].T + tensors["shift"]
+        loss = (made - given).square().mean() + sparsity * active.abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return {name: tensors[name].detach() for name in ("weight", "bias")} | {"mean": mean, "scale": scale}

@@ -1,0 +1,118 @@
+"""Drafting while the target verifies: the same text in whatever order the two run, and what a right guess saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Event
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core import workers
+from decodery.core.ask import Ask, Asking, answer
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.pearl import Pearl
+from decodery.errors import SettingsError
+from decodery.model.batch import Batch, Scores, Segment
+from decodery.model.transformer import Transformer
+from decodery.sample import Sampler
+from decodery.testing import check_identical, decode, tiny_transformer
+from decodery.testing.models import Counted
+from decodery.verify.rejection import Rejection
+
+TARGET = tiny_transformer(0, num_layers=4)
+OTHER = tiny_transformer(1, num_layers=2)
+PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+
+
+def half(model: Transformer) -> Transformer:
+    """Its first layers, which agree with it now and then."""
+    config = replace(model.config, num_layers=3, sliding_layers=model.config.sliding_layers[:3])
+    return Transformer(config, replace(model.weights, layers=list(model.weights.layers[:3])))
+
+
+def texts(parallel: bool, monkeypatch: pytest.MonkeyPatch, **settings: object) -> list[tuple[list[int], int]]:
+    monkeypatch.setattr(workers, "cores", lambda: 2 if parallel else 1)
+    runs = decode(TARGET, PROMPTS, drafter=Pearl(half(TARGET), length=3), max_new_tokens=20, **settings)  # type: ignore[arg-type]
+    return [(run.generated, run.trace.passes) for run in runs]
+
+
+def test_texts_and_passes_are_the_same_in_turns_and_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for settings in ({}, {"sampler": Sampler.from_settings(temperature=0.8, top_p=0.9), "rule": Rejection()}):
+        assert texts(True, monkeypatch, **settings) == texts(False, monkeypatch, **settings)
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    sampler = Sampler.from_settings(temperature=0.8)
+    check_identical(TARGET, PROMPTS, drafter=Pearl(half(TARGET), length=3), sampler=sampler, max_new_tokens=20)
+
+
+class Waits(Counted):
+    """A model whose pass is not over before a pass of another one has begun."""
+
+    def __init__(self, model: Transformer, begun: Event, other: Event) -> None:
+        super().__init__(model)
+        self.begun, self.other, self.met = begun, other, 0
+
+    def forward(self, batch: Batch, **settings: object) -> Scores:
+        self.begun.set()
+        self.met += self.other.wait(3.0)
+        self.other.clear()
+        return super().forward(batch, **settings)  # type: ignore[arg-type]
+
+
+def test_both_models_are_at_work_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 2)
+    one, two = Event(), Event()
+    target, draft = Waits(TARGET, one, two), Waits(half(TARGET), two, one)
+    (run,) = decode(target, PROMPTS[:1], drafter=Pearl(draft, length=1), max_new_tokens=6)
+    assert target.met == draft.met >= run.trace.passes - 1
+
+
+def test_a_draft_that_is_always_right_costs_no_more_rounds_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 1)
+    draft = Counted(TARGET)
+    (right,) = decode(TARGET, PROMPTS[:1], drafter=Pearl(draft, length=4), max_new_tokens=21)
+    # The prompt's pass foretells what follows it, and then every pass finds a draft of three and its own token: no
+    # pass of the target is spent on one row, and every round writes four tokens.
+    assert right.trace.passes == 5
+    assert [step.emitted for step in right.trace.steps] == [1, 4, 4, 4, 4, 4]
+    # A round of the draft is as many passes as it has tokens: what it read before is not read again.
+    ledger = right.trace.ledger
+    assert ledger.passes["draft"] <= 4 * 6 and ledger.rows["draft"] <= len(PROMPTS[0]) + 4 * 6
+    (plain,) = decode(TARGET, PROMPTS[:1], drafter=DraftModel(TARGET, length=4), max_new_tokens=21)
+    assert plain.generated == right.generated
+    # One that is always wrong leaves the target alone with one row a pass.
+    (wrong,) = decode(TARGET, PROMPTS[:1], drafter=Pearl(OTHER, length=4), max_new_tokens=12)
+    assert wrong.trace.passes >= 8
+
+
+def test_what_fails_beside_a_pass_ends_that_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (1, 2):
+        monkeypatch.setattr(workers, "cores", lambda count=count: count)
+
+        def fails() -> Asking[None]:
+            yield [Ask(OTHER, Segment(np.arange(2), np.array([1, 2])))]
+            raise ValueError("beside")
+
+        rows = Segment(np.arange(2), np.array([1, 2]))
+        with torch.no_grad():
+            bad, good = answer([Ask(TARGET, rows, beside=fails()), Ask(TARGET, Segment(np.arange(1), np.array([1])))])
+        assert isinstance(bad, ValueError) and not isinstance(good, Exception)
+
+
+def test_its_length_comes_from_what_passes_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Curve:
+        def __init__(self, seconds: float) -> None:
+            self.time = seconds
+
+        def seconds(self, rows: int) -> float:
+            return self.time
+
+    times = {id(TARGET): 7.1, id(OTHER): 1.0}
+    monkeypatch.setattr("decodery.draft.pearl.cost_curve", lambda model: Curve(times[id(model)]))
+    seq = Engine(TARGET).submit(Request([1, 2, 3], max_new_tokens=4))
+    assert Pearl(OTHER, length=0).start(seq).length == 7
+    with pytest.raises(SettingsError, match="pearl needs length"):
+        Pearl(OTHER, length=-1)

@@ -1,0 +1,151 @@
+"""Mamba-2 layers: a scan over a tree is the recurrence along every path, and texts remember as caches must."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.draft.draft_model import DraftModel
+from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
+from decodery.model.batch import Batch, Segment
+from decodery.model.families import read_config
+from decodery.model.load import load
+from decodery.model.recurrence import advance, parents, tree_scan
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense, Weights
+from decodery.testing import check_cache, check_identical, check_state, decode
+from decodery.train.draft import check_target
+from tiny_models import make_model, random_ids, reference, save, tree_mask
+
+
+def doubled(model: Transformer) -> Transformer:
+    """The model in float64."""
+
+    def wide(part: object) -> object:
+        if isinstance(part, Dense):
+            return Dense(part.weight.double(), None if part.bias is None else part.bias.double())
+        return part.double() if isinstance(part, torch.Tensor) else part
+
+    layers = [
+        replace(layer, **{name: wide(part) for name, part in vars(layer).items()}) for layer in model.weights.layers
+    ]
+    whole = model.weights
+    head = wide(whole.head)
+    return Transformer(model.config, Weights(whole.embedding.double(), layers, whole.norm.double(), head))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("hybrid")
+        patch.setenv("DECODERY_HOME", str(home / "home"))
+        loaded = load(save(make_model("bamba"), home / "model"), dtype="float32", device="cpu").model
+    assert isinstance(loaded, Transformer)
+    return doubled(loaded)
+
+
+def random_rows(rng: np.random.Generator, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """Steps, decay, x, b, c and a state of two groups of two heads."""
+    sizes = ((rows, 4), (4,), (rows, 4, 3), (rows, 2, 5), (rows, 2, 5), (4, 3, 5))
+    steps, decay, *others = (torch.from_numpy(rng.normal(size=size)).to(dtype) for size in sizes)
+    return steps.exp(), -decay.exp(), *others
+
+
+def recurrence(
+    path: list[int], steps: torch.Tensor, decay: torch.Tensor, x: torch.Tensor, b: torch.Tensor, state: torch.Tensor
+) -> torch.Tensor:
+    """The state behind a path, row after row."""
+    for row in path:
+        led = b[row].repeat_interleave(2, dim=0)
+        added = (steps[row][:, None] * x[row])[:, :, None] * led[:, None]
+        state = (steps[row] * decay).exp()[:, None, None] * state + added
+    return state
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+def test_a_scan_over_a_tree_is_the_recurrence_along_every_path(dtype: torch.dtype, tolerance: float) -> None:
+    rng = np.random.default_rng(0)
+    wrong = 0.0
+    for _ in range(60):
+        rows = int(rng.integers(1, 41))
+        tree = [-1, *(int(rng.integers(0, node)) for node in range(1, rows))]
+        seen = torch.from_numpy(tree_mask(tree))
+        steps, decay, x, b, c, state = random_rows(rng, rows, dtype)
+        said = tree_scan(steps, decay, x, b, c, seen, state)
+        chained = tree_scan(steps, decay, x, b, c, torch.ones_like(seen).tril(), state)
+        for node in range(rows):
+            behind = recurrence(torch.where(seen[node])[0].tolist(), steps, decay, x, b, state)
+            expected = torch.einsum("hps,hs->hp", behind, c[node].repeat_interleave(2, dim=0))
+            assert (said[node] - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
+            wrong = max(wrong, float((chained[node] - expected).abs().max()))
+        replayed = advance(steps, decay, x, b, state)
+        walked = recurrence(list(range(rows)), steps, decay, x, b, state)
+        assert (replayed - walked).abs().max() <= tolerance * max(1.0, float(walked.abs().max()))
+    # The order of packing is no path: a scan that took it for one would be found out.
+    assert wrong > 0.1
+
+
+def test_every_row_finds_the_one_before_it() -> None:
+    tree = [-1, 0, 0, 1, 1, 2]
+    seen = torch.from_numpy(tree_mask(tree))
+    expected = [-1, 0, 1, 2, 2, 3, 3, 4]
+    assert parents(seen, 2).tolist() == expected
+    # Rows that stayed from an earlier pass stand where those that see them have them.
+    assert parents(seen[3:], 2).tolist() == expected
+
+
+def test_what_a_hybrid_remembers_obeys_the_law_of_caches(hybrid: Transformer) -> None:
+    assert check_cache(hybrid, programs=4, steps=12) < 1e-9
+    whole = reference(make_model("bamba").double(), random_ids(90))
+    cache = hybrid.new_cache()
+    logits = hybrid.forward(Batch([Segment.chunk(random_ids(90), cache)])).logits
+    assert (logits - whole).abs().max() < 1e-5  # over chunks of the scan; transformers' states are float32
+    cache.keep(range(90))
+    held = cache.bytes
+    cache.truncate(3)
+    assert cache.states.bytes == 0 and cache.bytes <= held
+
+
+@pytest.mark.parametrize("drafter", ["prompt-lookup", "token-recycling", "ngram", "suffix-automaton"])
+def test_drafts_on_a_hybrid_give_the_text_of_plain_decoding(drafter: str, hybrid: Transformer) -> None:
+    prompts = [[5, 6, 7, 8] * 4, [9, 10, 9, 10, 9]]
+    check_identical(hybrid, prompts, drafter=drafter, max_new_tokens=16, tested="drafted")
+    assert check_state(hybrid, prompts, drafter=drafter, max_new_tokens=8) < 1e-9
+
+
+def test_what_needs_keys_and_values_is_refused_with_a_sentence(hybrid: Transformer) -> None:
+    for drafter in ("swift", "compressed-cache"):
+        with pytest.raises(DecoderyError, match=r"needs .* which"):
+            decode(hybrid, [[1, 2, 3]], drafter=drafter)
+    with pytest.raises(DecoderyError, match="no draft can be cut"):
+        check_target(type("Loaded", (), {"model": hybrid, "name": "it"})())
+
+
+def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    theirs, ids = make_model("mamba2"), random_ids(16)
+    model = load(save(theirs, tmp_path / "model"), dtype="int8", device="cpu").model
+    logits = model.forward(Batch([Segment(np.arange(16), ids)])).logits
+    assert torch.nn.functional.cosine_similarity(logits, reference(theirs, ids)).min() > 0.99
+    # Convolution, scan and norms are PyTorch's, and round as the shape of a pass lets them.
+    assert not model.capabilities.exact_rows
+    check_identical(model, [[5, 6, 7] * 3], drafter=DraftModel(model, length=3), max_new_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "named"),
+    [
+        ({"mamba_proj_bias": True}, UnsupportedModel, "mamba_proj_bias"),
+        ({"mamba_n_heads": 7}, CorruptFile, "do not fit a width"),
+        ({"mamba_n_groups": 3}, CorruptFile, "3 groups do not fit"),
+        ({"time_step_limit": [1.0, 0.5]}, CorruptFile, "time_step_limit"),
+        ({"layer_types": ["linear_attention", "chunked"]}, CorruptFile, "layer_types"),
+    ],
+)
+def test_states_that_do_not_fit_are_refused(change: dict, error: type[Exception], named: str) -> None:
+    with pytest.raises(error, match=named):
+        read_config(make_model("bamba").config.to_dict() | change)

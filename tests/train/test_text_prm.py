@@ -1,0 +1,68 @@
+"""Training a process reward model on judged texts: where steps end, and what the head makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from decodery.core.ask import drive
+from decodery.errors import SettingsError
+from decodery.puzzles.alphabet import encoded, tokenizer
+from decodery.score.base import Candidates, judge
+from decodery.score.process_reward import ProcessReward
+from decodery.train.prm import PRM
+from decodery.train.puzzle_model import Shape, random_transformer
+from decodery.train.text_prm import JudgedText, TextPRMRecipe, step_ends, train_text_prm
+
+MODEL = random_transformer(Shape(32, 2, 2, 48, 64), 3)
+RECIPE = TextPRMRecipe(delimiter=";", steps=80)
+
+
+def judged(prompts: int, right: str = "good;", wrong: str = "bad;") -> list[JudgedText]:
+    """Two texts of each prompt, alike but for their second step, which says how they are to be judged."""
+    random, found = Random(0), []
+    for number in range(prompts):
+        for step, reward in ((right, 1.0), (wrong, 0.0)):
+            text = f"{random.randrange(10)};{step}{random.randrange(10)}"
+            found.append(JudgedText(encoded(f"{number}="), encoded(text), reward))
+    return found
+
+
+def test_steps_end_as_searches_end_them() -> None:
+    assert step_ends(tokenizer(), encoded("ab;;c;d"), ";") == [2, 5, 6]
+    # What has nothing before its delimiter is no step.
+    assert step_ends(tokenizer(), encoded(";;a;"), ";") == [3]
+    assert step_ends(tokenizer(), encoded("ab|.c"), "|.") == [3, 4]
+    assert step_ends(tokenizer(), [], ";") == []
+
+
+def test_a_head_learns_from_judged_texts_which_beginnings_promise(tmp_path: Path) -> None:
+    head = train_text_prm(MODEL, tokenizer(), judged(20), tmp_path, recipe=RECIPE)
+    assert head.facts is not None
+    # The first of three steps tells nothing: 2/3 of all pairs can be told apart, and half of the others by chance.
+    assert head.facts["auc"] > 0.7 and head.facts["cross_entropy"] < head.facts["cross_entropy_of_the_mean"] - 0.1
+    scorer = ProcessReward(str(tmp_path / PRM))
+    outputs = [encoded(text) for text in ("5;", "5;good;", "5;bad;")]
+    found = drive(judge(scorer, Candidates(encoded("7="), outputs, [False] * 3, model=MODEL))).tolist()
+    assert found[2] + 0.2 < found[1]
+    # Where both are judged alike there is nothing to be learned, and it shows.
+    other = train_text_prm(MODEL, tokenizer(), judged(20, "good;", "good;"), tmp_path / "other", recipe=RECIPE)
+    assert other.facts is not None and other.facts["auc"] < 0.7
+    # It goes on from what is there, and refuses what belongs to other texts.
+    again = train_text_prm(MODEL, tokenizer(), judged(20), tmp_path, recipe=RECIPE)
+    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in head.tensors.items())
+    with pytest.raises(SettingsError, match="other settings or other data"):
+        train_text_prm(MODEL, tokenizer(), judged(24), tmp_path, recipe=RECIPE)
+
+
+def test_texts_that_teach_nothing_are_refused(tmp_path: Path) -> None:
+    right = [replace(each, reward=1.0) for each in judged(20)]
+    for texts, message in ((right, "one reward"), ([replace(right[0], reward=2.0)], "from 0 to 1")):
+        with pytest.raises(SettingsError, match=message):
+            train_text_prm(MODEL, tokenizer(), texts, tmp_path, recipe=RECIPE)
+    with pytest.raises(SettingsError, match="between 0 and 2"):
+        train_text_prm(MODEL, tokenizer(), judged(2), tmp_path, recipe=replace(RECIPE, tap=3))
