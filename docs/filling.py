@@ -7,15 +7,6 @@ from collections.abc import Callable
 from figures import load, table_of
 
 
-def diffusion() -> str:
-    """What ways of filling a canvas get right and cost."""
-    found = load("diffusion")
-    rows = {f"`{name}`": run for name, run in found["results"].items()}
-    facts = found["facts"]
-    made = f"Model: `{facts['model']}`. Figures: `{found['command']}`, {facts['prompts']} prompts held out."
-    return f"{made}\n\n{table_of(rows)}"
-
-
 def parallelbench() -> str:
     """What a pass may write without loss, task by task."""
     from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
@@ -40,4 +31,4 @@ def lave() -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"diffusion": diffusion, "parallelbench": parallelbench, "lave": lave}
+SECTIONS: dict[str, Callable[[], str]] = {"parallelbench": parallelbench, "lave": lave}
