@@ -632,6 +632,7 @@ KVS: dict[str, CachePolicy] = {
 
 TRANSFORMS = [
     "evopress:generations=2,children=2,tokens=16/24",
+    "ffn-split:experts=4,active=2",
     "fp4:points=4",
     "int4",
     "int8",

@@ -310,7 +310,7 @@ LOCAL = {
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
-    ("kv", "double-sparsity", "calibration"),
+    *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),
     *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),
     *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head"), ("monitor", "neurofeedback", "axis")),
     *(("monitor", "codebook", "codebooks"), ("monitor", "sae", "codes")),

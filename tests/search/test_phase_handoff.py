@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+from decodery.core.sequence import TokenLogprob
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
 from decodery.errors import SettingsError
 from decodery.sample import Sampler
-from decodery.search.phase_handoff import PhaseHandoff
+from decodery.search.phase_handoff import PhaseHandoff, entropy
 from decodery.testing.models import Counted
 from methods import DRAFTERS
-from sampled import OTHER, PROMPT, plain, run
+from sampled import MODEL, OTHER, PROMPT, plain, run
 
 GREEDY: dict[str, Any] = {"sampler": Sampler.from_settings(), "max_new_tokens": 14, "eos_ids": ()}
 
@@ -55,6 +58,31 @@ def test_a_text_that_ends_before_is_not_handed_over() -> None:
     assert seq.generated == begun[:3] and counted.rows == []
     with pytest.raises(SettingsError, match="begins with the model or the second one, not 'small'"):
         PhaseHandoff(begins="small")  # type: ignore[arg-type]
+
+
+def test_phases_end_where_a_model_has_become_sure_or_is_not_any_more() -> None:
+    many = GREEDY | {"max_new_tokens": 30}
+    surprises = [entropy(each) for each in plain_entropies()]
+    assert min(surprises) < max(surprises)
+    limit = (min(surprises) + max(surprises)) / 2
+    search = PhaseHandoff(step_tokens=99, rounds=9, below=limit, above=limit, window=1, model=OTHER)
+    (seq,) = run(search, **many)
+    parts = [(part.author, len(part.tokens)) for part in seq.trace.grown]
+    first = next(place for place, each in enumerate(surprises, start=1) if each < limit)
+    assert parts[0] == ("", first) and parts[1][0] == "draft" and len(parts) > 2
+    assert seq.logprobs is None and all(not each.top for each in seq.token_logprobs)
+    # Without limits, or with such as are never met, the phases are as long as they are told to be.
+    never = replace(search, below=0.0, above=99.0, step_tokens=6, rounds=2)
+    assert run(never, **many)[0].generated == run(replace(never, below=None, above=None), **many)[0].generated
+    with pytest.raises(SettingsError, match="at least 0 nats"):
+        PhaseHandoff(below=-1.0)
+
+
+def plain_entropies() -> list[TokenLogprob]:
+    engine = Engine(MODEL)
+    seq = engine.submit(Request(PROMPT, logprobs=20, **GREEDY | {"max_new_tokens": 30}))
+    engine.run([seq])
+    return seq.token_logprobs
 
 
 def best(tokens: list[int]) -> int:

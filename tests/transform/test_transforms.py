@@ -21,9 +21,10 @@ from decodery.registry import methods, resolve
 from decodery.sample import Sampler, Temperature
 from decodery.spec import from_network
 from decodery.testing import check_identical, check_state, decode, tiny_transformer
-from decodery.transform import FP4, EvoPress, Int4, Int8, LQLoRA, NMSparsity, SliceGPT
+from decodery.transform import FP4, EvoPress, FFNSplit, Int4, Int8, LQLoRA, NMSparsity, SliceGPT
 from decodery.transform.base import transformed
 from decodery.transform.evopress import switched
+from decodery.transform.ffn_split import grouped, routed
 from decodery.transform.folder import save
 from decodery.transform.fp4 import FORMATS, codes, nearest
 from decodery.transform.lq_lora import normal_float
@@ -60,7 +61,8 @@ def test_a_copy_is_saved_to_the_bit_and_drafts_for_its_original(name: str, tmp_p
     before = [tensor.clone() for tensor in tensors(model)]
     changed, report = transformed(model, [resolve("transform", name)], texts)
     assert all(torch.equal(a, b) for a, b in zip(before, tensors(model), strict=True))
-    assert 0 < report.stages[0].error < 1 and report.after.bytes < report.before.bytes
+    assert 0 < report.stages[0].error < 1
+    assert report.after.bytes < report.before.bytes or report.after.macs < report.before.macs
 
     save(tmp_path / "copy", changed, report, loaded)
     again = load(tmp_path / "copy")
@@ -240,3 +242,30 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
     with pytest.raises(SettingsError, match="name a new folder"):
         save(tmp_path, *transformed(MODEL, [Int8()]), tiny_loaded())
+
+
+def test_experts_of_a_split_mlp_add_up_to_it_and_the_router_learns_which_matter() -> None:
+    whole = logits(MODEL)
+    for texts in ([], TEXTS):
+        changed, report = transformed(MODEL, [FFNSplit(experts=4, active=0)], texts)
+        assert (logits(changed) - whole).abs().max() < 1e-10 and report.stages[0].error == 0
+        assert changed.config.experts == changed.config.experts_per_token == 4
+    made = [transformed(MODEL, [FFNSplit(experts=4, active=n)], TEXTS) for n in (1, 3)]
+    assert [report.stages[0].error for _, report in made] == sorted((r.stages[0].error for _, r in made), reverse=True)
+    assert report.before.macs > made[0][1].after.macs
+    # Against a router that knows nothing, and groups that do not belong together.
+    torch.manual_seed(0)
+    rows, sizes = torch.randn(400, 16).double(), torch.rand(400, 4).double()
+    sizes[torch.arange(400), rows[:, :4].argmax(dim=1)] += 4
+    router = routed(rows, sizes, 150)
+    assert ((rows @ router.T).argmax(dim=1) == sizes.argmax(dim=1)).double().mean() > 0.8
+    active = torch.zeros(60, 12)
+    for channel in range(12):
+        active[channel % 3 :: 3, channel] = torch.randn(20)
+    assert all(len({int(channel) % 3 for channel in group}) == 1 for group in grouped(active, 3))
+    with pytest.raises(SettingsError, match="must read a text"):
+        transformed(MODEL, [FFNSplit()])
+    with pytest.raises(UnsupportedModel, match="equal parts"):
+        transformed(MODEL, [FFNSplit(experts=7)], TEXTS)
+    with pytest.raises(SettingsError, match="at least 2 experts"):
+        FFNSplit(active=9)

@@ -144,6 +144,15 @@ _PATH = click.Path(path_type=Path)
 @_lists("--letters", type=int, metavar="N", help="Of the longest list, for models of decodery train diffusion (6).")
 @click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
 @click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
+@click.option(
+    "--sweep",
+    cls=Option,
+    heading="Laws of drafts",
+    type=_Names(),
+    metavar="LIST",
+    help="Drafts with what differs between them, such as training tokens, as in small=62000,more=125000,most=250000; "
+    "or batch, at --concurrency texts at once. Fits value = a + b ln(amount); --out gets law.json and law.svg.",
+)
 @_load(
     "--serve",
     is_flag=False,
@@ -165,6 +174,7 @@ def bench(
     passes: bool,
     rows: tuple[int, ...] | None,
     serve: str | None,
+    sweep: tuple[str, ...] | None,
     **options: Any,
 ) -> None:
     """Measure decoding methods against plain decoding, on the same prompts and in the same run.
@@ -175,6 +185,13 @@ def bench(
     strange = sorted(given.keys() & {"rates", "trace", "first_token_limit", "gap_limit"})
     if strange and serve is None:
         raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to --serve")
+    if sweep is not None:
+        if compare or source or passes or rows is not None or serve is not None or resume:
+            raise click.UsageError("--sweep goes without --compare, --from, --pass, --rows, --serve and --resume")
+        from .bench_sweep import sweep as measured_sweep
+
+        measured_sweep(sweep, given, out, as_json=as_json)
+        return
     watched = "monitors" in given.get("workloads", ())
     puzzles = "search" in given.get("workloads", ())
     strange = sorted(given.keys() & {"puzzle", "rewards", "budgets", "pool"})

@@ -100,7 +100,8 @@ class ModelConfig:
     mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
     where layers have no MLP.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
-    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1.
+    `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
+    have no weights and are added up, as the parts of one MLP are.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
@@ -141,6 +142,7 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     normed_experts: bool = True
+    summed_experts: bool = False
     centred_norms: bool = False
     norms_after: bool = False
     parallel: bool = False

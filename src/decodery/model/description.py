@@ -85,8 +85,8 @@ _CONFIG: dict[str, Kind] = {
     "vocabulary": Text(256),
     "exits": Listed(LAYERS, MOST_LAYERS),
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
-    "normed_experts": Flag(),
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
+    **dict.fromkeys(("normed_experts", "summed_experts"), Flag()),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),

@@ -45,7 +45,9 @@ class Mixture:
         said = (rows.double() @ self._router.double().T).softmax(dim=-1)
         free = said if shared is None else self._within(said, shared)
         weights, chosen = free.topk(config.experts_per_token, dim=-1)
-        if config.normed_experts:
+        if config.summed_experts:
+            chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
+        elif config.normed_experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = weights.to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
@@ -54,7 +56,8 @@ class Mixture:
             gate_up, down = self._expert(number)
             gate, up = gate_up(rows[row]).chunk(2, dim=-1)
             found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
-        # One after the other, the likeliest first: a row's sum is the same whatever else is in the pass.
+        # One after the other, the likeliest first, or in their own order where they are summed: a row's sum is the same
+        # whatever else is in the pass.
         total = found[:, 0]
         for each in range(1, found.shape[1]):
             total = total + found[:, each]

@@ -83,7 +83,7 @@ class _Ahead(Growth):
         for _ in range(self.k):
             going = [seq for seq in ends if not seq.finished]
             for seq in going:
-                seq.held = self.step_end(seq)
+                seq.held = self.search.ends(seq)
             yield from self.write(going)
         count("rolled_out", sum(len(end.tokens) - len(node.seq.tokens) for end, node in zip(ends, nodes, strict=True)))
         return ends

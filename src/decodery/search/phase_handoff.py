@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.needs import Needs
-from ..core.sequence import Sequence
+from ..core.sequence import Sequence, TokenLogprob
 from ..errors import SettingsError
 from ..model.named import Precision
 from ..model.protocol import LanguageModel
+from ..model.store import Progress, silent
 from ..registry import register
+from .pool import require_count
 from .second import Second
 from .steps import Growth, Node, Stepped
+
+if TYPE_CHECKING:
+    from ..decode.engine import Engine
+    from ..decode.request import Request
+
+_LIKELY = 20
+"""Tokens whose probabilities an entropy is made of."""
 
 
 @register(
@@ -34,14 +45,20 @@ class PhaseHandoff(Stepped):
     draft-model; it needs the same tokens. Both draw with the noise of the text, and penalties see all of it; the model
     writes by the request's drafter, budget and rule. A model reads what the other one wrote in one go, and before the
     last phase the one that has finished gives back the memory of its keys and values. 64 tokens are no published
-    number: in the original 8 of 10 scales of an image are the large model's. Handing over by difficulty is not here,
-    and of sampling both phases have the request's.
+    number: in the original 8 of 10 scales of an image are the large model's.
+    below: the model's phase also ends where the entropy of what it draws from, meaned over the last `window` tokens of
+    the phase, has fallen below so many nats; above: the second model's where its own has risen above. That is of the
+    model's own law, whatever the sampler makes of it, of its 20 likeliest tokens and the others as one. rounds counts
+    these phases, too. Of sampling both models have the request's settings.
     """
 
     delimiter: str | tuple[int, ...] | None = None
     step_tokens: int = 64
     rounds: int = 2
     begins: Literal["model", "second"] = "model"
+    below: float | None = None
+    above: float | None = None
+    window: int = 8
     model: LanguageModel | str | None = None
     dtype: Precision = "auto"
 
@@ -49,10 +66,37 @@ class PhaseHandoff(Stepped):
         super().__post_init__()
         if self.begins not in ("model", "second"):
             raise SettingsError(f"phase-handoff begins with the model or the second one, not {self.begins!r}")
+        require_count(self._name, "window", self.window)
+        if any(limit is not None and not limit >= 0 for limit in (self.below, self.above)):
+            raise SettingsError("phase-handoff takes entropies of at least 0 nats for below and above")
 
     @property
     def needs(self) -> Needs:
         return Needs(rows=True)
+
+    def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
+        if self.below is None and self.above is None:
+            return (yield from super().find(engine, request, progress))
+        wanted = request.logprobs
+        noted = replace(request, logprobs=max(_LIKELY, wanted or 0))
+        found = yield from super().find(engine, noted, progress)
+        for seq in found:
+            seq.logprobs = wanted
+            for each in seq.token_logprobs:
+                each.top = each.top[: wanted or 0]
+        return found
+
+    def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
+        limit, falls = (self.above, False) if seq.role else (self.below, True)
+        end, begin = super().ends(seq), len(seq.token_logprobs)
+
+        def held(text: Sequence) -> bool:
+            if limit is None or len(text.token_logprobs) - begin < self.window or end(text):
+                return end(text)
+            mean = math.fsum(map(entropy, text.token_logprobs[-self.window :])) / self.window
+            return mean < limit if falls else mean > limit
+
+        return held
 
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         second, node = Second(growth, self.model, self.dtype), growth.root
@@ -68,6 +112,13 @@ class PhaseHandoff(Stepped):
 
     def _by_model(self, node: Node) -> bool:
         return (node.depth % 2 == 0) == (self.begins == "model")
+
+
+def entropy(token: TokenLogprob) -> float:
+    """Nats of the law that a token was drawn from, of the likeliest ones as told and all others as one."""
+    told = [how for _, how in token.top]
+    rest = max(1.0 - math.fsum(map(math.exp, told)), 0.0)
+    return -math.fsum(math.exp(how) * how for how in told) - (rest * math.log(rest) if rest > 0 else 0.0)
 
 
 def _forget(*nodes: Node) -> None:

@@ -47,7 +47,7 @@ class Second:
         """A step behind a text, of which the text's own model has read nothing yet."""
         written = self._taken_over(parent.seq)
         if parent.depth + 1 < self.growth.search.rounds:
-            written.held = self.growth.step_end(written)
+            written.held = self.growth.search.ends(written)
         yield from self.growth.write([written], written.trace)
         return Node(
             self._given_back(parent.seq, written),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -89,6 +89,10 @@ class Stepped(Search):
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         return (yield from self.follow(Growth(engine, request, self, progress)))
+
+    def ends(self, seq: Sequence) -> Callable[[Sequence], bool]:
+        """What holds a text at the end of the step that it is about to write behind what it has."""
+        return StepEnd(seq, self.delimiter, self.step_tokens)
 
     @abstractmethod
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
@@ -251,7 +255,7 @@ class Growth:
         """A child of which nothing is written."""
         seq = parent.seq.branch(self._seed(parent))
         if not whole and parent.depth + 1 < self.search.rounds:
-            seq.held = self.step_end(seq)
+            seq.held = self.search.ends(seq)
         if parent is self.root and unread(seq) > 1:
             # The first one reads the prompt for all.
             if parent.seq.like is None:
@@ -261,10 +265,6 @@ class Growth:
         parent.children += 1
         self.trace.grown.append(Grown(parent.number, []))
         return Node(seq, len(seq.tokens), len(self.trace.grown) - 1, parent.scores, parent.depth + 1)
-
-    def step_end(self, seq: Sequence) -> StepEnd:
-        """What holds a text at the end of the step that it is about to write."""
-        return StepEnd(seq, self.search.delimiter, self.search.step_tokens)
 
     def _seed(self, parent: Node) -> int:
         seed = parent.seq.seed

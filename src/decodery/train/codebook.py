@@ -91,7 +91,7 @@ def train_codebook(
         optimizer.zero_grad()
         (loss + lost).backward()
         optimizer.step()
-        kept = [float(loss), float(lost)]
+        kept = [float(loss.detach()), float(lost.detach())]
         progress("training codebooks", step + 1, steps)
     tensors = {f"codes.{number}": books[tap].detach() for number, tap in enumerate(sites)}
     about = {**(facts or {}), "steps": steps, "seed": seed, "loss": round(kept[0], 4), "lost": round(kept[1], 6)}

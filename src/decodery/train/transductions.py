@@ -45,11 +45,11 @@ class Reorder(Transduction):
     """
 
     turns: float = 0.2
-    least: int = 12
-    most: int = 24
+    least: int = 8
+    most: int = 16
 
     cut = True
-    longest = 24
+    longest = 16
 
     def draw(self, random: Random) -> str:
         length, source, since = random.randint(self.least, self.most), "", 0

@@ -1,5 +1,6 @@
 # Written by docs/generate.py.
 from .evopress import EvoPress as EvoPress
+from .ffn_split import FFNSplit as FFNSplit
 from .fp4 import FP4 as FP4
 from .int4 import Int4 as Int4
 from .int8 import Int8 as Int8

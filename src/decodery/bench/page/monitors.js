@@ -41,7 +41,7 @@ function monitorsPage() {
     const columns = acts.length ? Object.keys(acts[0]).filter((name) => name !== "testbed") : [];
     return [
       el("h2", { class: "part" }, words(bed)),
-      rows.length ? el("section", {}, el("h2", {}, "How well it is told (AUROC)"), detectionPlot(rows), plainTable(`Detection, ${bed}`, head, rows.map(line), 1)) : null,
+      rows.length ? el("section", {}, el("h2", {}, "How well it is told (AUROC)"), detectionPlot(rows.filter((row) => row.auroc !== null)), plainTable(`Detection, ${bed}`, head, rows.map(line), 1)) : null,
       acts.length ? el("section", {}, el("h2", {}, "What acting does"), plainTable(`Acting, ${bed}`, columns, acts.map((act) => columns.map((name) => act[name])), 1)) : null,
     ];
   }).filter((node) => node);

@@ -73,7 +73,11 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         for name, each in found.items():
             scores, told_labels, groups = zip(*each, strict=True)
             rows.append(detection(NAME, f"{kind}: {name}", [Judged(scores, told_labels, groups, groups)]))
-        shares = {n: float(np.mean([hit for at in range(n, 2 * n) for hit in growth[at]])) for n in (1, 2, 4, 8, 16)}
+        shares = {
+            n: float(np.mean([hit for at in range(n, 2 * n) for hit in growth[at]]))
+            for n in (1, 2, 4, 8, 16)
+            if 2 * n <= _EXAMPLES
+        }
         acts.append(
             {
                 "testbed": NAME,

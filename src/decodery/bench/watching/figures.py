@@ -38,15 +38,15 @@ def detection(testbed: str, monitor: str, seeds: Ordered[Judged]) -> Row:
         "testbed": testbed,
         "monitor": monitor,
         "auroc": _mean(values),
-        "low": round(low, 4),
-        "high": round(high, 4),
+        "low": _mean([low]),
+        "high": _mean([high]),
         "within": _mean([within(each.scores, each.wrong, each.strata) for each in seeds]),
         "precision": _mean([average_precision(each.scores, each.wrong) for each in seeds]),
         "caught": _mean([rate_at(each.scores, each.wrong) for each in seeds]),
         "error": _mean([calibration_error(each) for each in seeds]),
         "base": _mean([fmean(each.wrong) for each in seeds]),
         "tested": len(first.wrong),
-        "by_seed": [round(value, 4) for value in values],
+        "by_seed": [_mean([value]) for value in values],
     }
     if all(each.limit is not None for each in seeds):
         shares = [
@@ -141,7 +141,7 @@ HEAD = (
 def shown(row: Row) -> list[str]:
     """A row's figures under `HEAD`."""
     plain = [_said(row.get(name)) for name in ("within", "precision", "caught", "error", "base", "false", "flagged")]
-    between = f"{row['low']:.2f} to {row['high']:.2f}"
+    between = "" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
     return [row["testbed"], row["monitor"], _said(row["auroc"]), between, *plain]
 
 

@@ -31,7 +31,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         train_puzzle_model(robot, folder, recipe=PuzzleRecipe(every=100), progress=progress)
     model = load(str(folder)).model
     sites = tuple(f"resid_post.{layer}" for layer in range(model.config.num_layers))
-    count = max(96, settings.prompts // 2)
+    count = max(480, settings.prompts // 2)
     programs = write_programs(model, robot, count, sites, seed=settings.seed, progress=progress)
     sampled = write_programs(
         model, robot, 40, sites, split="test", each=_SAMPLES, temperature=1.0, seed=settings.seed, progress=progress

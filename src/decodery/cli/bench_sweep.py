@@ -1,0 +1,108 @@
+"""`decodery bench --sweep`: drafts of several sizes or trainings, or several batches, and the law they follow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from ..errors import SettingsError
+
+if TYPE_CHECKING:
+    from ..lm import LM
+    from ..output import Output
+
+BATCH = "batch"
+_USES = {"model", "dtype", "methods", "workloads", "data", "prompts", "max_new_tokens", "concurrency"}
+
+
+def sweep(named: tuple[str, ...], given: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
+    """Measure, fit and show. named: FOLDER=AMOUNT each, or `batch` alone. given: other options."""
+    from .. import load
+    from ..bench.scaling import Law, plot, report
+    from ..bench.workloads import questions
+    from ..model.store import write_text
+
+    if strange := sorted(set(given) - _USES):
+        raise click.UsageError(f"--sweep has no use for --{strange[0].replace('_', '-')}")
+    pairs = None if named == (BATCH,) else [_pair(each) for each in named]
+    if pairs is not None and len(pairs) < 3:
+        raise SettingsError("a law needs three drafts at least, as in --sweep small=62000,more=125000,most=250000")
+    data = Path(given["data"]) if given.get("data") else None
+    asked = questions(given.get("workloads", ("built-in",))[0], data, given.get("prompts"))
+    prompts, new = [each.turns[0] for each in asked], given.get("max_new_tokens", 96)
+    lm = load(given.get("model", "smollm2"), dtype=given.get("dtype", "auto"))
+    if pairs is None:
+        label, unit = "texts at once", "tokens per second"
+        drafter = next((each for each in given.get("methods", ()) if each != "none"), "auto")
+        amounts = [float(each) for each in given.get("concurrency", (1, 2, 4, 8))]
+        values = [_tokens_per_second(lm, prompts, drafter, new, int(each)) for each in amounts]
+    else:
+        label, unit = "amount", "tokens per pass of the target"
+        amounts = [amount for _, amount in pairs]
+        values = [_tokens_per_pass(lm, prompts, folder, new) for folder, _ in pairs]
+    found = {"sweep": list(named), "amounts_are": label, "values_are": unit, **report(amounts, values)}
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / "law.json", json.dumps(found, indent=1) + "\n")
+        write_text(out / "law.svg", plot(Law.fit(amounts, values), label, unit) + "\n")
+    click.echo(json.dumps(found) if as_json else _told(found))
+
+
+def _pair(text: str) -> tuple[str, float]:
+    folder, _, amount = text.rpartition("=")
+    try:
+        found = float(amount)
+    except ValueError:
+        found = 0.0
+    if not folder or not 0.0 < found < float("inf"):
+        raise SettingsError(f"--sweep takes drafts with what differs between them, as FOLDER=62000, not {text!r}")
+    return folder, found
+
+
+def _tokens_per_pass(lm: LM, prompts: list[str], folder: str, new: int) -> float:
+    """Greedy, with a chain of four tokens of the draft in `folder`."""
+    from ..draft.draft_model import DraftModel
+
+    lm.memory.clear()
+    outputs = cast("list[Output]", lm.generate(prompts, max_new_tokens=new, drafter=DraftModel(folder)))
+    steps = [step for output in outputs for step in output.trace.decoding]
+    return sum(step.emitted for step in steps) / max(len(steps), 1)
+
+
+def _tokens_per_second(lm: LM, prompts: list[str], drafter: str, new: int, at_once: int) -> float:
+    """Of so many texts at once, each batch behind one that is not counted."""
+    from time import perf_counter
+
+    lm.generate(prompts[:at_once], max_new_tokens=8, drafter=drafter)
+    tokens, seconds = 0, 0.0
+    for first in range(0, len(prompts) - at_once + 1, at_once):
+        begin = perf_counter()
+        some = prompts[first : first + at_once]
+        outputs = cast("list[Output]", lm.generate(some, max_new_tokens=new, drafter=drafter))
+        seconds += perf_counter() - begin
+        tokens += sum(len(output.tokens) for output in outputs)
+    if not tokens:
+        raise SettingsError(f"there are fewer than {at_once} questions: raise --prompts or lower --concurrency")
+    return tokens / seconds
+
+
+def _told(found: dict[str, Any]) -> str:
+    low, high = found["slope_interval"]
+    following, held = found["next"], found.get("held_out")
+    lines = [f"{amount:>12g}  {value:.3f}" for amount, value in zip(found["amounts"], found["values"], strict=True)]
+    lines += [
+        f"{found['values_are']} = {found['intercept']:.3f} + {found['slope']:.3f} ln({found['amounts_are']}), slope "
+        f"{low:.3f} to {high:.3f}, R2 {found['r2']:.3f}",
+        f"{following['amount']:g} would give {following['expected']:.3f} ({following['low']:.3f} to "
+        f"{following['high']:.3f})",
+    ]
+    if held:
+        inside = "inside" if held["low"] <= held["measured"] <= held["high"] else "outside"
+        lines.append(
+            f"the others foretell {held['expected']:.3f} ({held['low']:.3f} to {held['high']:.3f}) for "
+            f"{held['amount']:g}, and it is {held['measured']:.3f}: {inside}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""Laws of drafts: planted ones are found again, intervals hold what they promise, and a sweep says what it measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+
+from decodery.bench.scaling import Law, plot, report, students_t
+from decodery.cli.bench import bench
+from decodery.errors import SettingsError
+from tiny_models import make_model, save
+
+AMOUNTS = (62e3, 125e3, 250e3, 500e3, 1e6)
+
+
+def test_a_planted_law_is_found_again() -> None:
+    law = Law.fit(AMOUNTS, [0.7 + 0.31 * np.log(each) for each in AMOUNTS])
+    assert abs(law.intercept - 0.7) < 1e-9 and abs(law.slope - 0.31) < 1e-9 and abs(law.r2 - 1.0) < 1e-9
+    assert abs(law.at(4e6)[0] - (0.7 + 0.31 * np.log(4e6))) < 1e-9
+    for freedom in (1, 2, 3, 7, 40):
+        assert abs(students_t(freedom) - stats.t.ppf(0.975, freedom)) < 1e-3 * students_t(freedom)
+    for amounts in ((1.0, 2.0), (3.0, 3.0, 3.0), (0.0, 1.0, 2.0)):
+        with pytest.raises(SettingsError, match="a law needs three measurements"):
+            Law.fit(amounts, [1.0] * len(amounts))
+
+
+def test_intervals_cover_what_they_promise() -> None:
+    rng = np.random.default_rng(0)
+    slopes = narrow = coming = 0
+    for _ in range(1000):
+        truth = [2.0 + 0.2 * np.log(each) for each in (*AMOUNTS, 2e6)]
+        seen = np.array(truth) + rng.normal(0.0, 0.1, 6)
+        law = Law.fit(AMOUNTS, seen[:5])
+        low, high = law.slope_interval
+        slopes += low <= 0.2 <= high
+        coming += law.at(2e6)[1] <= seen[5] <= law.at(2e6)[2]
+        # As if the spread were known and not found from five points.
+        shrunk = (high - low) / 2 * 1.96 / students_t(3)
+        narrow += abs(law.slope - 0.2) <= shrunk
+    assert 930 <= slopes <= 970 and 930 <= coming <= 970
+    assert narrow < 930
+
+
+def test_what_was_held_out_is_compared_and_drawn() -> None:
+    found = report(AMOUNTS[::-1], [3.0, 2.8, 2.6, 2.4, 2.2])
+    assert found["amounts"] == list(AMOUNTS) and found["held_out"]["measured"] == 3.0  # type: ignore[index]
+    assert found["held_out"]["low"] <= 3.0 <= found["held_out"]["high"] and found["next"]["amount"] == 2e6  # type: ignore[index]
+    drawn = plot(Law.fit(AMOUNTS, [2.2, 2.4, 2.7, 2.8, 3.0]), "training tokens", "tokens per pass")
+    assert drawn.count("<circle") == 5 and drawn.endswith("</svg>")
+
+
+def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    folders = [save(make_model("llama", seed), tmp_path / f"draft-{seed}") for seed in range(3)]
+    names = ",".join(f"{folder}={2.0**place}" for place, folder in enumerate(folders))
+    options = [
+        "-m",
+        str(folders[0]),
+        "--prompts",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--json",
+        "--out",
+        str(tmp_path / "law"),
+    ]
+    done = CliRunner().invoke(bench, ["--sweep", names, *options, "--out", str(tmp_path / "law")])
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "law" / "law.json").read_text())
+    assert found["amounts"] == [1.0, 2.0, 4.0] and found["values"][0] > max(found["values"][1:]) >= 1.0
+    assert (tmp_path / "law" / "law.svg").read_text().count("<circle") == 3
+    with pytest.raises(SettingsError, match="as FOLDER=62000, not 'small'"):
+        CliRunner().invoke(bench, ["--sweep", "small,more=2,most=3"], catch_exceptions=False)
