@@ -225,6 +225,40 @@ def steps() -> str:
     return f"{about}\n\n{table([*head, 'tokens', 'scorer calls', 'depth'], rows)}"
 
 
+def gsm8k() -> str:
+    """What searches make of real questions, beside the vote at as many generated tokens."""
+    result = load("search-gsm8k")
+    found, settings = result["figures"], result["settings"]
+    rows = []
+    for row in found["rows"]:
+        method = row["method"].replace("scorer={head},", "").replace("delimiter={line},", "").replace(",rounds=12", "")
+        shown = f"{row['accuracy']:.3f} ({row['interval'][0]:.3f} to {row['interval'][1]:.3f})"
+        even = [row["over_vote"], *row["over_vote_interval"]]
+        costs = [f"{row[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
+        told = "{:+.3f} ({:+.3f} to {:+.3f})".format(*even)
+        rows.append([f"`{method}`", str(row["n"] or ""), shown, told, *costs])
+    learned, head = settings["learned_from"], found["head"]
+    about = (
+        f"{found['questions']} questions of at most {settings['calculations']} calculation, of which any text of the "
+        f"pool of {settings['pool']} answered {found['answered_ever']}; {settings['dtype']}, temperature "
+        f"{settings['temperature']:g}. The head learned from {learned['texts']} texts to each of "
+        f"{learned['questions']} questions, {head['mean']:.1%} of them right; its AUC on texts held out "
+        f"{head['auc']:.2f}, its cross-entropy {head['cross_entropy']:.3f} where the mean alone has "
+        f"{head['cross_entropy_of_the_mean']:.3f}."
+    )
+    harder = ", ".join(f"{right} of {texts} with {count}" for count, (right, texts) in found["harder"].items())
+    columns = [
+        "method",
+        "n",
+        "accuracy (95 %)",
+        "over the vote at equal tokens (95 %)",
+        "tokens",
+        "scorer calls",
+        "depth",
+    ]
+    return f"{about} Texts that are right of harder questions, by calculations: {harder}.\n\n{table(columns, rows)}"
+
+
 def search_cost() -> str:
     """Passes, rows and memory of several branches beside one text."""
     result = load("search-cost")
@@ -248,6 +282,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "puzzles": puzzles,
     "handoff": handoff,
     "steps": steps,
+    "gsm8k": gsm8k,
     "search-cost": search_cost,
     "warp-costs": warp_costs,
 }
