@@ -14,8 +14,8 @@ def listening() -> str:
         f"`{row['way']}`": {name: row[name] for name in row if name not in ("way", "chunk")} for row in found["rows"]
     }
     wrong, chunk = found["wrong with the whole source"], found["rows"][0]["chunk"]
-    made = f"`{found['command']}`, {found['texts']} sources in chunks of {chunk} tokens. With all of the source there at once"
-    return f"{made} {wrong:.0%} of the model's texts are wrong.\n\n{table_of(rows)}"
+    made = f"`{found['command']}`, {found['texts']} sources in chunks of {chunk} tokens. With all of the source there"
+    return f"{made} at once {wrong:.0%} of the model's texts are wrong.\n\n{table_of(rows)}"
 
 
 SECTIONS: dict[str, Callable[[], str]] = {"listening": listening}
