@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import changing
 import drafting
 import filling
+import hearing
 import loads
 import plots
 import remembering
@@ -156,6 +157,7 @@ MADE: dict[str, Callable[[], str]] = {
     **steering.SECTIONS,
     **sampling.SECTIONS,
     **filling.SECTIONS,
+    **hearing.SECTIONS,
     **loads.SECTIONS,
     **changing.SECTIONS,
 }
