@@ -289,7 +289,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
         DraftModel(other), NGram(width=6, scope="request", growth=RSDC((2, 1))), length=3
     ),
     # It drafts only behind a first guess that was right, which a model of one layer hardly ever makes.
-    "pearl": lambda other: Pearl(tiny_transformer(0, vocab_size=other.vocab_size), length=3),
+    "pearl": lambda other: Pearl(
+        other if isinstance(other, Counted) else tiny_transformer(0, vocab_size=other.vocab_size), length=3
+    ),
     "nested": lambda other: Nested(other, exits=(1,), length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),

@@ -147,7 +147,7 @@ def test_what_was_read_wrongly_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(lost: list[Lost], rows: int) -> Asking[None]:
         return read_again([Lost(each.model, each.cache, each.tokens[::-1]) for each in lost], rows)
 
-    monkeypatch.setattr("decodery.decode.engine.read_again", wrong)
+    monkeypatch.setattr("decodery.decode.preempt.read_again", wrong)
     engine = Engine(EXACT)
     job = entered(engine, search, wanted)
     for _ in range(4):

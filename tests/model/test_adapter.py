@@ -299,7 +299,7 @@ def test_what_cannot_be_decoded_step_by_step_is_refused() -> None:
 
 def test_folders_only_transformers_knows_are_loaded_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
-    theirs = make("gpt_neox")
+    theirs = make("phi")
     folder = save(theirs, tmp_path / "model")
     loaded = load(folder, device="cpu")
     assert loaded.dtype == "float32"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..errors import CorruptFile
+from ..errors import CorruptFile, UnsupportedModel
 from .fields import Number, Whole
 
 # Far beyond any model, and small enough that nothing computed from them overflows.
@@ -165,6 +165,11 @@ class ModelConfig:
         return self.gated and self.mamba is None and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
+    def static_shapes(self) -> bool:
+        """Whether its passes can run at fixed shapes, as on a GPU."""
+        return not (self.experts or self.learned_positions or self.mamba)
+
+    @property
     def cache_layers(self) -> int:
         """How many layers of slots a text takes."""
         if self.mamba is None:
@@ -212,8 +217,10 @@ def check_config(config: ModelConfig, origin: str) -> None:
     ):
         raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
     for rope in (config.rope, config.local_rope):
-        if rope is not None and (rope.rotated % 2 or rope.rotated > config.head_dim):
+        if rope is not None and rope.rotated > config.head_dim:
             raise CorruptFile(f"{origin}: {rope.rotated} dimensions of heads of {config.head_dim} cannot be turned")
+        if rope is not None and rope.rotated % 2:
+            raise UnsupportedModel(f"{origin}: {rope.rotated} dimensions of a head are turned, which are not pairs")
         if rope is not None and rope.kind == "llama3" and rope.low_freq_factor >= rope.high_freq_factor:
             raise CorruptFile(f"{origin}: low_freq_factor should be below high_freq_factor")
         if rope is not None and rope.kind == "factors" and len(rope.factors) != config.head_dim // 2:

@@ -61,7 +61,7 @@ class Transformer:
             if config.recurrent(index)
         }
         self.static: StaticPasses | None = None
-        if self.device.type == "cuda" and not (config.experts or config.learned_positions or config.mamba):
+        if self.device.type == "cuda" and config.static_shapes:
             free, _ = torch.cuda.mem_get_info(self.device)
             self.static = StaticPasses(budget=free // 4)
 
