@@ -21,10 +21,13 @@ HERE = Path(__file__).resolve().parent
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _PARTS = {
     "": ["design"],
-    "Decoding": ["trees", "rules", "samplers", "constraints", "search", "sources", "budgets"],
-    "Models": ["models", "training", "gpu"],
-    "Using it": ["serving", "cli", "sandbox", "extending"],
-    "What it brings": ["benchmark", "speed", "results/index"],
+    "Decoding": [
+        *("drafting", "trees", "rules", "samplers", "constraints", "searches", "sources", "budgets", "monitors"),
+        *("long-context", "diffusion", "listening"),
+    ],
+    "Models": ["models", "training", "transforms", "gpu"],
+    "Using it": ["serving", "cli", "transformers", "sandbox", "extending"],
+    "What it brings": ["benchmark", "speed", "results/index", "outside"],
 }
 """The navigation; pages that stand nowhere in it come under the last of its headings."""
 _SETTINGS = {
@@ -76,6 +79,9 @@ def write_pages(source: Path) -> None:
             add_contents(folder / "index.md", "", [method.name for method in methods])
             families.append(f"methods/{family}/index")
     known = {page for part in _PARTS.values() for page in part} | {"index", "methods"}
+    # What has no page here may be one of the site's own, such as its search, and would pass for a link.
+    if gone := sorted(page for page in known if not (HERE / f"{page}.md").exists()):
+        raise click.ClickException(f"the navigation names {', '.join(gone)}, which no page is")
     last = list(_PARTS)[-1]
     found = sorted(page.stem for page in HERE.glob("*.md") if page.stem not in known)
     for heading, pages in _PARTS.items():
