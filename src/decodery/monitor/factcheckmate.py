@@ -18,8 +18,9 @@ from ..model.protocol import Reader
 from ..model.sites import Intervention
 from ..model.threads import one_thread
 from ..registry import register
-from .base import Monitor, Prompt, Row
-from .probe import Pool, Probe, given
+from .base import Prompt, Row
+from .probe import Pool
+from .probed import Probed
 
 __all__ = ["Shift"]
 
@@ -83,7 +84,7 @@ class _State:
     needs=("a probe made by decodery train probe --rows prompt",),
 )
 @dataclass(frozen=True)
-class FactCheckmate(Monitor):
+class FactCheckmate(Probed):
     """Scores a prompt, before a token is written, by how likely its answer will be wrong; on wish it shifts the states.
 
     probe: a file or folder made by `decodery train probe --rows prompt`, or a `Probe`, on the mean of the prompt's
@@ -94,34 +95,26 @@ class FactCheckmate(Monitor):
     an MLP per token.
     """
 
-    probe: Probe | str | None = None
+    pool = "prompt"
+    made = "make one with `decodery train probe QUESTIONS --rows prompt --out DIR`"
     shift: Shift | str | None = None
     scope: Literal["all", "first"] = "all"
     action: Literal["flag", "stop", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         shift = self.probe if self.shift is None and isinstance(self.probe, str) else self.shift
-        object.__setattr__(self, "probe", given(self.probe, "factcheckmate"))
+        super().__post_init__()
         if self.action == "switch":
             if shift is None:
                 raise SettingsError(f"factcheckmate needs a trained shift to switch on: {_MADE}")
             object.__setattr__(self, "shift", Shift.load(shift) if isinstance(shift, str) else shift)
 
     @property
-    def trained(self) -> Probe:
-        assert isinstance(self.probe, Probe)
-        return self.probe
-
-    @property
     def needs(self) -> Needs:
         return Needs(taps=(self.trained.site,), prompt_taps=True, changes=self.action == "switch")
 
-    @property
-    def limit(self) -> float:
-        return self.trained.threshold.value if self.threshold is None else self.threshold
-
     def fits(self, model: Reader) -> None:
-        self.trained.require(model, "prompt")
+        super().fits(model)
         if isinstance(self.shift, Shift) and self.action == "switch":
             if self.shift.layers[-1][0].shape[0] != model.config.hidden_size:
                 raise SettingsError(f"this shift was trained for a model of another width: {_MADE}")

@@ -61,7 +61,7 @@ class Neurofeedback(Monitor):
         return Needs(taps=(self.trained.site,))
 
     def fits(self, model: Reader) -> None:
-        self.trained.require(model, "answer")
+        self.trained.require(model, "answer", _MADE)
 
     def start(self, seq: Sequence) -> _State:
         return _State()

@@ -73,18 +73,18 @@ class Probe:
         """Of every field its classes' probabilities [n, classes], float64."""
         return [part.softmax(dim=-1) for part in self.logits(rows).split(list(self.fields.values()), dim=1)]
 
-    def require(self, model: Reader, pool: str) -> None:
-        """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way."""
+    def require(self, model: Reader, pool: str, made: str) -> None:
+        """Raise SettingsError for a model it was not trained for, or a monitor that pools rows in another way.
+
+        made: how one is made that would do.
+        """
         if self.pool != pool:
-            raise SettingsError(
-                f"this probe reads {self.pool} rows, and here {pool} rows are needed: train one with "
-                f"`decodery train probe --rows {pool}`"
-            )
+            raise SettingsError(f"this probe reads {self.pool} rows, and here {pool} rows are needed: {made}")
         site(self.site, model.config.num_layers)
         width = model.config.hidden_size * (2 if pool == "prompt" else 1)
         if len(self.tensors["mean"]) != width:
-            raise SettingsError(f"this probe reads {len(self.tensors['mean'])} numbers and here are {width}: {_MADE}")
-        refuse_other("this probe", self.model, model, _MADE)
+            raise SettingsError(f"this probe reads {len(self.tensors['mean'])} numbers and here are {width}: {made}")
+        refuse_other("this probe", self.model, model, made)
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
@@ -119,13 +119,6 @@ class Pool:
         """[2 * width] float64: the mean of the rows beside the last of them."""
         assert self.total is not None and self.last is not None
         return torch.cat((self.total / self.count, self.last))
-
-
-def given(probe: Probe | str | None, name: str) -> Probe:
-    """The probe of a monitor's settings. Raises SettingsError for none."""
-    if probe is None:
-        raise SettingsError(f"{name} needs a trained probe, as in {name}:probe=DIR: {_MADE}")
-    return Probe.load(probe) if isinstance(probe, str) else probe
 
 
 @remembered

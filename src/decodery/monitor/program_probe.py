@@ -8,10 +8,9 @@ from typing import Literal
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
-from ..model.protocol import Reader
 from ..registry import register
-from .base import Monitor, Row
-from .probe import Probe
+from .base import Row
+from .probed import Probed
 
 _MADE = "make one with `decodery train program-probe -m MODEL --out DIR`"
 
@@ -24,7 +23,7 @@ _MADE = "make one with `decodery train program-probe -m MODEL --out DIR`"
     needs=("a probe made by decodery train program-probe",),
 )
 @dataclass(frozen=True)
-class ProgramProbe(Monitor):
+class ProgramProbe(Probed):
     """Scores a program by how unlikely, to a probe on the model's states, it is that it leads to the wanted state.
 
     probe: a file or folder made by `decodery train program-probe`, or a `Probe` with fields, such as x, y and facing.
@@ -35,17 +34,13 @@ class ProgramProbe(Monitor):
     `decodery bench --workload monitors`. Cost: a small product per evaluation.
     """
 
-    probe: Probe | str | None = None
+    pool = "new"
+    made = _MADE
     goal: tuple[int, ...] = ()
     when: Literal["end", "always"] = "end"
 
     def __post_init__(self) -> None:
-        if self.probe is None:
-            raise SettingsError(
-                f"program-probe needs a trained probe, as in program-probe:probe=DIR,goal=0/3/1: {_MADE}"
-            )
-        if isinstance(self.probe, str):
-            object.__setattr__(self, "probe", Probe.load(self.probe))
+        super().__post_init__()
         fields = self.trained.fields
         if not fields:
             raise SettingsError(f"this probe reads no state of a program: {_MADE}")
@@ -56,20 +51,8 @@ class ProgramProbe(Monitor):
             raise SettingsError(f"program-probe needs the state a program is to end with as its goal: {wanted}")
 
     @property
-    def trained(self) -> Probe:
-        assert isinstance(self.probe, Probe)
-        return self.probe
-
-    @property
     def needs(self) -> Needs:
         return Needs(taps=(self.trained.site,))
-
-    @property
-    def limit(self) -> float:
-        return self.trained.threshold.value if self.threshold is None else self.threshold
-
-    def fits(self, model: Reader) -> None:
-        self.trained.require(model, "new")
 
     def start(self, seq: Sequence) -> float | None:
         return None

@@ -7,14 +7,10 @@ from typing import Literal
 
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..errors import SettingsError
-from ..model.protocol import Reader
 from ..registry import register
-from .base import Monitor, Prompt, Row
-from .probe import Probe
+from .base import Prompt, Row
+from .probed import Probed
 from .turns import Turns
-
-_MADE = "make one with `decodery train sequential CONVERSATIONS --out DIR`"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +29,7 @@ class _State:
     needs=("a probe made by decodery train sequential",),
 )
 @dataclass(frozen=True)
-class Sequential(Monitor):
+class Sequential(Probed):
     """Scores a conversation by a probe on the model's own states at the end of every turn of the user's.
 
     probe: a file or folder made by `decodery train sequential`, or a `Probe` of "prompt" rows: it judges all that was
@@ -45,31 +41,14 @@ class Sequential(Monitor):
     Prompts are read whole.
     """
 
-    probe: Probe | str | None = None
+    pool = "prompt"
+    made = "make one with `decodery train sequential CONVERSATIONS --out DIR`"
     view: Literal["all", "last"] = "all"
     action: Literal["flag", "stop"] = field(default="stop", kw_only=True)
-
-    def __post_init__(self) -> None:
-        if self.probe is None:
-            raise SettingsError(f"sequential needs a trained probe, as in sequential:probe=DIR: {_MADE}")
-        if isinstance(self.probe, str):
-            object.__setattr__(self, "probe", Probe.load(self.probe))
-
-    @property
-    def trained(self) -> Probe:
-        assert isinstance(self.probe, Probe)
-        return self.probe
 
     @property
     def needs(self) -> Needs:
         return Needs(taps=(self.trained.site,), prompt_taps=True)
-
-    @property
-    def limit(self) -> float:
-        return self.trained.threshold.value if self.threshold is None else self.threshold
-
-    def fits(self, model: Reader) -> None:
-        self.trained.require(model, "prompt")
 
     def start(self, seq: Sequence) -> _State:
         return _State(Turns.of(seq, (self.trained.site,)))

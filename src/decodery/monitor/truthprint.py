@@ -10,10 +10,9 @@ from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer
 from ..errors import SettingsError
-from ..model.protocol import Reader
 from ..registry import register
-from .base import Action, Monitor, Rollback, Row, Stop
-from .probe import Probe, given
+from .base import Action, Rollback, Row, Stop
+from .probed import Probed
 
 _BOUNDARIES = frozenset(".,;:!?\n")
 
@@ -48,7 +47,7 @@ class _State:
     needs=("a probe made by decodery train probe --rows new",),
 )
 @dataclass(frozen=True)
-class TruthPrInt(Monitor):
+class TruthPrInt(Probed):
     """Scores every token by a probe on the hidden state it was chosen at, and tries other phrases where that is high.
 
     probe: a file or folder made by `decodery train probe --rows new`, or a `Probe`. Above the threshold the text goes
@@ -59,21 +58,17 @@ class TruthPrInt(Monitor):
     tokens are taken back. The text side alone; the policy is this package's, the paper's code is not public.
     """
 
-    probe: Probe | str | None = None
+    pool = "new"
+    made = "make one with `decodery train probe QUESTIONS --rows new --out DIR`"
     most: int = 8
     tries: int = 3
     share: float = 0.05
     action: Literal["flag", "stop", "rollback"] = field(default="rollback", kw_only=True)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "probe", given(self.probe, "truthprint"))
+        super().__post_init__()
         if not 1 <= self.most <= 64 or not 1 <= self.tries <= 15 or not 0 <= self.share <= 1:
             raise SettingsError("truthprint takes back 1 to 64 tokens (most), tries 1 to 15, share from 0 to 1")
-
-    @property
-    def trained(self) -> Probe:
-        assert isinstance(self.probe, Probe)
-        return self.probe
 
     @property
     def needs(self) -> Needs:
@@ -82,13 +77,6 @@ class TruthPrInt(Monitor):
     @property
     def rolls(self) -> int:
         return self.most if self.action == "rollback" else 0
-
-    @property
-    def limit(self) -> float:
-        return self.trained.threshold.value if self.threshold is None else self.threshold
-
-    def fits(self, model: Reader) -> None:
-        self.trained.require(model, "new")
 
     def start(self, seq: Sequence) -> _State:
         return _State(seq.detokenizer)
