@@ -97,7 +97,7 @@ def test_an_interrupted_benchmark_goes_on_to_the_same_figures(
     assert 0 < part["rows"][0]["puzzles"] < 4
     with (tmp_path / TRACES).open("a") as file:
         file.write('{"kind": "run", "puz')
-    assert not result.require_search(result.read(tmp_path))["complete"]
+    assert not result.require(result.read(tmp_path), result.SEARCH)["complete"]
     whole = SearchJob(scripted(), SETTINGS, tmp_path, resumed=True).run(silent)
     assert whole["complete"] and whole["rows"] == measured[0]["rows"]
     assert (tmp_path / TRACES).read_text() == (measured[1] / TRACES).read_text()

@@ -69,7 +69,7 @@ def test_an_interrupted_benchmark_goes_on_and_shows_all(tmp_path: Path, monkeypa
     settings, ends = WatchSettings(methods=("heads", "codes"), rounds=2), iter([False, True])
     first = WatchJob(tiny_lm(), settings, tmp_path).run(lambda *args: None, lambda: next(ends))
     assert not first["complete"] and asked == ["heads"]
-    earlier = result.require_monitors(result.read(tmp_path))
+    earlier = result.require(result.read(tmp_path), result.MONITORS)
     assert WatchSettings.from_dict(earlier["settings"]) == settings
     whole = WatchJob(tiny_lm(), settings, tmp_path, earlier).run(lambda *args: None)
     assert whole["complete"] and asked == ["heads", "codes"] and [row["testbed"] for row in whole["rows"]] == asked
@@ -77,6 +77,6 @@ def test_an_interrupted_benchmark_goes_on_and_shows_all(tmp_path: Path, monkeypa
     assert "| heads | sae | 0." in text and "| codes | </script> | 0.250 |  |" in text and text.endswith("codes: noted")
     assert "monitorsPage" in page and "</script> " not in page and "done" not in result.summary(whole)
     with pytest.raises(CorruptFile, match="holds a benchmark of monitors, not a benchmark of searches"):
-        result.require_search(earlier)
+        result.require(earlier, result.SEARCH)
     with pytest.raises(SettingsError, match=f"testbeds of monitors are {', '.join(TESTBEDS)}"):
         WatchSettings(methods=("heads", "tails"))

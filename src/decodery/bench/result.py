@@ -143,27 +143,12 @@ def read(path: Path) -> Result:
 
 def require_benchmark(result: Result) -> Result:
     """The result itself if it is one of methods; raises CorruptFile for another kind."""
-    return _require(result, BENCHMARK)
+    return require(result, BENCHMARK)
 
 
 def require_load(result: Result) -> Result:
     """The result itself if it is one of servers under load; raises CorruptFile for another kind."""
-    return _require(result, LOAD)
-
-
-def require_search(result: Result) -> Result:
-    """The result itself if it is one of searches; raises CorruptFile for another kind."""
-    return _require(result, SEARCH)
-
-
-def require_monitors(result: Result) -> Result:
-    """The result itself if it is one of monitors; raises CorruptFile for another kind."""
-    return _require(result, MONITORS)
-
-
-def require_canvases(result: Result) -> Result:
-    """The result itself if it is one of ways of filling canvases; raises CorruptFile for another kind."""
-    return _require(result, CANVASES)
+    return require(result, LOAD)
 
 
 _HOLDS = {
@@ -176,7 +161,8 @@ _HOLDS = {
 }
 
 
-def _require(result: Result, kind: str) -> Result:
+def require(result: Result, kind: str) -> Result:
+    """The result itself if it is of this kind; raises CorruptFile for another."""
     if result["kind"] != kind:
         raise CorruptFile(f"that file holds {_HOLDS[result['kind']]}, not {_HOLDS[kind]}: give another results.json")
     return result

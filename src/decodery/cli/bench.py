@@ -203,7 +203,9 @@ def bench(
         if (strange := sorted(given.keys() & theirs)) and way not in ways:
             raise click.UsageError(f"--{strange[0].replace('_', '-')} belongs to {way}")
     for way in ways:
-        if compare or source or passes or rows is not None or len(ways) > 1 or (resume and way in _AT_ONCE):
+        if len(ways) > 1:
+            raise click.UsageError(f"{' and '.join(ways)} are measured one at a time")
+        if compare or source or passes or rows is not None or (resume and way in _AT_ONCE):
             others = [name for name in _APART if name != way] + ["--resume"] * (way in _AT_ONCE)
             raise click.UsageError(f"{way} goes without {', '.join(others)}")
     if sweep is not None:

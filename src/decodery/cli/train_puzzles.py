@@ -144,12 +144,12 @@ def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -
     difficulty were known from the verifier, and of the best single search.
     """
     from .. import load
-    from ..bench.result import read, require_search
+    from ..bench.result import SEARCH, read, require
     from ..bench.searches.allocation import Fold, crossed, fitted
     from ..bench.searches.job import TRACES, read_traces
     from ..bench.searches.settings import SearchSettings
 
-    settings = SearchSettings.from_dict(require_search(read(run))["settings"])
+    settings = SearchSettings.from_dict(require(read(run), SEARCH)["settings"])
     fold = Fold.of(settings, read_traces(run / TRACES), reward, probes)
     found = crossed(fold, bins)
     facts = {"command": command_line(), "puzzles": len(fold.plain), "cross_validated": found}
