@@ -308,7 +308,7 @@ LOCAL = {
         ("verify", "judge", "head"),
     ),
     *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
-    *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
+    *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
     *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),
