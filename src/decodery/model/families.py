@@ -33,6 +33,17 @@ from .latent import LATENTS, latent_name
 from .layouts import LAYOUTS, TURNED, layout_name, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe, llada_name
 
+SEEING = ("llava", "llava_next")
+"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
+_UNSAID = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
+"""What such a part leaves out where it is as in the first Llama."""
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
 FAMILIES = (
@@ -130,8 +141,12 @@ _MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
 def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     """The configuration of a model in one of `FAMILIES`; whatever could not be run faithfully is refused by name."""
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    if named in SEEING:
+        inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
+        named = Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type", "llama")
+        raw = (_UNSAID if named == "llama" else {}) | inner | {"model_type": named}
     if named not in FAMILIES:
-        raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
+        raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
     own = dict[str, Any]()
     if is_moe(raw):
         named, raw = "llada_moe", as_qwen_moe(raw, origin)
