@@ -28,6 +28,7 @@ from .kangaroo import Kangaroo as Kangaroo
 from .lexical_unit import LexicalUnit as LexicalUnit
 from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
+from .msd import MSD as MSD
 from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram
 from .nested import Nested as Nested
