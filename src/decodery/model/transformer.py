@@ -273,15 +273,20 @@ class Transformer:
         """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2]."""
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        queries, keys, values = (
-            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
+        turning, values = (
+            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         )
-        if config.wide_qk_norm:
-            queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
-            keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
-        elif config.qk_norm:
-            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+        if config.wide_qk_norm or config.qk_norm:
+            queries, keys = turning.split((heads, kv_heads), dim=1)
+            if config.wide_qk_norm:
+                queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
+                keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
+            else:
+                queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+            turning = torch.cat((queries, keys), dim=1)
+        # Short operations cost the same for a few heads more.
+        queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        return queries, keys, values
 
     def keys_and_values(
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
