@@ -95,7 +95,7 @@ class Transformer:
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        visits = Visits.of(batch, taps, route, self.config.num_layers)
+        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=self.config.mamba is None)
         if self.static is not None and route == WHOLE:
             scores = self.static.forward(self, batch, visits)
             if scores is not None:
@@ -346,7 +346,7 @@ class _Pass:
                 segment.cache.write(layer, own_keys, own_values)
                 seen_keys, seen_values = segment.cache.view(layer)
             own, config = queries[first:last], self.model.config
-            if segment.cache is not None and segment.cache.policy is not None:
+            if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
                 own = own * config.attention_scale
                 part = attend_by_policy(own, seen_keys, seen_values, segment, layer, config.window(layer))
             else:
