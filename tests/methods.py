@@ -277,6 +277,9 @@ def _untrained(
     return TrainedHead(kind.kind, tensors, about | settings)
 
 
+ENCODED = {"cppd"}
+"""Drafters for models with an encoder alone, which have tests of their own."""
+
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(head=_untrained(EAGLE3Head, other) if isinstance(other, Transformer) else None),
     # One whose size is not known, so that asking it is believed to be cheap.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_codes import codebook, sae
+from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_dscd import dscd
 from .train_exits import calm, sec
@@ -41,6 +42,7 @@ for learned in (
     codebook,
     compute_optimal,
     contexts,
+    cppd,
     diffusion,
     draft,
     dscd,

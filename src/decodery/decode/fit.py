@@ -25,7 +25,7 @@ _NAMES = sorted((each.name for each in fields(Needs)), key=("rows", "logprobs").
 """What everything else rests on comes first."""
 _OF_MODEL = (
     *("rows", "logprobs", "taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows"),
-    "gradients",
+    *("gradients", "source"),
 )
 _IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
 """What a model gives is had through any source."""
