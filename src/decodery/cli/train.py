@@ -19,7 +19,7 @@ from .train_head import head
 from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
-from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
+from .train_own_texts import acceptance, contexts, deer, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
@@ -43,6 +43,7 @@ for learned in (
     compute_optimal,
     contexts,
     cppd,
+    deer,
     diffusion,
     draft,
     dscd,
