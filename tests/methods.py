@@ -61,6 +61,7 @@ from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.medusa import Medusa, MedusaHead
+from decodery.draft.msd import MSD, MSDHead
 from decodery.draft.nested import Nested
 from decodery.draft.ngram import NGram
 from decodery.draft.pearl import Pearl
@@ -306,6 +307,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "nested": lambda other: Nested(other, exits=(1,), length=3),
     "deer": lambda other: Deer(blocked(other), length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "msd": lambda other: MSD(_untrained(MSDHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "del": lambda other: DEL((0, 1), length=4),
     "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),

@@ -27,7 +27,7 @@ transformers.logging.set_verbosity_error()
 
 VOCAB = 288
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257,
     "pad_token_id": None,
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def make_model(case: str, seed: int = 0) -> transformers.PreTrainedModel:
     """The tiny model of a case, all of its weights random, norms and biases too."""
     family, changes = CASES[case]
-    config = transformers.AutoConfig.for_model(family, **(_SHAPE | changes))
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | changes))
     return randomize(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
 
 
