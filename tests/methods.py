@@ -144,6 +144,7 @@ from decodery.score.log_probability import LogProbability
 from decodery.score.process_reward import ProcessHead, ProcessReward
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
+from decodery.score.puzzle_examples import PuzzleExamples
 from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
 from decodery.score.self_evaluation import SelfEvaluation
@@ -181,6 +182,7 @@ from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
 from decodery.search.pg_td import PGTD
 from decodery.search.phase_handoff import PhaseHandoff
+from decodery.search.revisions import Revisions
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
 from decodery.search.spec_reason import SpecReason
@@ -494,6 +496,7 @@ SCORERS: dict[str, Scorer] = {
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
+    "puzzle-examples": PuzzleExamples(_Numbers(), decode=_numbers),
     "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
     "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
     "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
@@ -551,6 +554,7 @@ PIPELINES: dict[str, Search] = {
     "drag": DRAG(Documents(("the sky is blue", "grass is green")), k=1),
     "iad": IAD(LLMJudge(), n=2, rounds=1),
     "iter-drag": IterDRAG(Documents(("the sky is blue", "grass is green")), k=1, n=1),
+    "revisions": Revisions(LLMJudge(), n=2, length=2),
 }
 """Searches by prompts of their own, which are searched for through an `LM`; cheatsheet, with a file, is not here."""
 

@@ -142,7 +142,9 @@ _PATH = click.Path(path_type=Path)
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
 @_search(
-    "--puzzle", metavar="SPEC", help="chain, retry-chain, countdown, dyck or robot, as in chain:operations=12 (chain)."
+    "--puzzle",
+    metavar="SPEC",
+    help="chain, retry-chain, countdown, dyck, robot, prog or kvhop, as in chain:operations=12 (chain).",
 )
 @_search(
     "--rewards",
