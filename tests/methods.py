@@ -284,6 +284,8 @@ def _untrained(
 
 ENCODED = {"cppd"}
 """Drafters for models with an encoder alone, which have tests of their own."""
+
+
 def blocked(other: LanguageModel) -> LanguageModel:
     """The same model, whose last tokens but two stand for what is not written yet and for the end of a block."""
     own = other.model if isinstance(other, Counted) else other
