@@ -366,6 +366,8 @@ def test_the_rest_of_the_routes(lm: LM, url: str) -> None:
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>") and "messages" in info["chat_template"]
     document = httpx.get(f"{url}/openapi.json").json()
     assert document["openapi"].startswith("3.1") and "ChatRequest" in document["components"]["schemas"]
+    whole, _ = document["components"]["schemas"]["CompletionRequest"]["properties"]["best_of"]["anyOf"]
+    assert whole == {"type": "integer", "minimum": 1, "maximum": 128}, "bounds are published, not only checked"
 
 
 def test_the_dashboard_and_its_page_name_figures_that_are_there(url: str) -> None:
