@@ -82,7 +82,7 @@ class ContextAwareness(Monitor):
         if not isinstance(model, Transformer):
             raise UnsupportedModel(
                 f"context-awareness looks into the attention of models that this package runs itself, and "
-                f"{type(model).__name__} is none: load the model with decodery"
+                f"{type(model).__name__} is none: load the model with decodery, and without a cache policy"
             )
         layers = model.config.num_layers
         if wrong := [layer for layer in self.steer if not -layers <= layer < layers]:
