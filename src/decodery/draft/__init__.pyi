@@ -3,6 +3,7 @@ from . import growth as growth
 from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
+from .cppd import CPPD as CPPD
 from .chimera import Chimera as Chimera
 from .clover import Clover as Clover
 from .compressed_cache import CompressedCache as CompressedCache
