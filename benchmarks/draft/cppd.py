@@ -1,9 +1,9 @@
 """What is gained where a short text is drafted at once, by place, and what learning to count and order adds to it.
 
     decodery train seq2seq normalise --steps 1200 --out normalise
-    decodery train cppd normalise -m normalise --texts 4000 --steps 400 --batch 16 --aside 1 --seed 0 --out slots-1-0
-    decodery train cppd normalise -m normalise --texts 4000 --steps 400 --batch 16 --aside 0 --seed 0 --out slots-0-0
-    python benchmarks/draft/cppd.py normalise slots-1-0 slots-0-0
+    decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --lr 3e-3 --out slots
+    decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --lr 3e-3 --aside 0 --out plainer
+    python benchmarks/draft/cppd.py normalise slots plainer
 
 Writes `benchmarks/results/draft-cppd.json`: on sources nobody has trained on, greedy: passes of the decoder for a text
 and tokens for a pass, plain and with each of the slots, whose texts must be the same; of how many texts the slots alone
