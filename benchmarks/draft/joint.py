@@ -129,18 +129,19 @@ def counted(model: LanguageModel, prompts: list[list[int]], drafter: Drafter | N
     engine.run(seqs)
     steps = [step for seq in seqs for step in seq.trace.decoding]
     tokens, nodes = sum(step.emitted for step in steps), sum(step.nodes for step in steps)
-    drafts = sum(seq.trace.ledger.passes["draft"] for seq in seqs)
-    found = {
+    drafts = sum(seq.trace.ledger.passes.get("draft", 0) for seq in seqs)
+    found: dict[str, Any] = {
         "tokens_per_pass": round(tokens / len(steps), 3),
         "rows_per_pass": round(sum(step.rows for step in steps) / len(steps), 2),
         "draft_passes_per_token": round(drafts / tokens, 3),
         "drafts_accepted": round(sum(step.accepted for step in steps) / nodes, 4) if nodes else None,
     }
-    # How often a draft's token at a depth was right where all before it were, for as deep as there are enough of them.
-    depths = range(1, 9)
-    reached = [sum(step.nodes >= depth and step.accepted >= depth - 1 for step in steps) for depth in depths]
-    right = [sum(step.accepted >= depth for step in steps) for depth in depths]
-    found["right_by_depth"] = [round(a / b, 3) for a, b in zip(right, reached, strict=True) if b >= 20]
+    if nodes and getattr(drafter, "growth", None) is None:
+        # How often a chain's token at a depth was right where all before it were, for as deep as there are enough.
+        depths = range(1, 9)
+        reached = [sum(step.nodes >= depth and step.accepted >= depth - 1 for step in steps) for depth in depths]
+        right = [sum(step.accepted >= depth for step in steps) for depth in depths]
+        found["right_by_depth"] = [round(a / b, 3) for a, b in zip(right, reached, strict=True) if b >= 20]
     return found
 
 
