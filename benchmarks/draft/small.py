@@ -1,9 +1,9 @@
 """Train what benchmarks/draft/joint.py compares on small models: drafts for tiny-1M-chain, and a hybrid pair.
 
-    OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 512]
+    OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 160]
 
 PART: `draft`, `nested` and `deer` for the solver of chained sums that comes along, on texts it has written; `hybrid`, a
-model with two Mamba-2 layers and one of attention that learns the same sums, and `recurrent`, a draft for it with one
+model with a Mamba-2 layer and one of attention that learns the same sums, and `recurrent`, a draft for it with one
 Mamba-2 layer alone. What is finished is left as it is; what was interrupted goes on. Minutes each on one thread.
 """
 
@@ -51,16 +51,16 @@ def corpus(work: Path, count: int, progress: Progress) -> Corpus:
 
 
 def draft(work: Path, texts: Corpus, progress: Progress) -> None:
-    train_draft(load(TARGET), texts, work / "draft", shape=Shape(1, 352), epochs=3, progress=progress)
+    train_draft(load(TARGET), texts, work / "draft", shape=Shape(1, 352), epochs=12, progress=progress)
 
 
 def nested(work: Path, texts: Corpus, progress: Progress) -> None:
     shape = Shape(3, 352, exits=(1, 2, 3))
-    train_draft(load(TARGET), texts, work / "nested", shape=shape, epochs=2, progress=progress)
+    train_draft(load(TARGET), texts, work / "nested", shape=shape, epochs=12, progress=progress)
 
 
 def deer(work: Path, texts: Corpus, progress: Progress) -> None:
-    recipe = DeerRecipe(block=8, places=8, continuing=3, refining=2, batch=8)
+    recipe = DeerRecipe(block=8, places=6, continuing=8, refining=4, batch=4)
     train_deer(load(TARGET), texts, work / "deer", shape=Shape(2, 352), recipe=recipe, progress=progress)
 
 
@@ -110,7 +110,7 @@ def pair(work: Path, name: str, *, trained: bool = True) -> Transformer:
     """The hybrid or its draft, as it was trained."""
     from decodery.model.artifact import read_tensors
 
-    model = random_hybrid((True, False, True), 128, 0) if name == "hybrid" else random_hybrid((True,), 64, 1)
+    model = random_hybrid((True, False), 96, 0) if name == "hybrid" else random_hybrid((True,), 48, 1)
     if trained:
         tensors, _ = read_tensors(work / name / CHECKPOINT)
         for key, value in learning(model).items():
@@ -126,7 +126,7 @@ def learning(model: Transformer) -> dict[str, torch.Tensor]:
     return found
 
 
-def loss(model: Transformer, step: int, count: int = 12) -> torch.Tensor:
+def loss(model: Transformer, step: int, count: int = 8) -> torch.Tensor:
     """Nats per token of solutions."""
     tokens, taught = lesson(PUZZLE, count, step, 0)
     ids = tokens[:, :-1].numpy()
@@ -142,7 +142,7 @@ def hybrid(work: Path, texts: Corpus, progress: Progress, name: str = "hybrid") 
         with torch.no_grad():
             return {"loss": float(loss(model, _HELD))}
 
-    plan = Plan(STEPS[name], lr=3e-3, validate_every=20, save_seconds=10.0)
+    plan = Plan(STEPS[name], lr=3e-3, validate_every=20, save_seconds=5.0)
     train(
         learning(model), partial(loss, model), plan, work / name,
         validate=validate, metric="loss", settings={"made by": 1}, progress=progress, what=f"learning, {name}",
@@ -154,7 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--texts", type=int, default=160)
     options = parser.parse_args()
     made: dict[str, Callable[[Path, Corpus, Progress], None]] = {
         "draft": draft, "nested": nested, "deer": deer, "hybrid": hybrid, "recurrent": partial(hybrid, name="recurrent")

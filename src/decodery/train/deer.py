@@ -199,7 +199,7 @@ class _Course:
         return train(
             self.parameters,
             loss,
-            Plan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=200),
+            Plan(max(1, round(epochs * len(self.learned) / recipe.batch)), lr=lr, validate_every=50),
             out,
             validate=self.figures,
             metric="cross_entropy",
