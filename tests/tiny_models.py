@@ -49,6 +49,11 @@ _BAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
     "mamba_chunk_size": 16, "attn_layer_indices": [1], "pad_token_id": 0,
 }  # fmt: skip
+_DEEPSEEK = {
+    "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24, "num_key_value_heads": 4,
+}  # fmt: skip
 
 # name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -99,6 +104,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "deepseek_v2": ("deepseek_v2", _DEEPSEEK),
+    "deepseek_v2, queries in two steps, yarn": (
+        "deepseek_v2",
+        _DEEPSEEK | {"q_lora_rank": 20, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
+                     "rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.5}},
+    ),
     "gemma3_text": (
         "gemma3_text",
         {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,

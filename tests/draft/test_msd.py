@@ -30,12 +30,14 @@ from decodery.model.adapter import TransformersModel
 from decodery.model.batch import Batch
 from decodery.model.load import LoadedModel, load
 from decodery.model.protocol import LanguageModel
+from decodery.model.store import silent
 from decodery.model.transformer import Transformer
 from decodery.output import Output
 from decodery.sample.sampler import Sampler
 from decodery.train.data import write_texts
 from decodery.train.embedded import read_prompts, save_prompts, write_shown
-from decodery.train.head import HeadRecipe, train_head
+from decodery.train.features import Features, FeatureStore
+from decodery.train.head import TOP, HeadRecipe, _Course, _Store, train_head
 from tiny_models import SHAPE, SPECIAL, randomize, save
 
 IMAGE = 258
@@ -81,7 +83,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder = tmp_path_factory.mktemp("msd")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DECODERY_HOME", str(folder / "home"))
-        return load(save(hf_language(), folder / "model"), dtype="float32", device="cpu")
+        return load(save(vision(), folder / "model"), dtype="float32", device="cpu")
 
 
 def trained(model: Transformer, kind: type[EAGLEHead] = MSDHead) -> TrainedHead:
@@ -225,11 +227,27 @@ def test_a_head_learns_from_plain_texts_and_then_from_pictures(loaded: LoadedMod
     shown = write_shown(loaded, found, tmp_path / "shown", 20, 4)
     assert shown.corpus[1].tokens.tolist()[: len(found[1][0])] == found[1][0]
     recipe = HeadRecipe(outputs=0, epochs=0.5, batch=4, length=16)
-    scores = {}
-    for name, more in (("both", shown), ("words", None)):
-        scores[name] = train_head(loaded, MSDHead, corpus, tmp_path / name, recipe=recipe, shown=more)
-    assert scores["both"] != scores["words"]
+    train_head(loaded, MSDHead, corpus, tmp_path / "both", recipe=recipe, shown=shown)
     head = MSD(str(tmp_path / "both"), length=2)
+    # Of each step, how many texts were shown pictures: none in the first half, more and more in the second.
+    taken: list[int] = []
+
+    class Noted(FeatureStore):
+        def __getitem__(self, number: int) -> Features:
+            taken.append(number)
+            return super().__getitem__(number)
+
+    raw = MSDHead(trained(model), model)
+    plain = FeatureStore(model, corpus, raw.taps, tmp_path / "both" / "features", TOP, silent)
+    noted = Noted(model, shown.corpus, raw.taps, tmp_path / "both" / "shown", TOP, silent, shown.embeddings)
+    learned, out = corpus.split()
+    course = _Course(raw, _Store(plain, learned, out), _Store(noted, learned, out), recipe, 20)
+    counts = []
+    for step in range(20):
+        taken.clear()
+        assert course.loss(step).isfinite()
+        counts.append(len(taken))
+    assert not any(counts[:11]) and 0 < sum(counts[11:15]) < sum(counts[16:]) and max(counts) <= recipe.batch
     tokens, held = found[0]
     assert written(model, tokens, held, drafter=head).generated == written(model, tokens, held).generated
 
