@@ -9,7 +9,7 @@ import pytest
 from decodery.errors import SettingsError
 from decodery.puzzles import puzzle
 from decodery.score import PuzzleExamples, TextScore
-from decodery.search import Revisions, WeightedVote
+from decodery.search import IAD, Revisions, WeightedVote
 from decodery.testing.scripted import Asked, Said, ScriptedLM
 
 SECOND = TextScore(lambda text: float(text.split()[-1]))
@@ -80,3 +80,13 @@ def test_chats_keep_what_went_before_their_question() -> None:
 def test_what_makes_no_chain_is_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(said)):
         Revisions(SECOND, **settings)  # type: ignore[arg-type]
+
+
+def test_iad_shows_what_is_remarked_on_the_best_program_and_nothing_that_is_hidden() -> None:
+    asked, prompt = puzzle("prog"), "1>3;4>6;5>7|"
+    lm = said(["dup add.", "neg.", "push2 add.", "neg."])
+    search = IAD(PuzzleExamples(asked, decode=lambda tokens: prompt), n=2, rounds=1)
+    assert lm.search(prompt, search, raw=True, temperature=1.0)[0].text == "push2 add."
+    assert "What is wrong with it: !1>3 got 2" in lm.asked[2].text
+    hidden = [x for x in range(10) if x not in (1, 4, 5)]
+    assert not any(f"{x}>{x + 2}" in each.text for each in lm.asked for x in hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,10 +17,14 @@ from decodery.core.trace import Trace
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError
+from decodery.puzzles.alphabet import tokenizer
 from decodery.sample import Sampler
 from decodery.score.base import Candidates, Scorer
 from decodery.search.best_of_n import BestOfN
+from decodery.search.budget_forcing import BudgetForcing
 from decodery.search.dvts import DVTS
+from decodery.search.lookahead import Lookahead
+from decodery.search.mcts import MCTS
 from decodery.search.step_beam import StepBeam
 from decodery.search.steps import StepEnd, StepSearch, aggregated
 from decodery.search.weighted_vote import WeightedVote
@@ -182,6 +187,32 @@ def test_a_text_without_a_score_is_left_and_the_search_goes_on(how: str) -> None
         assert found and all(seq.generated[0] % 2 for seq in found)
 
 
+class Dying(Even):
+    """Likes one way to begin best, and fails behind it."""
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        if any(len(output) > 3 and output[0] % 3 == 0 for output in candidates.outputs):
+            raise ValueError("nothing is known of this")
+        return torch.tensor([0.9 if output[0] % 3 == 0 else 0.5 for output in candidates.outputs])
+
+
+@pytest.mark.parametrize(("name", "width"), [("a-star", "k"), ("mcts", "n")])
+def test_where_no_text_behind_the_best_has_a_score_the_others_go_on(name: str, width: str) -> None:
+    search = replace(SEARCHES[name], scorer=Dying(), **{width: 6})  # type: ignore[arg-type]
+    for seed in range(6):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                found = run(search, seed=seed, **LONG)
+            except ValueError:
+                # All of its beginnings are of that kind.
+                continue
+        assert all(len(seq.generated) <= 4 or seq.generated[0] % 3 for seq in found)
+        if warned:
+            return
+    raise AssertionError("nothing has failed")
+
+
 def test_where_a_step_ends() -> None:
     ends = StepEnd._in_text
     assert ends("so it is.\n\nNext", "\n\n") and not ends("so it is.\n", "\n\n")
@@ -210,3 +241,13 @@ def test_what_a_text_is_worth_by_its_steps() -> None:
 def test_bad_settings_are_named(make: Any, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         make()
+
+
+def test_a_delimiter_that_the_tokenizer_cannot_write_is_refused() -> None:
+    spoken = tokenizer()
+    assert StepBeam(Even(), delimiter=";").bind(spoken).delimiter == ";"
+    for search in (StepBeam(Even(), delimiter="é"), MCTS(Even()), Lookahead(StepBeam(Even()))):
+        with pytest.raises(SettingsError, match="tokenizer cannot write"):
+            search.bind(spoken)
+    with pytest.raises(SettingsError, match="'Wait', which this model's tokenizer cannot write"):
+        BudgetForcing(end="#", wait="Wait").bind(spoken)
