@@ -229,7 +229,9 @@ def stale() -> dict[Path, str]:
     pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
     return {
         path: text
-        for path, text in (pages | stubs() | {path: make() for path, make in plots.PLOTS.items()}).items()
+        for path, text in (
+            pages | stubs() | {path: make() for path, make in (plots.PLOTS | watching.PLOTS).items()}
+        ).items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }
 

@@ -38,8 +38,15 @@ def unread(seq: Sequence) -> int:
 
 
 def reads(seq: Sequence) -> bool:
-    """Whether the next turn reads on, and does not draft."""
-    return seq.position == 0 or unread(seq) > 1
+    """Whether the next turn reads on, and does not draft.
+
+    A text's first token is drafted where an encoder's source is all that the drafter goes by.
+    """
+    if unread(seq) > 1 or seq.position:
+        return unread(seq) > 1
+    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    shown = needs.prompt or needs.prompt_taps or seq.watch is not None or seq.kv is not None
+    return shown or not needs.source
 
 
 def turn(seq: Sequence, share: Share) -> Asking[None]:

@@ -3,11 +3,13 @@ from . import growth as growth
 from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
+from .cppd import CPPD as CPPD
 from .chimera import Chimera as Chimera
 from .clover import Clover as Clover
 from .compressed_cache import CompressedCache as CompressedCache
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
+from .deer import Deer as Deer
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE

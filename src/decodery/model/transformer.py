@@ -97,7 +97,7 @@ class Transformer:
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        visits = Visits.of(batch, taps, route, self.config.num_layers)
+        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=self.config.mamba is None)
         if self.static is not None and route == WHOLE:
             scores = self.static.forward(self, batch, visits)
             if scores is not None:
@@ -279,15 +279,20 @@ class Transformer:
             queries, keys = queries_and_latents(layer, config, normed, cos, sin)
             return queries, keys, keys
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        queries, keys, values = (
-            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
+        turning, values = (
+            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         )
-        if config.wide_qk_norm:
-            queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
-            keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
-        elif config.qk_norm:
-            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+        if config.wide_qk_norm or config.qk_norm:
+            queries, keys = turning.split((heads, kv_heads), dim=1)
+            if config.wide_qk_norm:
+                queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
+                keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
+            else:
+                queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+            turning = torch.cat((queries, keys), dim=1)
+        # Short operations cost the same for a few heads more.
+        queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        return queries, keys, values
 
     def keys_and_values(
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
@@ -347,7 +352,7 @@ class _Pass:
                 segment.cache.write(layer, own_keys, own_values)
                 seen_keys, seen_values = segment.cache.view(layer)
             own, config = queries[first:last], self.model.config
-            if segment.cache is not None and segment.cache.policy is not None:
+            if segment.cache is not None and (segment.cache.policy is not None or segment.steered):
                 own = own * config.attention_scale
                 part = attend_by_policy(own, seen_keys, seen_values, segment, layer, config.window(layer))
             else:

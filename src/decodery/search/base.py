@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -24,6 +24,7 @@ from ..core.trace import Step, Trace
 from ..core.tree import TokenTree
 from ..decode.commit import commit
 from ..decode.text import unread
+from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.protocol import Reader
 from ..model.sites import Tap
@@ -49,7 +50,7 @@ class Search(Contract):
         """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
         return Needs(rows=True, alone=True, greedy=True, law=True)
 
-    def bind(self, tokenizer: Tokenizer) -> Search:
+    def bind(self, tokenizer: Tokenizer) -> Self:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
         return self
 
@@ -134,6 +135,16 @@ def credit(trace: Trace, best: Sequence) -> None:
         first = decoding[0] - 1
         steps[first].emitted = min(1, len(best.generated))
         steps[min(decoding[-1], len(steps) - 1)].emitted += len(best.generated) - steps[first].emitted
+
+
+def require_written(tokenizer: Tokenizer, words: str, what: str) -> None:
+    """Raise SettingsError for a text that is no text of this tokenizer's."""
+    back = tokenizer.decode(tokenizer.encode(words, special=False), special=True)
+    if words not in back:
+        raise SettingsError(
+            f"{what} is {words!r}, which this model's tokenizer cannot write (it makes {back!r} of it): give another "
+            "text, or token ids"
+        )
 
 
 def candidates(
