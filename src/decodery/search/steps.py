@@ -23,9 +23,7 @@ from ..core.sequence import Sequence
 from ..core.trace import Grown, Step, Trace
 from ..decode.schedule import share_prompt
 from ..decode.text import unread
-from ..errors import SettingsError
 from ..errors import OutOfMemory, ServerError, SettingsError
-from ..model.batch import Segment
 from ..model.store import Progress, silent
 from ..registry import method_of
 from ..score.base import Scorer
