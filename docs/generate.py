@@ -25,6 +25,7 @@ from decodery.registry import Method
 
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
+import alike
 import changing
 import drafting
 import filling
@@ -150,6 +151,7 @@ def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -
 
 
 MADE: dict[str, Callable[[], str]] = {
+    **alike.SECTIONS,
     **timing.SECTIONS,
     **drafting.SECTIONS,
     **remembering.SECTIONS,
@@ -227,7 +229,9 @@ def stale() -> dict[Path, str]:
     pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
     return {
         path: text
-        for path, text in (pages | stubs() | {path: make() for path, make in plots.PLOTS.items()}).items()
+        for path, text in (
+            pages | stubs() | {path: make() for path, make in (plots.PLOTS | watching.PLOTS).items()}
+        ).items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }
 

@@ -123,6 +123,37 @@ def _named(row: dict[str, Any], name: str) -> bool:
     return found.partition("(")[0] == name and "choose=vote" not in found
 
 
+def intervals(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
+    """A line per row, (name, least, middle, largest) of 0 to 1, with a mark at the middle; dashed at one half."""
+    left, across, step = 260, 360, 22
+    width, height = left + across + 60, TOP + step * len(rows) + 30
+
+    def x(value: float) -> str:
+        return f"{left + across * value:.1f}"
+
+    bottom = TOP + step * len(rows)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="11" fill="#333333">',
+        f'<title>{title}</title><rect width="{width}" height="{height}" fill="white"/>',
+        f'<text x="{left}" y="{TOP - 12}" font-size="12" font-weight="600">{title}</text>',
+        f'<path d="M{x(0.5)} {TOP - 4}V{bottom}" stroke="#999999" stroke-dasharray="4 3"/>',
+    ]
+    for number, (name, least, middle, largest) in enumerate(rows):
+        y = TOP + step * number + 10
+        parts += [
+            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{name}</text>',
+            f'<path d="M{x(least)} {y}H{x(largest)}" stroke="{COLOURS[0]}" stroke-width="2" opacity="0.55"/>',
+            f'<circle cx="{x(middle)}" cy="{y}" r="4" fill="{COLOURS[0]}"/>',
+            f'<text x="{left + across + 10}" y="{y + 4}">{middle:.2f}</text>',
+        ]
+    parts += [
+        f'<text x="{x(tick)}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
+        for tick in (0, 0.25, 0.5, 0.75, 1)
+    ]
+    return "".join(parts) + "</svg>\n"
+
+
 RESULTS = ROOT / "docs" / "results"
 PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-samples.svg": partial(searches, "search-puzzles", SAMPLES, "tokens", "generated tokens"),

@@ -43,6 +43,10 @@ class ConstraintError(DecoderyError):
     """What may be written is described wrongly, cannot be enforced exactly, or goes beyond the limits."""
 
 
+class MonitorFailed(DecoderyError):
+    """A monitor raised an error of its own while it watched a text; that text ends with it."""
+
+
 class Unsolved(DecoderyError):
     """A search did not find what it was to find; the best it found is given all the same."""
 

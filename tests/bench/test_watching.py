@@ -10,12 +10,26 @@ import numpy as np
 import pytest
 
 from decodery.bench import report, result
-from decodery.bench.watching import job
-from decodery.bench.watching.figures import Judged, calibration_error, detection, mcnemar, word_scores
+from decodery.bench.watching import job, recall
+from decodery.bench.watching.control import effect
+from decodery.bench.watching.figures import (
+    Judged,
+    calibration_error,
+    detection,
+    mcnemar,
+    of_the_mean,
+    ranks,
+    word_scores,
+)
 from decodery.bench.watching.heads import _by_means
 from decodery.bench.watching.job import WatchJob
+from decodery.bench.watching.judge import Judge
+from decodery.bench.watching.price import both_ways
 from decodery.bench.watching.settings import TESTBEDS, WatchSettings
 from decodery.errors import CorruptFile, SettingsError
+from decodery.train.align import aligned
+from decodery.train.checkable import FAMILIES, MORE, built_in
+from decodery.train.sequential import built_in_talks
 from serving import tiny_lm
 
 
@@ -80,3 +94,57 @@ def test_an_interrupted_benchmark_goes_on_and_shows_all(tmp_path: Path, monkeypa
         result.require(earlier, result.SEARCH)
     with pytest.raises(SettingsError, match=f"testbeds of monitors are {', '.join(TESTBEDS)}"):
         WatchSettings(methods=("heads", "tails"))
+
+
+def test_controls_of_the_testbeds_are_what_they_are_called() -> None:
+    import torch
+
+    # A judge that reads turns as they come says what one says that reads all at once, and its question is forgotten.
+    judge = Judge(tiny_lm(), built_in_talks(4)[:1])
+    turns = ("add salt", "and tea", "then rice")
+    incremental = judge.scores(turns)
+    assert incremental == pytest.approx([judge.whole(turns[: at + 1]) for at in range(3)], abs=1e-5)
+    assert judge.scores(turns) == incremental and abs(judge.whole(turns[::-1]) - incremental[-1]) > 1e-5
+    # Every other text ends in a key that stood there before, with one value behind it.
+    tokens, values, known = recall._asked(12, 0)
+    for text, value, seen in zip(tokens.tolist(), values.tolist(), known, strict=True):
+        before = {text[at + 1] for at in range(0, len(text) - 1, 2) if text[at] == text[-1]}
+        assert before == ({value} if seen else set()), text
+    drawn, again = recall.draw(5, torch.Generator().manual_seed(0))
+    assert not again[:, 0].any() and again[:, -1].any()
+    assert drawn.shape == (5, 2 * recall._PAIRS) and effect([(0.0, 2.0), (1.0, 3.0)]) == 2.828
+    low, high = of_the_mean(np.array([0.1, 0.2, 0.3]))
+    assert low == pytest.approx(0.2 - 4.3 * 0.1 / 3**0.5) and high == pytest.approx(0.4 - low)
+    assert ranks([3.0, 1.0, 3.0]).tolist() == [1.5, 0.0, 1.5]
+    assert both_ways([True, False, False], [False, True, True]) == {
+        "wrong to right": 2,
+        "right to wrong": 1,
+        "mcnemar p": 1.0,
+    }
+
+
+def test_states_of_two_sources_share_a_subspace() -> None:
+    import torch
+
+    draws = torch.Generator().manual_seed(0)
+    source, target = (torch.randn(40, 6, generator=draws) * torch.arange(1, 7) for _ in range(2))
+    same, also = aligned(source, source, 3)
+    assert torch.allclose(same, also) and same.shape == (40, 3)
+    # With all dimensions it is a rotation: distances stay, and what lies where is another matter.
+    whole, turned = aligned(source, target, 6)
+    for before, after in ((source, whole), (target, turned)):
+        assert torch.allclose(torch.cdist(before.double(), before.double()), torch.cdist(after, after), atol=1e-5)
+    assert not torch.allclose(whole, source.double(), atol=1e-2)
+    # A signal in rotated states is read by what was learned of the others only where they are brought together.
+    signal = torch.randn(200, 1, generator=draws)
+    rows = torch.cat((5 * signal, 0.1 * torch.randn(200, 5, generator=draws)), dim=1)
+    moved = rows.roll(3, dims=1)
+    own, other = aligned(rows, moved, 1)
+    assert abs(float(torch.corrcoef(torch.stack((own[:, 0], other[:, 0])))[0, 1])) > 0.99
+    assert abs(float(torch.corrcoef(torch.stack((rows[:, 0], moved[:, 0])))[0, 1])) < 0.3
+    with pytest.raises(SettingsError, match="share no subspace of 7 dimensions"):
+        aligned(source, target, 7)
+    found = built_in(700, families=(*FAMILIES, *MORE))
+    kinds = {each.family for each in found}
+    assert kinds == {*FAMILIES, *MORE} and len({each.prompt for each in found}) == 700
+    assert all(each.right(f" {each.answer}.") for each in found)

@@ -17,6 +17,7 @@ from decodery.decode.watch import Watch
 from decodery.model.sites import Intervention
 from decodery.monitor.base import Action, Monitor, Prompt, Rollback, Row
 from decodery.monitor.confidence import Confidence
+from decodery.monitor.context_awareness import ContextAwareness
 from decodery.sample.sampler import Sampler
 from decodery.testing import LawBroken, check_identical, decode, tiny_transformer, to_int8
 from decodery.testing.drafters import Garbage, Oracle
@@ -150,6 +151,7 @@ ACTING: dict[str, Monitor] = {
     "switch at the embeddings": Turning("embed", always=True),
     "always": Turning("head_out.1", always=True),
     "switch at the logits": Turning("logits"),
+    "switch at the attention": ContextAwareness(layer=1, alpha=0.05, steer=(0,), action="switch"),
     "rollback": Returning(),
     "stop": Confidence("worst", threshold=5.5, action="stop"),
     "regenerate": Confidence("worst", threshold=5.5, action="regenerate"),

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.errors import CorruptFile, SettingsError
+from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.policy import Attention, AttentionPolicy
+from decodery.model.sites import Intervention
 from decodery.monitor.codebook import Codebook, Codebooks, coding
 from decodery.monitor.confidence import Confidence
-from decodery.monitor.context_awareness import ContextAwareness
+from decodery.monitor.context_awareness import ContextAwareness, adding
 from decodery.monitor.neurofeedback import Neurofeedback
 from decodery.monitor.probe import Pool, Probe
 from decodery.monitor.program_probe import ProgramProbe
@@ -160,6 +161,51 @@ def test_context_awareness_is_the_models_own_attention() -> None:
     for at, value in enumerate(told(text)[1:], 1):
         assert value is not None and 0 <= value <= 1 and abs(value - (1 - float(share[:at].mean()))) < 1e-5
     assert told(text)[0] is None
+
+
+def test_steering_scales_the_weights_of_what_the_user_did_not_say() -> None:
+    for model in (MODEL, EXACT):
+        policy, cache = Observing(), model.new_cache()
+        cache.policy = policy
+        plain = model.forward(Batch([Segment.chunk(PROMPT, cache)]), taps=["head_out.0"]).hidden["head_out.0"]
+        added = np.where(np.arange(len(PROMPT)) < 6, np.log(0.3), 0.0)
+        segment = Segment.chunk(PROMPT, model.new_cache())
+        segment.interventions = (Intervention("attn_scores.0", adding(0, added)),)
+        steered = model.forward(Batch([segment]), taps=["head_out.0"]).hidden["head_out.0"]
+        weights, values = policy.weights[0].double(), cache.view(0)[1].double().repeat_interleave(2, dim=0)
+        weighed = weights * torch.from_numpy(np.exp(added))
+        wanted = torch.einsum("hns,hsd->nhd", weighed / weighed.sum(dim=-1, keepdim=True), values).flatten(1)
+        assert torch.allclose(steered.double(), wanted, atol=1e-5) and steered[0].equal(plain[0])
+        # Without the sum set right again it is another one.
+        unsettled = torch.einsum("hns,hsd->nhd", weighed, values).flatten(1)
+        assert not torch.allclose(steered.double(), unsettled, atol=1e-3)
+    # Places are positions of the prompt, whatever has left the cache since, and behind it nothing is added.
+    cache = MODEL.new_cache()
+    MODEL.forward(Batch([Segment.chunk(PROMPT[:12], cache)]))
+    cache.keep(range(12))
+    cache.evict(0, [2, 7])
+    late = Segment(np.array([12, 13]), np.array(PROMPT[12:14]), cache=cache)
+    late.interventions = segment.interventions
+    MODEL.forward(Batch([late]))
+    bias = late.bias(0)
+    assert bias is not None and (bias[1] != 0).nonzero()[:, 0].tolist() == [0, 1, 2, 3, 4] and late.bias(1) is None
+    free, same, other = (
+        decode(EXACT, [PROMPT], monitors=monitors, max_new_tokens=8)[0]
+        for monitors in (
+            [],
+            [ContextAwareness(layer=1, alpha=1.0, action="switch")],
+            [ContextAwareness(layer=1, alpha=0.01, steer=(0,), action="switch")],
+        )
+    )
+    assert same.tokens == free.tokens and not other.cache.view(1)[0].equal(free.cache.view(1)[0])
+    with pytest.raises(SettingsError, match="alpha scales attention down"):
+        ContextAwareness(alpha=0.0)
+    with pytest.raises(SettingsError, match="no layer 5 to steer: layers are 0 to 1"):
+        decode(EXACT, [PROMPT], monitors=[ContextAwareness(layer=1, steer=(5,), action="switch")])
+    with pytest.raises(SettingsError, match="added to and not read"):
+        MODEL.forward(Batch([Segment.chunk(PROMPT, MODEL.new_cache())]), taps=["attn_scores.0"])
+    with pytest.raises(UnsupportedModel, match="steered in decoder models that decodery runs itself, over a cache"):
+        MODEL.forward(Batch([Segment(np.arange(2), np.array([1, 2]), interventions=segment.interventions)]))
 
 
 def test_conversations_are_judged_turn_by_turn_and_by_nothing_else() -> None:

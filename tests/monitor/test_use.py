@@ -12,7 +12,7 @@ from decodery.core.needs import Needs
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
-from decodery.errors import SettingsError, UnknownMethod
+from decodery.errors import MonitorFailed, SettingsError, UnknownMethod
 from decodery.monitor.base import Monitor, Rollback, Row
 from decodery.monitor.confidence import Confidence
 from decodery.monitor.signature import Signature
@@ -58,7 +58,8 @@ def test_a_monitor_that_raises_ends_its_own_text_or_is_turned_off() -> None:
     while engine.step():
         pass
     assert free.finish_reason == alone.finish_reason == "length" and free.tokens == alone.tokens
-    assert isinstance(broken.error, ZeroDivisionError) and broken.finish_reason == "error"
+    assert isinstance(broken.error, MonitorFailed) and broken.finish_reason == "error"
+    assert "the monitor Raising raised ZeroDivisionError: " in str(broken.error) and "errors=off" in str(broken.error)
     off, on = (alone.watch.told if alone.watch is not None else ())[:2]
     assert off.error is not None and off.error.startswith("ZeroDivisionError") and len(off.scores) == 3
     assert len(on.scores) == 8 and free.watch is None

@@ -32,8 +32,6 @@ _OWN = {
 """Options that one way of measuring alone knows."""
 _APART = ("--compare", "--from", "--pass", "--rows", "--serve", "--sweep")
 """What each of these ways goes without."""
-_AT_ONCE = ("--sweep",)
-"""Ways of measuring that are too short to be gone on with."""
 
 
 class _Names(click.ParamType):
@@ -112,7 +110,7 @@ _PATH = click.Path(path_type=Path)
     help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
     "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
     "best-of-n, self-consistency, weighted-vote, first-finish, and specs with {n} and {scorer} in them. Of "
-    "monitors their testbeds: answers, context, talks, heads, feedback, codes, programs.",
+    "monitors their testbeds: answers, context, talks, heads, feedback, codes, programs, recall.",
 )
 @_what(
     "--workload",
@@ -207,13 +205,13 @@ def bench(
     for way in ways:
         if len(ways) > 1:
             raise click.UsageError(f"{' and '.join(ways)} are measured one at a time")
-        if compare or source or passes or rows is not None or (resume and way in _AT_ONCE):
-            others = [name for name in _APART if name != way] + ["--resume"] * (way in _AT_ONCE)
+        if compare or source or passes or rows is not None:
+            others = [name for name in _APART if name != way]
             raise click.UsageError(f"{way} goes without {', '.join(others)}")
     if sweep is not None:
         from .bench_sweep import sweep as measured_sweep
 
-        measured_sweep(sweep, given, out, as_json=as_json)
+        measured_sweep(sweep, given, out, as_json=as_json, resume=resume)
     elif serve is not None:
         from .bench_serve import measure
 

@@ -17,6 +17,7 @@ from ..core.needs import Needs
 from ..core.noise import mix
 from ..core.sequence import Sequence, Watched
 from ..core.text import TextStream
+from ..errors import DecoderyError, MonitorFailed
 from ..model.sites import OF_OUTPUTS, Intervention, Tap
 from ..monitor.base import WHOLE, Action, Monitor, Prompt, Regenerate, Rollback, Row, Stop
 from ..sample.banned import Banned
@@ -219,9 +220,14 @@ def _tried(mind: _Mind, do: Callable[[], T]) -> T | None:
     try:
         return do()
     except Exception as error:
+        said = f"{type(error).__name__}: {error}"[:300]
         if mind.monitor.errors == "raise":
-            raise
-        mind.told.error = f"{type(error).__name__}: {error}"[:300]
+            if isinstance(error, DecoderyError):
+                raise
+            raise MonitorFailed(
+                f"the monitor {mind.told.name} raised {said}; its text ends here, and errors=off goes on without it"
+            ) from error
+        mind.told.error = said
         return None
 
 

@@ -81,10 +81,10 @@ def attend(
 def attend_by_policy(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segment: Segment, layer: int, window: int | None
 ) -> torch.Tensor:
-    """`attend` of what the policy of a segment's cache selects; queries are scaled already."""
+    """`attend` of what the policy of a segment's cache selects, where there is one; queries are scaled already."""
     assert segment.cache is not None
     policy, (n, heads, dim), kv_heads = segment.cache.policy, queries.shape, len(keys)
-    attention = Attention(layer, segment, queries, keys, values, visible(segment, layer, window))
+    attention = Attention(layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer))
     read = torch.from_numpy(reads(policy, attention, kv_heads)).to(queries.device)
     grouped = queries.view(n, kv_heads, heads // kv_heads, dim)
     scores = torch.einsum("nkgd,ksd->kgns", grouped, keys).masked_fill(~read[:, None], -torch.inf)

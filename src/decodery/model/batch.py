@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ..errors import SettingsError
 from .cache import KVCache
 from .route import WHOLE, Route, attending, sublayers
-from .sites import OF_OUTPUTS, Intervention, Tap
+from .sites import OF_OUTPUTS, OF_SCORES, Intervention, Tap, site
 
 
 @dataclass
@@ -45,8 +46,35 @@ class Segment:
 
     @property
     def picks(self) -> bool:
-        """Whether its cache says which slots are read: by a policy, or because some heads have lost slots."""
-        return self.cache is not None and (self.cache.policy is not None or bool(self.cache.losses))
+        """Whether attention comes by Python: its cache has a policy, some heads lost slots, or scores are added to."""
+        cache = self.cache
+        return cache is not None and (cache.policy is not None or bool(cache.losses) or self.steered)
+
+    @property
+    def steered(self) -> bool:
+        """Whether something is added to attention's scores."""
+        return any(str(each.site).startswith(OF_SCORES) for each in self.interventions)
+
+    def slots(self, layer: int) -> np.ndarray:
+        """Positions of the slots of its cache that a layer's attention goes over, those of its own rows at the end."""
+        assert self.cache is not None
+        return self.cache.positions[layer, : int(self.cache.lengths[layer]) + self.stays + len(self)]
+
+    def bias(self, layer: int) -> torch.Tensor | None:
+        """[n, slots] float64, what is added to the scores of all heads of a layer; None for nothing."""
+        assert self.cache is not None
+        layers, place = len(self.cache.lengths), (OF_SCORES, layer)
+        own = [each for each in self.interventions if site(each.site, layers)[:2] == place] if self.steered else []
+        if not own:
+            return None
+        rows = torch.zeros(len(self), len(self.slots(layer)), dtype=torch.float64)
+        for each in own:
+            changed = each.change(rows, self)
+            if changed.shape != rows.shape:
+                shapes = f"was given rows {list(rows.shape)} and returned {list(changed.shape)}"
+                raise SettingsError(f"an intervention at {each.site} {shapes}")
+            rows = changed.double()
+        return rows
 
     def seen(self) -> np.ndarray:
         """`mask`, causal order written out: [n, stays + n] bool."""

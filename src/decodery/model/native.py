@@ -218,8 +218,9 @@ class _Walk:
         picks = Picks.of(segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer))
         struct = self._segments[number]
         struct.starts, struct.picked = picks.starts.ctypes.data, picks.slots.ctypes.data
-        if picks.weights is not None:
-            struct.weights, struct.mass = picks.weights.data_ptr(), picks.mass.data_ptr()
+        # Not every layer's weights are wanted: those of an earlier one may be gone.
+        told = (None, None) if picks.weights is None else (picks.weights.data_ptr(), picks.mass.data_ptr())
+        struct.weights, struct.mass = told
         return picks
 
     def _read(self, picks: dict[int, Picks]) -> None:

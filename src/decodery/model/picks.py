@@ -34,13 +34,16 @@ class Picks:
         cache = segment.cache
         assert cache is not None
         keys, values = cache.view(layer)
-        attention = Attention(layer, segment, queries, keys, values, visible(segment, layer, window))
+        attention = Attention(
+            layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer)
+        )
         read = reads(cache.policy, attention, len(keys))
         counts = read.reshape(-1, read.shape[-1]).sum(axis=1)
         starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
         slots = np.concatenate([np.flatnonzero(head) % read.shape[-1] for head in read]).astype(np.int32)
         n, heads = queries.shape[:2]
-        wanted = cache.policy is not None and (cache.policy.observes or cache.policy.merges)
+        wanted = attention.bias is not None
+        wanted |= cache.policy is not None and (cache.policy.observes or cache.policy.merges)
         weights = torch.empty(heads // len(keys), len(slots)) if wanted else None
         return cls(attention, read, slots, starts, weights, torch.empty(n, heads))
 

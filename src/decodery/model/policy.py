@@ -21,8 +21,9 @@ class Attention:
     """One segment's attention in one layer. Slots are those of its cache: content, then tentative rows.
 
     queries: [n, heads, head_dim], normed, turned and scaled. keys, values: [kv_heads, slots, head_dim], the rows' own
-    included. seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where
-    some heads have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read; mass: [n, heads], the
+    included. bias: [n, slots] float64, what is added to the scores of all heads, None for nothing.
+    seen: [n, slots] bool, what mask, causal order and window let each row see, or [kv_heads, n, slots] where some heads
+    have lost slots. Afterwards weights: [heads, n, slots], 0 where nothing was read; mass: [n, heads], the
     logarithm of the sum of exponentials that the weights were divided by; context: [n, heads, head_dim], what was read.
     """
 
@@ -32,6 +33,7 @@ class Attention:
     keys: torch.Tensor
     values: torch.Tensor
     seen: np.ndarray
+    bias: torch.Tensor | None = None
     weights: torch.Tensor | None = None
     mass: torch.Tensor | None = None
     context: torch.Tensor | None = None
@@ -87,6 +89,29 @@ def reads(policy: AttentionPolicy | None, attention: Attention, kv_heads: int) -
 def settle(policy: AttentionPolicy | None, attention: Attention) -> torch.Tensor:
     """Show a policy what was read; returns the context that goes on."""
     assert attention.context is not None
+    if attention.bias is not None:
+        _steer(attention, attention.bias)
     if policy is not None and policy.observes:
         policy.observe(attention)
     return policy.merge(attention) if policy is not None and policy.merges else attention.context
+
+
+def _steer(attention: Attention, bias: torch.Tensor) -> None:
+    """Weights, mass and context as if `bias` had been added before the softmax. Rows without any stay to the bit.
+
+    In double precision, so that rounding to that of the rows leaves nothing of what else is in the pass.
+    """
+    weights, mass, context = attention.weights, attention.mass, attention.context
+    assert weights is not None and mass is not None and context is not None
+    bias = bias.to(weights.device)
+    most = bias.amax(dim=1, keepdim=True)
+    weighed = weights.double() * (bias - most).exp()
+    total = weighed.sum(dim=-1, keepdim=True)
+    steered = weighed / total
+    values = attention.values.double()
+    found = torch.einsum("kgns,ksd->nkgd", steered.unflatten(0, (len(values), -1)), values).flatten(1, 2)
+    own = (bias != 0).any(dim=1)
+    shift = total[..., 0].log().T + most
+    attention.weights = torch.where(own[None, :, None], steered.to(weights.dtype), weights)
+    attention.mass = torch.where(own[:, None], (mass + shift).to(mass.dtype), mass)
+    attention.context = torch.where(own[:, None, None], found.to(context.dtype), context)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..errors import SettingsError
+from ..errors import SettingsError, UnsupportedModel
 from .mixture import Shared
 from .route import Route, stops
 
@@ -23,6 +23,8 @@ Tap = int | str
 OF_LAYERS = ("head_out", "attn_out", "mlp_out")
 OF_OUTPUTS = ("final_norm", "logits")
 SITES = frozenset(("residual", *OF_LAYERS, *OF_OUTPUTS))
+OF_SCORES = "attn_scores"
+_WITHIN = ("resid_pre", "resid_post", *OF_LAYERS, OF_SCORES)
 
 
 class Site(NamedTuple):
@@ -45,7 +47,9 @@ def site(tap: Tap, layers: int) -> Site:
     "head_out.L": [n, heads * head_dim], what the heads read, before the output projection; "attn_out.L" and
     "mlp_out.L": [n, hidden], what a sublayer adds to the stream; "final_norm" [m, hidden] and "logits" [m, vocab]: what
     the vocabulary projection is given and what it gives, for the rows whose logits are wanted. Layers count from either
-    end. "given." before a site within a layer: its rows before any change there. Raises SettingsError for any other.
+    end. "given." before a site within a layer: its rows before any change there. "attn_scores.L" [n, slots] is only
+    written: what is added to the scores of all heads before the softmax, see `Intervention`. Raises SettingsError for
+    any other.
     """
     if isinstance(tap, int):
         after = tap if tap >= 0 else layers + 1 + tap
@@ -64,17 +68,17 @@ def site(tap: Tap, layers: int) -> Site:
         return Site("residual", layers // 2)
     if not dot and name in OF_OUTPUTS:
         return Site(name)
-    if dot and name in ("resid_pre", "resid_post", *OF_LAYERS) and number.removeprefix("-").isdecimal():
+    if dot and name in _WITHIN and number.removeprefix("-").isdecimal():
         layer = int(number) if int(number) >= 0 else layers + int(number)
         if 0 <= layer < layers:
-            return Site(name, layer) if name in OF_LAYERS else Site("residual", layer + (name == "resid_post"))
+            return Site("residual", layer + (name == "resid_post")) if name.startswith("resid") else Site(name, layer)
     known = ["embed", "half", *OF_OUTPUTS]
-    known += [f"{name}.{layer}" for name in ("resid_pre", "resid_post", *OF_LAYERS) for layer in range(layers)]
+    known += [f"{name}.{layer}" for name in _WITHIN for layer in range(layers)]
     near = difflib.get_close_matches(tap, known, n=3, cutoff=0.6)
     raise SettingsError(
         f"there is no site {tap!r} in a model of {layers} layers{', the nearest are ' if near else ''}"
         f"{', '.join(near)}: sites are embed, half, final_norm, logits, and for L "
-        f"from 0 to {layers - 1}, or from -1 down, resid_pre.L, resid_post.L, {', '.join(f'{n}.L' for n in OF_LAYERS)}"
+        f"from 0 to {layers - 1}, or from -1 down, {', '.join(f'{name}.L' for name in _WITHIN)}"
     )
 
 
@@ -83,7 +87,8 @@ class Intervention:
     """A change of a segment's rows at one site, from now on: keys and values of earlier rows stay as they are.
 
     change: given the rows there [n, width] and their segment, returns what they are to be; it must neither write to
-    what it is given nor depend on anything else that shares the pass.
+    what it is given nor depend on anything else that shares the pass. At "attn_scores.L" it is given zeros [n, slots]
+    float64, whose slots are those of the segment's cache, content and then tentative rows, at `segment.slots(L)`.
     """
 
     site: Tap
@@ -115,15 +120,27 @@ class Visits:
         self._batch = batch
 
     @classmethod
-    def of(cls, batch: Batch, taps: Sequence[Tap], route: Route, layers: int) -> Visits:
-        """The visits of a pass over a route. Raises SettingsError for a site that the pass does not come by."""
+    def of(cls, batch: Batch, taps: Sequence[Tap], route: Route, layers: int, *, steers: bool = False) -> Visits:
+        """The visits of a pass over a route. steers: whether what attends adds to attention's scores.
+
+        Raises SettingsError for a site that the pass does not come by, UnsupportedModel where scores cannot be changed.
+        """
         where = {tap: site(tap, layers) for tap in taps}
+        if any(place.name == OF_SCORES for place in where.values()):
+            raise SettingsError("attention's scores are added to and not read: attn_scores.L is no tap")
         changes: dict[Site, list[tuple[int, Intervention]]] = {}
         for number, segment in enumerate(batch.segments):
             for intervention in segment.interventions:
                 changes.setdefault(site(intervention.site, layers), []).append((number, intervention))
+            if segment.steered and (segment.cache is None or not steers):
+                raise UnsupportedModel(
+                    "attention is steered in decoder models that decodery runs itself, over a cache: load the model "
+                    "with decodery, or steer at another site"
+                )
         if route.layers is not None or route.skip:
             _check({place._replace(given=False) for place in where.values()} | changes.keys(), route, layers)
+        # What is added to scores is asked for where attention is worked out.
+        changes = {place: each for place, each in changes.items() if place.name != OF_SCORES}
         shared = None if route.experts is None else Shared(route.experts, batch.offsets)
         return cls(where, changes, batch, shared)
 
@@ -198,7 +215,7 @@ def _check(places: set[Site], route: Route, layers: int) -> None:
     passed = {Site(name) for name in OF_OUTPUTS} | {Site("residual", run[0].layer if run else 0)}
     for stop in run:
         passed.add(Site("residual", stop.layer + 1))
-        passed |= {Site("head_out", stop.layer), Site("attn_out", stop.layer)} if stop.attention else set()
+        passed |= {Site(name, stop.layer) for name in ("head_out", "attn_out", OF_SCORES)} if stop.attention else set()
         passed |= {Site("mlp_out", stop.layer)} if stop.mlp else set()
     for place in places - passed:
         if place.name == "residual":

@@ -1,17 +1,21 @@
-"""Context awareness: how much an answer's attention rests on what the user said."""
+"""Context awareness: how much an answer's attention rests on what the user said, and steering it there."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, cast
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..errors import UnsupportedModel
+from ..errors import SettingsError, UnsupportedModel
+from ..model.batch import Segment
 from ..model.protocol import Reader
+from ..model.sites import Intervention
 from ..model.threads import one_thread
 from ..model.transformer import Transformer
 from ..registry import register
@@ -37,8 +41,7 @@ class _State:
 @register(
     "context-awareness",
     paper="On the Loss of Context-awareness in General Instruction Fine-tuning (2024)",
-    guarantee="read-only: the text is the one without it, until the action is taken",
-    lossless=True,
+    guarantee="read-only unless action=switch, which steers attention, in the prompt too; alpha=1 is the identity",
 )
 @dataclass(frozen=True)
 class ContextAwareness(Monitor):
@@ -49,10 +52,22 @@ class ContextAwareness(Monitor):
     tokens, is summed; the head with most of it counts, and the mean over tokens is taken. Known from the second token
     on: the newest token's own row does not exist yet. The paper calls answers with a share above 0.6 dependent on their
     context, a score below 0.4. Needs no training. Cost: that layer's queries and keys are worked out once more from its
-    input, and a row of attention per token; the prompt is read whole. Steering attention is not part of it.
+    input, and a row of attention per token; the prompt is read whole.
+
+    action: "switch" steers attention, as PASTA does: in prompt and answer, whatever the score is, and in all heads of
+    the layers named by steer, all layers by default, the prompt's tokens that the user did not say (the template's, the
+    system's) lose weight by the factor alpha before weights are scaled to sum to 1. What is generated keeps its own.
+    With several turns of the user's the published code scales each down for the others; here they are one.
     """
 
     layer: int = 20
+    alpha: float = 0.9
+    steer: tuple[int, ...] = ()
+    action: Literal["flag", "stop", "regenerate", "switch"] = field(default="flag", kw_only=True)  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise SettingsError(f"alpha scales attention down, above 0 to 1, not {self.alpha}")
 
     @property
     def site(self) -> str:
@@ -60,14 +75,18 @@ class ContextAwareness(Monitor):
 
     @property
     def needs(self) -> Needs:
-        return Needs(taps=(self.site,), prompt_taps=True, parts=True)
+        steers = self.action == "switch"
+        return Needs(taps=(self.site,), prompt_taps=True, parts=True, changes=steers, policies=steers)
 
     def fits(self, model: Reader) -> None:
         if not isinstance(model, Transformer):
             raise UnsupportedModel(
                 f"context-awareness looks into the attention of models that this package runs itself, and "
-                f"{type(model).__name__} is none: load the model with decodery"
+                f"{type(model).__name__} is none: load the model with decodery, and without a cache policy"
             )
+        layers = model.config.num_layers
+        if wrong := [layer for layer in self.steer if not -layers <= layer < layers]:
+            raise SettingsError(f"there is no layer {wrong[0]} to steer: layers are 0 to {layers - 1}, or -1 and down")
 
     def start(self, seq: Sequence) -> _State:
         users = np.zeros(seq.prompt_length, dtype=bool)
@@ -92,6 +111,17 @@ class ContextAwareness(Monitor):
     def score(self, state: _State) -> float | None:
         return 1 - state.total / state.count if state.count else None
 
+    def steering(self, state: _State) -> tuple[tuple[int, ...], bytes] | None:
+        """Layers, and which of the prompt's tokens lose weight."""
+        if self.action != "switch" or self.alpha == 1 or state.users.all():
+            return None
+        return self.steer or tuple(range(state.model.config.num_layers)), (~state.users).tobytes()
+
+    def changes(self, steering: Any) -> tuple[Intervention, ...]:
+        layers, others = steering
+        added = np.frombuffer(others, dtype=bool) * math.log(self.alpha)
+        return tuple(Intervention(f"attn_scores.{layer}", adding(layer, added)) for layer in layers)
+
     def shares(self, state: _State, queries: torch.Tensor) -> torch.Tensor:
         """[rows, heads] float64: where the newest row's attention goes. queries: [heads, head_dim] of it."""
         model = cast(Transformer, state.model)
@@ -110,3 +140,16 @@ class ContextAwareness(Monitor):
         positions = np.arange(state.rows, state.rows + len(rows))
         queries, keys, _ = model.heads(self.layer % model.config.num_layers, rows, positions)
         return queries.cpu(), keys.cpu()
+
+
+def adding(layer: int, added: np.ndarray) -> Callable[[torch.Tensor, Segment], torch.Tensor]:
+    """A change of scores by what is added for every position of the prompt, and nothing behind it."""
+
+    def change(rows: torch.Tensor, segment: Segment) -> torch.Tensor:
+        assert segment.cache is not None
+        # Slots may have been evicted: what counts is which positions they hold.
+        positions = segment.slots(layer % len(segment.cache.lengths))
+        own = np.where(positions < len(added), added[np.minimum(positions, len(added) - 1)], 0.0)
+        return rows + torch.from_numpy(own)
+
+    return change

@@ -18,19 +18,21 @@ __all__ = ["TurnRecorder"]
 def user_spans(seq: Sequence) -> list[tuple[int, int]]:
     """First and last prompt position, the last not included, of what the user says in each turn.
 
-    What belongs to the chat template is in none. A prompt of plain text, or of unknown parts, is one turn, without its
+    What belongs to the chat template is in none. A prompt without one, or of unknown parts, is one turn, without its
     first token, which attention rests on whatever it is.
     """
     prompt, conversation = seq.tokens[: seq.prompt_length], seq.conversation
     whole = [(min(1, len(prompt) - 1), len(prompt))]
-    if conversation is None or isinstance(conversation.prompt, str) or seq.detokenizer is None:
+    if conversation is None or seq.detokenizer is None:
         return whole
+    said_in = conversation.prompt
+    messages = [{"role": "user", "content": said_in}] if isinstance(said_in, str) else said_in
     stream, ends, text = seq.detokenizer(), list[int](), ""
     for token in prompt:
         text += stream.push([token])
         ends.append(len(text))
     found, at = [], 0
-    for message in conversation.prompt:
+    for message in messages:
         said = message.get("content")
         if not isinstance(said, str) or not (said := said.strip()) or (begin := text.find(said, at)) < 0:
             continue
@@ -39,7 +41,7 @@ def user_spans(seq: Sequence) -> list[tuple[int, int]]:
             first = next(number for number, end in enumerate(ends) if end > begin)
             last = next(number for number, end in enumerate(ends) if end >= at)
             found.append((first, last + 1))
-    return found or whole
+    return found if found and found[0][0] else whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)

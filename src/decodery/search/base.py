@@ -17,6 +17,7 @@ import torch
 
 from ..contract import Contract
 from ..core.ask import Asking, Scored, score_all
+from ..core.embedded import reading
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step, Trace
@@ -107,7 +108,7 @@ class Branches:
             for n in waiting:
                 chunk = branches[n].tokens[branches[n].cache.next_position :][: self.chunk]
                 rows = [len(chunk) - 1] if len(chunk) == unread(branches[n]) else []
-                segments.append(Segment.chunk(chunk, branches[n].cache, logit_rows=rows))
+                segments.append(reading(branches[n], chunk, rows))
             prefill = any(branches[n].position == 0 for n in waiting)
             found = yield from self.ask(segments, prefill=prefill)
             for n, segment, scored in zip(waiting, segments, found, strict=True):

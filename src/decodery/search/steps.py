@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 from ..core.ask import Asking, score
+from ..core.embedded import reading
 from ..core.ledger import count
 from ..core.needs import Needs
 from ..core.noise import PARTICLE, mix, nth_seed
@@ -23,7 +24,6 @@ from ..core.trace import Grown, Step, Trace
 from ..decode.schedule import share_prompt
 from ..decode.text import unread
 from ..errors import OutOfMemory, ServerError, SettingsError
-from ..model.batch import Segment
 from ..model.store import Progress, silent
 from ..registry import method_of
 from ..score.base import Scorer
@@ -301,7 +301,7 @@ class Growth:
         while (missing := unread(seq)) > 1:
             start = seq.cache.next_position
             chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
-            yield from score(seq.model, Segment.chunk(chunk, seq.cache, logit_rows=[]))
+            yield from score(seq.model, reading(seq, chunk, []))
             seq.cache.keep(range(len(chunk)))
             self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
 

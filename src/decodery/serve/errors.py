@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import DecoderyError, NotTrusted, OutOfMemory
+from ..errors import DecoderyError, MonitorFailed, NotTrusted, OutOfMemory
 
 
 class ApiError(Exception):
@@ -63,6 +63,9 @@ def as_api_error(error: BaseException) -> ApiError:
         return invalid(str(error), "decodery", "not_trusted")
     if isinstance(error, OutOfMemory):
         return ApiError(400, str(error), code="out_of_memory")
+    if isinstance(error, MonitorFailed):
+        # What it says is for who wrote the monitor, and may hold what it read.
+        return ApiError(500, "a monitor of this request failed, and the text ended there", kind="server_error")
     if isinstance(error, DecoderyError):
         return invalid(str(error))
     if isinstance(error, RecursionError):

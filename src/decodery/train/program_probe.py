@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..decode.engine import Engine
 from ..decode.request import Request
 from ..decode.schedule import Limits
 from ..errors import SettingsError
+from ..model.batch import Batch, Segment
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..model.threads import one_thread
@@ -96,6 +97,18 @@ def _program(robot: Robot, prompt: str, seq: Sequence, sites: Ordered[str]) -> P
     rows = {site: torch.stack([hidden[site] for _, hidden in seen]) for site in sites}
     doubt = -float(torch.stack([numbers[-5] for numbers, _ in seen]).mean())
     return Program(prompt, text, robot.verify(prompt, text), doubt, rows)
+
+
+@torch.no_grad()
+def reread(model: LanguageModel, programs: Ordered[Program], sites: Ordered[str]) -> list[Program]:
+    """The same programs with the rows that another model has of them, while it reads what it did not write."""
+    found = []
+    for each in programs:
+        tokens, first = encoded(each.prompt + each.text), len(encoded(each.prompt)) - 1
+        segment = Segment.chunk(tokens, model.new_cache(), logit_rows=[])
+        hidden = model.forward(Batch([segment]), taps=list(sites)).hidden
+        found.append(replace(each, rows={site: hidden[site][first:].float() for site in sites}))
+    return found
 
 
 def train_program_probe(

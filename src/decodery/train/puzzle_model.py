@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -89,12 +89,19 @@ _SAMPLES = 64
 
 
 def train_puzzle_model(
-    puzzle: Puzzle, out: Path, *, recipe: PuzzleRecipe | None = None, command: str = "", progress: Progress = silent
+    puzzle: Puzzle,
+    out: Path,
+    *,
+    recipe: PuzzleRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+    seen: Callable[[Transformer, float], None] = lambda model, greedy: None,
 ) -> dict[str, float]:
     """Train a model for `puzzle` and leave it in the folder `out`, in int8, ready to be loaded.
 
     Returns what validation said of the model that is kept, int8 included. Interrupted, it goes on from its last
-    checkpoint in `out` when called again. Texts are made as they are needed; nothing is read from elsewhere.
+    checkpoint in `out` when called again. Texts are made as they are needed; nothing is read from elsewhere. seen: is
+    shown every model that is validated, in int8, and the share that it solves greedily.
     """
     recipe = recipe or PuzzleRecipe()
     check_folder(out)
@@ -111,6 +118,7 @@ def train_puzzle_model(
     def validate() -> dict[str, float]:
         kept = quantized(model)
         greedy = solves(kept, puzzle, held)
+        seen(kept, greedy)
         inside = recipe.least <= greedy <= recipe.most
         reached = solves(kept, puzzle, held[: recipe.sampled], _SAMPLES) if inside else 0.0
         middle = (recipe.least + recipe.most) / 2

@@ -11,36 +11,43 @@ import numpy as np
 import torch
 
 from ...lm import LM
-from ...model.batch import Batch, Segment
 from ...model.store import Progress
 from ...monitor.base import Monitor
 from ...monitor.factcheckmate import FactCheckmate, Shift
+from ...monitor.probe import Probe
 from ...monitor.truthprint import TruthPrInt
 from ...train.activations import ActivationCollector, Answered
-from ...train.checkable import built_in
+from ...train.align import aligned
+from ...train.checkable import FAMILIES, MORE, built_in
 from ...train.los import scores as los_scores
 from ...train.los import train_los
-from ...train.probe import train_probe, worst
-from ...train.ranking import parts
+from ...train.probe import Rows, train_probe, worst
+from ...train.ranking import auroc, interval, parts
 from ...train.shift import train_shift
-from .figures import Judged, Row, detection, logistic, mcnemar
+from .figures import Judged, Row, detection, logistic, word_scores
+from .price import both_ways, price
 from .settings import WatchSettings
 
-NAME = "answers"
+NAME, TRANSFER = "answers", "answers, transfer"
 MOST_ACTED_ON = 96
 Scores = Callable[[list[Answered]], list[float]]
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
-    """Answers the built-in questions once, trains every monitor per seed, and looks at the test part alone."""
+    """Answers the built-in questions once, trains every monitor per seed, and looks at the test part alone.
+
+    Kinds of questions that are answered rightly or wrongly nearly always are left out of what is learned and tested.
+    """
     layers = lm.model.config.num_layers
     sites = tuple(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
     collector = ActivationCollector(lm, work / NAME, sites=sites)
-    answers = collector.collect(built_in(settings.prompts), progress)
+    everything = collector.collect(built_in(settings.prompts, settings.seed, (*FAMILIES, *MORE)), progress)
+    answers, note = _kept(everything)
+    notes = [note]
     found: dict[str, list[Judged]] = {}
     for seed in range(settings.seed, settings.seed + settings.rounds):
         part = parts([each.question.group for each in answers], seed)
-        for name, (scores, limit) in scorers(lm, answers, part, sites[1:4], seed, settings.rate).items():
+        for name, (scores, limit) in scorers(lm, answers, part, sites, seed, settings).items():
             # What learned from labels without meaning is tested on such labels.
             asked = of(shuffled(answers, seed) if "shuffled" in name else answers, part, "test")
             found.setdefault(name, []).append(
@@ -54,12 +61,55 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
             )
         progress("training monitors of answers", seed - settings.seed + 1, settings.rounds)
     rows = [detection(NAME, name, seeds) for name, seeds in found.items()]
+    common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": settings.rate, "seed": settings.seed}
+    prompt, new = (train_probe(answers, sites, pool, **common) for pool in _POOLS)
+    for name, probe in (("factcheckmate", prompt), ("truthprint", new)):
+        swept = ", ".join(f"{site} {value:.2f}" for site, value in probe.facts["validation"].items())
+        notes.append(f"answers: {name} on the validation part of the first seed, by site: {swept}")
+    acts = actions(lm, answers, prompt, new, settings.seed)
+    return rows, [*acts, *transferred(answers, prompt.site, settings)], notes
+
+
+_POOLS: tuple[Rows, Rows] = ("prompt", "new")
+
+
+def _kept(answers: list[Answered]) -> tuple[list[Answered], str]:
+    """The answers of kinds of which a quarter to three quarters are right, and what there was of all kinds."""
     strata: dict[str, list[bool]] = {}
     for each in answers:
         strata.setdefault(each.question.stratum, []).append(each.wrong)
-    wrong = ", ".join(f"{name} {sum(kinds)}/{len(kinds)}" for name, kinds in sorted(strata.items()))
-    note = f"answers: {len(answers)} questions, answered wrongly: {wrong}"
-    return rows, actions(lm, answers, sites[1:4], settings.rate), [note]
+    good = {name for name, kinds in strata.items() if 0.25 <= np.mean(kinds) <= 0.75}
+    kept = [each for each in answers if each.question.stratum in good]
+    told = ", ".join(
+        f"{name} {sum(kinds)}/{len(kinds)}{'' if name in good else ' (left out)'}"
+        for name, kinds in sorted(strata.items())
+    )
+    return kept, f"answers: {len(answers)} questions, {len(kept)} kept; answered wrongly: {told}"
+
+
+def transferred(answers: list[Answered], site: str, settings: WatchSettings) -> list[Row]:
+    """How well a probe of all other kinds of questions tells one kind's answers, as they are and in one subspace."""
+    found = list[Row]()
+    for family in sorted({each.question.family for each in answers}):
+        target = [each for each in answers if each.question.family == family]
+        source = [each for each in answers if each.question.family != family]
+        if len({each.wrong for each in target}) < 2 or len(source) < 48:
+            continue
+        raw = [torch.stack([each.prompt[site] for each in some]).double() for some in (source, target)]
+        size = min(64, raw[0].shape[1])
+        row: Row = {"testbed": TRANSFER, "what": f"learned of all but {family}", "answers": len(target)}
+        brought = aligned(raw[0], raw[1], size)
+        for name, rows in (("as they are", raw), (f"aligned, {size} dimensions", brought)):
+            learned, asked = (
+                [replace(each, prompt={site: own}) for each, own in zip(some, states, strict=True)]
+                for some, states in zip((source, target), rows, strict=True)
+            )
+            probe = train_probe(learned, (site,), "prompt", rate=settings.rate, inner=(), seed=settings.seed)
+            labels, groups = [each.wrong for each in asked], [each.question.group for each in asked]
+            low, high = interval(scores := worst(probe, asked), labels, groups)
+            row |= {f"AUROC, {name}": round(auroc(scores, labels), 3), f"95 %, {name}": f"{low:.2f} to {high:.2f}"}
+        found.append(row)
+    return found
 
 
 def of(answers: list[Answered], part: np.ndarray, name: str) -> list[Answered]:
@@ -67,10 +117,13 @@ def of(answers: list[Answered], part: np.ndarray, name: str) -> list[Answered]:
 
 
 def scorers(
-    lm: LM, answers: list[Answered], part: np.ndarray, sites: tuple[str, ...], seed: int, rate: float
+    lm: LM, answers: list[Answered], part: np.ndarray, sites: tuple[str, ...], seed: int, settings: WatchSettings
 ) -> dict[str, tuple[Scores, float | None]]:
     """How each scores answers, and where it flags."""
-    los = {k: train_los(answers, k=k, epochs=40, rate=rate, seed=seed) for k in (0, 100)}
+    rate, train = settings.rate, of(answers, part, "train")
+    # How many rivals count is swept with the first seed alone.
+    wide = (0, 1, 5, 20, 100) if seed == settings.seed else (0, 100)
+    los = {k: train_los(answers, k=k, epochs=40, rate=rate, seed=seed) for k in wide}
     common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": rate, "seed": seed}
     prompt = train_probe(answers, sites, "prompt", **common)
     linear = train_probe(answers, sites, "prompt", inner=(), **common)
@@ -78,10 +131,12 @@ def scorers(
     meaningless = train_probe(shuffled(answers, seed), sites, "prompt", **common)
     return {
         "constant": (lambda test: [0.0] * len(test), None),
-        "surface": (surface(of(answers, part, "train")), None),
+        "surface": (surface(train), None),
+        "bag of words": (bag(train), None),
         "first token": (doubt(lambda rows: -float(rows[0, -5])), None),
         "mean log-probability": (doubt(lambda rows: -float(rows[:, -5].mean())), None),
         "worst log-probability": (doubt(lambda rows: -float(rows[:, -5].min())), None),
+        "least likely fifth": (doubt(_least_likely), None),
         "mean entropy": (doubt(lambda rows: float(rows[:, -1].mean())), None),
         **{f"los, k={k}": (_bound(los_scores, head), head.threshold.value) for k, head in los.items()},
         "factcheckmate": (_bound(worst, prompt), prompt.threshold.value),
@@ -100,8 +155,23 @@ def _bound(scores: Callable[[Any, list[Answered]], list[float]], trained: Any) -
     return lambda test: scores(trained, test)
 
 
+def _least_likely(rows: torch.Tensor) -> float:
+    """Min-K%: the mean of -log p of the fifth of the tokens that were least likely."""
+    return -float(rows[:, -5].sort().values[: -(-len(rows) // 5)].mean())
+
+
 def doubt(measure: Callable[[torch.Tensor], float]) -> Scores:
     return lambda test: [measure(each.signatures) for each in test]
+
+
+def bag(train: list[Answered]) -> Scores:
+    known, labels = [_asked(each) for each in train], [each.wrong for each in train]
+    return lambda test: word_scores(known, labels, [_asked(each) for each in test])
+
+
+def _asked(each: Answered) -> str:
+    """The question without the examples before it."""
+    return each.question.prompt.rpartition("Question:")[2]
 
 
 def surface(train: list[Answered]) -> Scores:
@@ -129,20 +199,29 @@ class Anywhere(TruthPrInt):
         return replace(after, value=1.0 if draw < self.share_of_tokens else 0.0)
 
 
-def actions(lm: LM, answers: list[Answered], sites: tuple[str, ...], rate: float) -> list[Row]:
+@dataclass(frozen=True)
+class Unasked(TruthPrInt):
+    """Goes back where the probe objects, and takes the likeliest other branch, whatever the probe says of that one."""
+
+    tries: int = 1
+
+    def _trial(self, state: Any) -> Any:
+        return super()._trial(state) if state.trial is None else None
+
+
+def actions(lm: LM, answers: list[Answered], prompt: Probe, new: Probe, seed: int) -> list[Row]:
     """What acting does to the answers of the first seed's test part, both ways, and what it costs."""
     from ... import load
 
-    part = parts([each.question.group for each in answers], 0)
+    part = parts([each.question.group for each in answers], seed)
     test, train = of(answers, part, "test")[:MOST_ACTED_ON], of(answers, part, "train")
-    common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": rate, "seed": 0}
-    prompt, new = (train_probe(answers, sites, rows, **common) for rows in ("prompt", "new"))
-    shift = train_shift(load(lm.name, dtype="float32"), train, seed=0)
-    plain = price(lm, test, [each.tokens for each in test])
+    shift = train_shift(load(lm.name, dtype="float32"), train, seed=seed)
+    plain = found_likely(lm, test, [each.tokens for each in test])
     found = {
         "factcheckmate, switch": FactCheckmate(prompt, shift, action="switch"),
         "factcheckmate, random shift of equal norm": FactCheckmate(prompt, at_random(shift), action="switch"),
         "truthprint, rollback": TruthPrInt(new),
+        "the likeliest other branch, unasked": Unasked(new),
     }
     told = {name: act(lm, test, monitor, name, plain) for name, monitor in found.items()}
     counts = told["truthprint, rollback"]
@@ -152,20 +231,8 @@ def actions(lm: LM, answers: list[Answered], sites: tuple[str, ...], rate: float
     return list(told.values())
 
 
-@torch.no_grad()
-def price(lm: LM, test: list[Answered], texts: list[list[int]]) -> float:
-    """The mean over tokens of -log p under the model itself, in nats: what it finds of the texts."""
-    total = count = 0.0
-    for each, tokens in zip(test, texts, strict=True):
-        prompt = lm.encode(each.question.prompt, raw=True)
-        if not tokens:
-            continue
-        wanted = list(range(len(prompt) - 1, len(prompt) + len(tokens) - 1))
-        segment = Segment.chunk([*prompt, *tokens[:-1]], lm.model.new_cache(), logit_rows=wanted)
-        rows = torch.log_softmax(lm.model.forward(Batch([segment])).logits.float(), dim=-1)
-        total -= float(rows[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
-        count += len(tokens)
-    return total / max(count, 1)
+def found_likely(lm: LM, test: list[Answered], texts: list[list[int]]) -> float:
+    return price(lm, ((lm.encode(each.question.prompt, raw=True), own) for each, own in zip(test, texts, strict=True)))
 
 
 class Turned(Shift):
@@ -195,8 +262,6 @@ def act(lm: Any, test: list[Answered], monitor: Monitor, name: str, plain: float
         )
     ]
     right = [each.question.right(output.text) for each, output in zip(test, outputs, strict=True)]
-    mended = sum(each.wrong and now for each, now in zip(test, right, strict=True))
-    broken = sum(not each.wrong and not now for each, now in zip(test, right, strict=True))
     counts = [output.trace.ledger.counts for output in outputs]
     written = sum(len(output.tokens) for output in outputs)
     taken = sum(count.get("tokens_taken_back", 0) for count in counts)
@@ -205,12 +270,10 @@ def act(lm: Any, test: list[Answered], monitor: Monitor, name: str, plain: float
         "what": name,
         "questions": len(test),
         "wrong before": sum(each.wrong for each in test),
-        "wrong to right": mended,
-        "right to wrong": broken,
-        "mcnemar p": round(mcnemar(mended, broken), 4),
+        **both_ways([not each.wrong for each in test], right),
         "texts flagged": sum(output.monitors[0].flagged is not None for output in outputs),
         "rollbacks": int(sum(count.get("rollbacks", 0) for count in counts)),
         "tokens": written,
         "tokens computed per token": round(1 + taken / max(written, 1), 3),
-        "nats per token more": round(price(lm, test, [output.tokens for output in outputs]) - plain, 4),
+        "nats per token more": round(found_likely(lm, test, [output.tokens for output in outputs]) - plain, 4),
     }

@@ -1,8 +1,10 @@
-"""M4, copying from a context: whether attention to what the user said tells that an answer rests on it."""
+"""M4, copying from a context: whether attention to it tells that an answer rests on it, and what steering does."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,10 +15,13 @@ from ...monitor.context_awareness import ContextAwareness
 from ...output import Output
 from ...train.checkable import capitals
 from .figures import Judged, Row, detection
+from .price import both_ways, price
 from .settings import WatchSettings
 
 NAME = "context"
 _NAMES = ("Anna", "Ben", "Clara", "David", "Eva", "Felix", "Gina", "Henry", "Ida", "Jonas", "Karl", "Lena")
+_ALPHAS, _RANDOM = (0.9, 0.7, 0.5, 0.1), (0.5, 0.1)
+_Asked = tuple[str, str, tuple[str, str], tuple[str, str]]
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
@@ -56,10 +61,55 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         f"context: answers that stayed the same: {counts}; {right} of {2 * len(asked)} hold the right word; "
         f"attention of layer {layer}; one seed, nothing is trained"
     )
-    return rows, [], [note]
+    return rows, _steered(lm, asked, progress), [note]
 
 
-def _asked(count: int, seed: int) -> list[tuple[str, str, tuple[str, str], tuple[str, str]]]:
+@dataclass(frozen=True)
+class Elsewhere(ContextAwareness):
+    """Steers away from as many of the prompt's tokens, whoever said them."""
+
+    def steering(self, state: Any) -> Any:
+        found = super().steering(state)
+        if found is None:
+            return None
+        layers, others = found
+        mask = np.frombuffer(others, dtype=bool)
+        return layers, np.random.default_rng(len(mask)).permutation(mask).tobytes()
+
+
+def _steered(lm: LM, asked: list[_Asked], progress: Progress) -> list[Row]:
+    """What steering does to copying, and to what is known without a context, which is its price."""
+    ways: dict[str, dict[str, Any]] = {
+        "alpha 1": {},
+        **{f"alpha {alpha}": {"monitor": ContextAwareness(0, alpha, action="switch")} for alpha in _ALPHAS},
+        **{
+            f"alpha {alpha}, of tokens at random": {"monitor": Elsewhere(0, alpha, action="switch")}
+            for alpha in _RANDOM
+        },
+        "alpha 1, without the template": {"raw": True},
+    }
+    before, plain, found = list[bool](), 0.0, list[Row]()
+    kinds = np.array([family for family, *_ in asked])
+    for number, (name, given) in enumerate(ways.items()):
+        outputs = []
+        for _, question, (context, _), _ in asked:
+            text = f"{context}\n{question} Answer with one word."
+            prompt: Any = f"{text}\nAnswer:" if given.get("raw") else [{"role": "user", "content": text}]
+            outputs.append(cast(Output, lm.generate(prompt, max_new_tokens=12, stop="\n", drafter=None, **given)))
+        right = [answers[0] in each.text for (*_, answers), each in zip(asked, outputs, strict=True)]
+        cost = price(lm, ((each.prompt_tokens, each.tokens) for each in outputs))
+        if not number:
+            before, plain = right, cost
+        shares = {
+            f"{kind} right": round(float(np.array(right)[kinds == kind].mean()), 3) for kind in ("copying", "capitals")
+        }
+        row = {"testbed": NAME, "what": name, "questions": len(asked), **shares, **both_ways(before, right)}
+        found.append(row | {"nats per token more": round(cost - plain, 4)})
+        progress("steering attention", number + 1, len(ways))
+    return found
+
+
+def _asked(count: int, seed: int) -> list[_Asked]:
     """Kind, question, two contexts and the right word under each: codes that are to be copied, among up to 11 others,
     and capitals, which the same contexts say nothing of."""
     random, pairs = np.random.default_rng(seed), list(capitals().items())

@@ -1,4 +1,4 @@
-"""Neurofeedback: whether a model can report where its own states lie, from examples in its prompt."""
+"""Neurofeedback: whether a model can report where its own states lie, from examples in its prompt, and move them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from ...model.batch import Batch, Segment
 from ...model.store import Progress
 from ...train.axes import ASKED, axis_of, best_axis, built_in_statements, halves, said
 from ...train.ranking import auroc
+from .control import SYSTEM, controlled
 from .figures import Judged, Row, detection, logistic, word_scores
 from .settings import WatchSettings
 
-NAME = "feedback"
+NAME, CONTROL = "feedback", "feedback, control"
 _EXAMPLES, _FIRST = 32, 16
-_SYSTEM = "After every sentence you are told a score, 0 or 1, that is computed from your own activations."
+_KINDS = ("lr", "pc1", "pc8")
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
@@ -31,10 +32,13 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     rows, acts, notes = list[Row](), list[Row](), list[str]()
     best = best_axis(states, statements, "lr", seed=settings.seed)
     notes.append(f"feedback: the label is told along lr at {best.facts['validation']} of the half not learned from")
-    for kind in ("lr", "pc1", "pc8"):
-        axis = axis_of(states[best.site][own], labels[learned].tolist(), kind, best.site, seed=settings.seed)
+    axes = {
+        kind: axis_of(states[best.site][own], labels[learned].tolist(), kind, best.site, seed=settings.seed)
+        for kind in _KINDS
+    }
+    free = np.flatnonzero(~learned)
+    for kind, axis in axes.items():
         values = axis.logits(states[best.site])[:, 0].numpy()
-        free = np.flatnonzero(~learned)
         centre = float(np.median(values[free]))
         found: dict[str, list[tuple[float, bool, str]]] = {}
         growth: dict[int, list[bool]] = {}
@@ -88,13 +92,15 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
                 "label of sentences": round(auroc(values[free].tolist(), labels[free].tolist()), 3),
             }
         )
-    return rows, acts, notes
+    projected = {kind: axis.logits(states[best.site])[free, 0].numpy() for kind, axis in axes.items()}
+    moved = controlled(lm, [statements[at] for at in free], projected, axes, trials, settings.seed, progress)
+    return rows, acts + [{"testbed": CONTROL, **each} for each in moved], notes
 
 
 @torch.no_grad()
 def _leads(lm: LM, texts: list[str], labels: list[bool]) -> list[float]:
     """By how much, in nats, 1 leads 0 where the label of each sentence comes."""
-    turns = [{"role": "system", "content": _SYSTEM}]
+    turns = [{"role": "system", "content": SYSTEM}]
     for text, label in zip(texts, labels, strict=True):
         turns += [{"role": "user", "content": ASKED}, {"role": "assistant", "content": f"{text} [Score: {int(label)}]"}]
     tokens = lm.encode(turns)

@@ -117,6 +117,24 @@ def word_scores(train: Ordered[str], labels: Ordered[bool], test: Ordered[str]) 
     return (bags(test) @ weight).tolist()
 
 
+_STUDENT = (12.71, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""The 97.5 % points of Student's law by degrees of freedom, from 1."""
+
+
+def of_the_mean(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of a few values, as of seeds; nan for one alone."""
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    wide = _STUDENT[min(len(values) - 2, len(_STUDENT) - 1)] * values.std(ddof=1) / len(values) ** 0.5
+    return float(values.mean() - wide), float(values.mean() + wide)
+
+
+def ranks(values: Ordered[float]) -> np.ndarray:
+    """[n] places in ascending order, those of equal values at their middle."""
+    known = np.asarray(values, dtype=float)
+    return np.array([(known < value).sum() + ((known == value).sum() - 1) / 2 for value in known])
+
+
 def mcnemar(one: int, other: int) -> float:
     """The exact two-sided p of as uneven a split, if both ways were as likely."""
     n, least = one + other, min(one, other)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from ...errors import SettingsError
 from ...lm import LM
 from ...model.drafts import DESCRIPTION
-from ...model.store import Progress
+from ...model.store import Progress, write_text
+from ...model.transformer import Transformer
 from ...puzzles.robot import ACTIONS, Robot
-from ...train.program_probe import Program, accuracies, misses, train_program_probe, write_programs
-from ...train.puzzle_model import PuzzleRecipe, train_puzzle_model
+from ...train.program_probe import Program, accuracies, misses, reread, train_program_probe, write_programs
+from ...train.puzzle_model import SHAPES, PuzzleRecipe, random_transformer, train_puzzle_model
 from ...train.ranking import parts
-from .figures import Judged, Row, detection
+from .figures import Judged, Row, detection, of_the_mean, ranks
 from .settings import WatchSettings
 
 NAME = "programs"
 _OTHER = ("lrm", "rml", "mmr")
 """Other meanings of m, l and r: two that change places, and one under which two words mean the same."""
 _SAMPLES = 8
+FIELDS = ("x", "y", "facing")
+_RECIPE = PuzzleRecipe(every=100, least=0.4, most=0.75)
+_GROWN = "growth.json"
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
@@ -28,7 +36,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
 
     robot, folder = Robot(), work / "robot"
     if not (folder / DESCRIPTION).is_file():
-        train_puzzle_model(robot, folder, recipe=PuzzleRecipe(every=100), progress=progress)
+        train_puzzle_model(robot, folder, recipe=_RECIPE, progress=progress, seen=_growing(robot, work / _GROWN))
     model = load(str(folder)).model
     sites = tuple(f"resid_post.{layer}" for layer in range(model.config.num_layers))
     count = max(480, settings.prompts // 2)
@@ -36,21 +44,23 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     sampled = write_programs(
         model, robot, 40, sites, split="test", each=_SAMPLES, temperature=1.0, seed=settings.seed, progress=progress
     )
+    untrained = reread(random_transformer(SHAPES[_RECIPE.shape], settings.seed), programs, sites)
     found: dict[str, list[Judged]] = {}
     read: dict[str, list[dict[str, float]]] = {}
     best: dict[str, list[float]] = {}
     for seed in range(settings.seed, settings.seed + settings.rounds):
         part = parts([each.prompt for each in programs], seed)
         test = [each for each, own in zip(programs, part, strict=True) if own == "test"]
-        for name, ahead, meaning in (
-            ("its own semantics", 0, ACTIONS),
-            ("its own, one action ahead", 1, ACTIONS),
-            *((f"other semantics {other}", 0, other) for other in _OTHER),
+        strange = [each for each, own in zip(untrained, part, strict=True) if own == "test"]
+        for name, ahead, meaning, rows, tried in (
+            ("its own semantics", 0, ACTIONS, programs, test),
+            ("its own, one action ahead", 1, ACTIONS, programs, test),
+            ("its own, two actions ahead", 2, ACTIONS, programs, test),
+            ("its own, off a model of random weights", 0, ACTIONS, untrained, strange),
+            *((f"other semantics {other}", 0, other, programs, test) for other in _OTHER),
         ):
-            probe = train_program_probe(
-                programs, robot, sites, rate=settings.rate, meaning=meaning, ahead=ahead, seed=seed
-            )
-            read.setdefault(name, []).append(accuracies(probe, test, robot, meaning, ahead))
+            probe = train_program_probe(rows, robot, sites, rate=settings.rate, meaning=meaning, ahead=ahead, seed=seed)
+            read.setdefault(name, []).append(accuracies(probe, tried, robot, meaning, ahead))
             if name == "its own semantics":
                 own = probe
         told = {
@@ -74,18 +84,79 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         {
             "testbed": NAME,
             "what": f"read linearly, {name}",
-            **{field: round(float(np.mean([each[field] for each in seeds])), 3) for field in ("x", "y", "facing")},
+            **{field: round(float(np.mean([each[field] for each in seeds])), 3) for field in FIELDS},
             "facing by seed": ", ".join(f"{each['facing']:.2f}" for each in seeds),
         }
         for name, seeds in read.items()
     ]
+    acts += _gaps(read)
     right = np.mean([each.right for each in programs])
     told_of = "; ".join(f"{name} {np.mean(values):.3f}" for name, values in best.items())
     note = (
         f"programs: {len(programs)} programs, {right:.3f} of them right; chance is 0.25 for facing, else 0.17; "
         f"of {_SAMPLES} samples of each of 40 prompts the right share when chosen by: {told_of}"
     )
-    return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, [note]
+    notes = [note, *_grown(work / _GROWN)]
+    return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, notes
+
+
+def _gaps(read: dict[str, list[dict[str, float]]]) -> list[Row]:
+    """How much better the model's own semantics is read than another one, over seeds: mean and 95 % interval."""
+    own = np.array([[each[field] for field in FIELDS] for each in read["its own semantics"]])
+    found = []
+    for name in (each for each in read if each.startswith("other")):
+        gaps = own - np.array([[each[field] for field in FIELDS] for each in read[name]])
+        low, high = of_the_mean(gaps[:, -1])
+        each = dict(zip(FIELDS, gaps.mean(axis=0).round(3).tolist(), strict=True))
+        found.append(
+            {
+                "testbed": NAME,
+                "what": f"its own beyond {name.removeprefix('other semantics ')}",
+                **each,
+                "facing by seed": f"95 %: {low:.3f} to {high:.3f}",
+            }
+        )
+    return found
+
+
+def _growing(robot: Robot, path: Path) -> Callable[[Transformer, float], None]:
+    """Notes of every model on the way how often it is right, and how well its states tell where its programs lead."""
+
+    def note(model: Transformer, greedy: float) -> None:
+        known = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        sites = tuple(f"resid_post.{layer}" for layer in range(model.config.num_layers))
+        programs = write_programs(model, robot, 160, sites)
+        part = parts([each.prompt for each in programs], 0)
+        test = [each for each, own in zip(programs, part, strict=True) if own == "test"]
+        try:
+            # What the threshold would be is of no interest here, and few programs are right at first.
+            learned = [replace(each, right=True) for each in programs]
+            facing = accuracies(train_program_probe(learned, robot, sites, rate=0.5), test, robot)["facing"]
+        except SettingsError:
+            # At first it finishes hardly any program.
+            return
+        known[model.fingerprint] = [greedy, round(facing, 4)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(known))
+
+    return note
+
+
+def _grown(path: Path) -> list[str]:
+    """What `_growing` noted: success and readability of the models on the way, and how their ranks go together."""
+    points = list(json.loads(path.read_text("utf-8")).values()) if path.is_file() else []
+    if len(points) < 4:
+        return []
+    success, facing = (ranks([point[at] for point in points]) for at in range(2))
+    random = np.random.default_rng(0)
+    rho = float(np.corrcoef(success, facing)[0, 1])
+    draws = [float(np.corrcoef(success, random.permutation(facing))[0, 1]) for _ in range(2000)]
+    chance = float(np.mean([abs(draw) >= abs(rho) - 1e-9 for draw in draws]))
+    told = ", ".join(f"{own:.2f}/{read:.2f}" for own, read in points)
+    return [
+        f"programs: success of the {len(points)} models on the way and how well facing is read: {told}; "
+        f"Spearman's rho {rho:.2f}, p {chance:.3f} by permutation"
+    ]
 
 
 def _ranked(programs: list[Program], scores: list[float]) -> dict[str, float]:

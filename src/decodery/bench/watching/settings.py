@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import CorruptFile, SettingsError
 
-TESTBEDS = ("answers", "context", "talks", "heads", "feedback", "codes", "programs")
+TESTBEDS = ("answers", "context", "talks", "heads", "feedback", "codes", "programs", "recall")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from ...model.store import Progress
 from ...train.ranking import parts
 from ...train.sequential import Heard, Talk, built_in_talks, hear, highest, train_sequential
 from .figures import Judged, Row, detection, word_scores
+from .judge import Judge
 from .settings import WatchSettings
 
 NAME = "talks"
@@ -34,6 +35,20 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         lengths = np.cumsum([len(turn.split()) for turn in each.talk.turns])
         tokens["whole"] += int(lengths.sum())
         tokens["incremental"] += int(lengths[-1])
+    # Nothing of it is trained: one part is enough to tell what it is worth.
+    part = parts([each.talk.group for each in heard], settings.seed)
+    kinds = {kind: [each.talk for each in heard if (each.talk.completes is not None) == kind] for kind in (True, False)}
+    shots = [kinds[True][0], kinds[False][0]]
+    shown = {each.group for each in shots}
+    asked = [each for each, own in zip(heard, part, strict=True) if own == "test" and each.talk.group not in shown]
+    judges = {"prompted judge, zero-shot": Judge(lm), "prompted judge, few-shot": Judge(lm, shots)}
+    for name, judge in judges.items():
+        verdicts = list[list[float]]()
+        for number, each in enumerate(asked):
+            verdicts.append(judge.scores(each.talk.turns))
+            progress(name, number + 1, len(asked))
+        found[name] = [_judged(asked, [max(own) for own in verdicts])]
+        found[f"{name}, last verdict"] = [_judged(asked, [own[-1] for own in verdicts])]
     for seed in range(settings.seed, settings.seed + settings.rounds):
         part = parts([each.talk.group for each in heard], seed)
         learned, test = (
@@ -80,7 +95,9 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         "words judged, whole history each turn": tokens["whole"],
         "words judged, as they come": tokens["incremental"],
     }
-    return [detection(NAME, name, seeds) for name, seeds in found.items()], [act], []
+    read = ", ".join(f"{judge.rows} tokens ({name})" for name, judge in judges.items())
+    note = f"talks: the prompted judges read {len(asked)} conversations in {read}, each token once"
+    return [detection(NAME, name, seeds) for name, seeds in found.items()], [act], [note]
 
 
 def _judged(heard: list[Heard], scores: list[float], limit: float | None = None) -> Judged:

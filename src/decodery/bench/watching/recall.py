@@ -1,0 +1,194 @@
+"""M1, associative recall: heads found by their codes against those that recall needs, and what more examples bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from ...lm import LM
+from ...model.batch import Batch, Segment
+from ...model.policy import Attention, AttentionPolicy
+from ...model.store import Progress
+from ...model.transformer import Transformer
+from ...monitor.sae import Head, silencing
+from ...train.cut import parameters
+from ...train.puzzle_model import Shape, predicted, random_transformer
+from ...train.ranking import auroc
+from ...train.sae import train_sae
+from .figures import Row, logistic, of_the_mean
+from .settings import WatchSettings
+
+NAME = "recall"
+_SHAPE = Shape(64, 2, 4, 176, 64)
+_PAIRS, _KEYS, _STEPS, _BATCH = 24, 8, 2500, 32
+_FIRST_KEY, _LETTERS, _VALUES = 32, 26, 10
+_NEEDED = 0.1
+"""A head is needed where silencing it costs this share of what was recalled."""
+
+
+def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
+    """Models of their own are trained here, one per round; nothing of the watched model is used."""
+    told: dict[str, list[float]] = {}
+    recalled, needed = list[np.ndarray](), list[int]()
+    for seed in range(settings.seed, settings.seed + settings.rounds):
+        model = _trained(seed, progress)
+        recalled.append(by_examples(model, seed))
+        drops = _drops(model, seed)
+        needed.append(int((drops > _NEEDED).sum()))
+        for name, scores in _scores(model, seed, settings.rate).items():
+            told.setdefault(name, []).append(auroc(scores.tolist(), (drops > _NEEDED).tolist()))
+    acts: list[Row] = []
+    for name, values in told.items():
+        known = np.array([value for value in values if not np.isnan(value)])
+        low, high = of_the_mean(known)
+        acts.append(
+            {
+                "testbed": NAME,
+                "what": f"needed heads by {name}",
+                "models": len(known),
+                "AUROC": round(float(known.mean()), 3) if len(known) else None,
+                "95 %": f"{low:.2f} to {high:.2f}",
+            }
+        )
+    growth = np.mean(recalled, axis=0)
+    shares = ", ".join(f"{growth[at]:.2f}" for at in range(0, _PAIRS, 4))
+    heads = _SHAPE.layers * _SHAPE.heads
+    return (
+        [],
+        acts,
+        [
+            f"recall: {settings.rounds} models of {heads} heads, of which {', '.join(map(str, needed))} are needed",
+            f"recall: the positive control of reporting: right values by pairs seen (0, 4, 8, ...): {shares}; chance "
+            f"is {1 / _VALUES:.2f}",
+        ],
+    )
+
+
+def draw(count: int, draws: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of a key and its value, which stays the same within a text: [count, 2 * pairs] ids, and [count, pairs]
+    bool, whether the key stood there before."""
+    keys = torch.rand(count, _LETTERS, generator=draws).argsort(dim=1)[:, :_KEYS]
+    values = torch.randint(_VALUES, (count, _KEYS), generator=draws)
+    which = torch.randint(_KEYS, (count, _PAIRS), generator=draws)
+    tokens = torch.stack((_FIRST_KEY + keys.gather(1, which), values.gather(1, which)), dim=-1).flatten(1)
+    same = (which[:, :, None] == which[:, None]).tril(-1)
+    return tokens, same.any(dim=2)
+
+
+def _trained(seed: int, progress: Progress) -> Transformer:
+    model, draws = random_transformer(_SHAPE, seed), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(list(parameters(model).values()), lr=3e-3, weight_decay=0.01)
+    for step in range(_STEPS):
+        tokens, known = draw(_BATCH, draws)
+        logits = predicted(model, tokens[:, :-1])[:, ::2]
+        loss = cross_entropy(logits[known], tokens[:, 1::2][known])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        progress(f"learning to recall, model {seed}", step + 1, _STEPS)
+    return model
+
+
+@torch.no_grad()
+def by_examples(model: Transformer, seed: int) -> np.ndarray:
+    """[pairs] the share of values told rightly behind so many pairs: it rises where a model learns in context."""
+    tokens, _ = draw(256, torch.Generator().manual_seed(1000 + seed))
+    right = predicted(model, tokens[:, :-1])[:, ::2].argmax(dim=-1) == tokens[:, 1::2]
+    return right.double().mean(dim=0).numpy()
+
+
+def _asked(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Texts that end in a key, every other one in a key that did not stand there before: [count, 2 * pairs - 1] ids,
+    [count] the right value, and [count] bool."""
+    draws = torch.Generator().manual_seed(2000 + seed)
+    tokens, known = draw(8 * count, draws)
+    tokens, known = tokens[known[:, -1]][:count], np.arange(count) % 2 == 0
+    for at in np.flatnonzero(~known):
+        used = set(tokens[at, :-2:2].tolist())
+        free = [key for key in range(_FIRST_KEY, _FIRST_KEY + _LETTERS) if key not in used]
+        tokens[at, -2] = free[int(torch.randint(len(free), (1,), generator=draws))]
+    return tokens[:, :-1], tokens[:, -1], known
+
+
+class Watching(AttentionPolicy):
+    """Keeps where the newest row's attention goes, by layer: [heads, slots]."""
+
+    observes = True
+
+    def __init__(self) -> None:
+        self.weights: dict[int, torch.Tensor] = {}
+
+    def observe(self, attention: Attention) -> None:
+        assert attention.weights is not None
+        self.weights[attention.layer] = attention.weights[:, -1].clone()
+
+
+@torch.no_grad()
+def _drops(model: Transformer, seed: int) -> np.ndarray:
+    """[heads] by how much fewer values are recalled where one head, in every row, writes nothing."""
+    tokens, values, known = _asked(256, seed)
+
+    def share(own: list[Head]) -> float:
+        right, changes = 0, silencing(own, model.config.head_dim)
+        for at in np.flatnonzero(known):
+            segment = Segment.chunk(tokens[at].tolist(), model.new_cache(), logit_rows=[tokens.shape[1] - 1])
+            row = model.forward(Batch([replace(segment, interventions=changes)])).logits[-1]
+            right += int(row.argmax()) == int(values[at])
+        return float(right / known.sum())
+
+    whole = share([])
+    heads = [(layer, head) for layer in range(_SHAPE.layers) for head in range(_SHAPE.heads)]
+    return np.array([whole - share([own]) for own in heads])
+
+
+@torch.no_grad()
+def _rows(model: Transformer, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """What heads write at the last key [texts, heads, dim], and where they look from there [heads, slots], by text."""
+    config, rows, looks = model.config, list[torch.Tensor](), list[torch.Tensor]()
+    taps = [f"head_out.{layer}" for layer in range(config.num_layers)]
+    for text in tokens.tolist():
+        cache, policy = model.new_cache(), Watching()
+        cache.policy = policy
+        hidden = model.forward(Batch([Segment.chunk(text, cache, logit_rows=[])]), taps=taps).hidden
+        rows.append(torch.cat([hidden[tap][-1].float().view(config.num_heads, config.head_dim) for tap in taps]))
+        looks.append(torch.cat([policy.weights[layer] for layer in range(config.num_layers)]))
+    return torch.stack(rows), looks
+
+
+def _scores(model: Transformer, seed: int, rate: float) -> dict[str, np.ndarray]:
+    """[heads] how much each way of finding them thinks of every head."""
+    tokens, _, known = _asked(96, seed + 500)
+    rows, looks = _rows(model, tokens)
+    heads, labels = _SHAPE.heads, torch.from_numpy(known)
+    random = np.random.default_rng(seed)
+
+    def codes(wanted: np.ndarray) -> np.ndarray:
+        found = dict(train_sae(rows, wanted.tolist(), heads=heads, rate=rate, seed=seed).ranked())
+        return np.array([found[layer, head] for layer in range(_SHAPE.layers) for head in range(heads)])
+
+    means = (rows[labels].mean(dim=0) - rows[~labels].mean(dim=0)).norm(dim=1)
+    # To the value that stood behind the same key.
+    mass = np.zeros(rows.shape[1])
+    for at in np.flatnonzero(known):
+        text = tokens[at].tolist()
+        places = [place + 1 for place in range(0, len(text) - 1, 2) if text[place] == text[-1]]
+        mass += looks[at][:, places].sum(dim=1).numpy()
+    return {
+        "codes (sae)": codes(known),
+        "codes, shuffled labels": codes(random.permutation(known)),
+        "difference of means": means.numpy(),
+        "a probe's accuracy": np.array([_told(rows[:, head], labels) for head in range(rows.shape[1])]),
+        "attention to the value": mass / known.sum(),
+    }
+
+
+def _told(rows: torch.Tensor, labels: torch.Tensor) -> float:
+    """The accuracy of logistic regression, learned from one half of the texts, on the other."""
+    data = torch.cat(((rows - rows.mean(dim=0)) / rows.std(dim=0).clamp_min(1e-6), torch.ones(len(rows), 1)), dim=1)
+    half = len(data) // 2
+    weight = logistic(data[:half].double(), labels[:half].double())
+    return float(((data[half:].double() @ weight > 0) == labels[half:]).double().mean())
