@@ -392,6 +392,19 @@ def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
     return " | ".join(f"{each['tokens_per_pass']:.2f} ({each['acceptance']:.2f})" if each else "" for each in known)
 
 
+def cppd() -> str:
+    """What drafting a whole text by place saves, and what the slots' own texts are worth."""
+    found = load("draft-cppd")
+    names = {"slots": "slots", "plainer": "slots that learned the tokens alone"}
+    rows = []
+    for name, each in runs_of(found).items():
+        alone = [f"{each[key]:.1%}" if key in each else "" for key in ("alone as the model", "alone right")]
+        figures = [f"{each[key]:.2f}" for key in ("passes per text", "tokens per pass")]
+        rows.append([names.get(name, name), *figures, *alone, f"{each['right']:.1%}"])
+    header = ["", "passes per text", "tokens per pass", "slots alone as the decoder", "slots alone right", "right"]
+    return f"`{found['command']}`, {found['texts']} sources nobody trained on, greedy.\n\n{table(header, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "units": units,
     "in-pass": in_pass,
@@ -400,6 +413,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "heads-by-category": heads_by_category,
     "head-depths": head_depths,
     "own-layers": own_layers,
+    "cppd": cppd,
     "orders-hierarchical": partial(orders, "hierarchical"),
     "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),
