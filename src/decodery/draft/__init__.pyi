@@ -8,6 +8,7 @@ from .clover import Clover as Clover
 from .compressed_cache import CompressedCache as CompressedCache
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
+from .deer import Deer as Deer
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE
