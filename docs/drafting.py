@@ -223,6 +223,37 @@ def joint_depths() -> str:
     return table(["drafter", *(f"token {depth}" for depth in depths)], rows)
 
 
+def sweeps() -> str:
+    """What more text and larger drafts bring, and what the laws of both foretell."""
+    rows, commands = [], []
+    for axis, name in (("data", "tokens learned from"), ("size", "weights")):
+        found = load(f"draft-sweep-{axis}")
+        low, high = found["slope_interval"]
+        held, following = found["held_out"], found["next"]
+        rows.append(
+            [
+                name,
+                " / ".join(f"{each:,.0f}" for each in found["amounts"]),
+                " / ".join(f"{each:.2f}" for each in found["values"]),
+                f"{found['slope']:.2f} ({low:.2f} to {high:.2f})",
+                f"{found['r2']:.3f}",
+                f"{held['expected']:.2f} ({held['low']:.2f} to {held['high']:.2f})",
+                f"{following['expected']:.2f} ({following['low']:.2f} to {following['high']:.2f})",
+            ]
+        )
+        commands += [found["made"]] * (axis == "data") + [found["command"]]
+    header = [
+        "amount",
+        "measured at",
+        "tokens per pass",
+        "slope",
+        "R2",
+        "the last, from the others",
+        "at twice the last",
+    ]
+    return table(header, rows) + "\n\n" + "\n\n".join(f"`{each}`" for each in commands)
+
+
 def pruning() -> str:
     """What routing a prompt's tokens around layers costs in perplexity."""
     found = load("pruning")
@@ -418,6 +449,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),
     "orders-joint": joint,
+    "sweeps": sweeps,
     "orders-joint-depths": joint_depths,
     "pruning": pruning,
     "growth": growth,
