@@ -325,6 +325,7 @@ LOCAL = {
     *(("score", "program-tests", name) for name in ("file", "head", "setup", "tests")),
     *(("constrain", "monitor", name) for name in ("project", "path", "prefix")),
     *(("search", name, "model") for name in ("arbitrage", "phase-handoff", "spec-reason")),
+    ("diffuse", "phase-handoff", "model"),
     ("search", "arbitrage", "router"),
 }
 """Settings that are text and may be a path, a model or a program: no stranger gives them."""
