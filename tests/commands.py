@@ -26,9 +26,11 @@ def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
 
 
-def inside(*arguments: str, text: str = "", terminal: bool = False) -> tuple[int, str, str]:
+def inside(
+    *arguments: str, text: str = "", terminal: bool = False, output: io.StringIO | None = None
+) -> tuple[int, str, str]:
     """Exit status, output and errors of a command run in this process."""
-    output, errors = io.StringIO(), io.StringIO()
+    output, errors = output or io.StringIO(), io.StringIO()
     typed = io.TextIOWrapper(io.BytesIO(text.encode()))
     typed.isatty = lambda: terminal  # type: ignore[method-assign]
     with mock.patch.multiple(sys, stdin=typed, stdout=output, stderr=errors), pytest.raises(SystemExit) as left:

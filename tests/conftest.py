@@ -26,10 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: real.isdisjoint(getattr(item, "fixturenames", ())))
 
 
+# What all modules hold is there to the end: the collector need not look through it, while it grows or again and again.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What all modules hold is there to the end: the collector need not look through it again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 50)
 
 

@@ -103,7 +103,7 @@ def test_the_prompt_is_python_with_solved_examples(extraction: ModuleType) -> No
 
 
 def test_what_is_written_is_read(extraction: ModuleType, smollm2_int8) -> None:
-    for sentence in (SENTENCE, "Nobody was there.", "Zoë met Łukasz at “Café 7” in Łódź."):
+    for sentence in ("Nobody was there.", "Zoë met Łukasz at “Café 7” in Łódź."):
         found = extraction.extract(smollm2_int8, sentence, temperature=1.0, seed=3, max_new_tokens=400)
         for each in found:
             assert all(text in sentence for text in each.spans)

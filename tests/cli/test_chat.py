@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import select
@@ -20,18 +21,38 @@ from decodery.cli.decoding import decode
 from decodery.errors import PromptError
 from decodery.lm import LM, Output
 
+GENERATE = ["generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
 
-@pytest.mark.parametrize(("kind", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_interrupted_generate_keeps_its_text(model: Path, kind: signal.Signals, status: int) -> None:
-    command = [*COMMAND, "generate", PROMPT, "--ignore-eos", "--max-new-tokens", "8000"]
+
+def test_interrupted_generate_keeps_its_text(model: Path) -> None:
+    command = [*COMMAND, *GENERATE]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None and process.stderr is not None
         text = process.stdout.read(1)
-        process.send_signal(kind)
+        process.send_signal(signal.SIGTERM)
         text += process.stdout.read()
-        assert (process.wait(60), process.stderr.read()) == (status, "")
+        assert (process.wait(60), process.stderr.read()) == (143, "")
+    assert text.endswith("\n") and 1 < len(text) < 4000
+
+
+class Interrupted(io.StringIO):
+    """Output whose reader presses Ctrl-C as it sees the first of it."""
+
+    pressed = False
+
+    def write(self, text: str) -> int:
+        if text and not self.pressed:
+            self.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_ctrl_c_ends_generate_without_an_error() -> None:
+    status, text, errors = inside(*GENERATE, output=Interrupted())
+    assert (status, errors) == (0, "")
     assert text.endswith("\n") and 1 < len(text) < 4000
 
 

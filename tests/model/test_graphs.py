@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import in_turn
 from decodery.core.tree import TokenTree
 from decodery.model.batch import Batch, Scores, Segment
 from decodery.model.cache import KVCache
@@ -218,8 +219,7 @@ def test_rows_are_padded_to_few_shapes() -> None:
     assert shapes(model) == {(1, 256, rows) for rows in (1, 2, 4, 8, 16, 32, 64)}
 
 
-@pytest.mark.parametrize("sampler", ["greedy", "nucleus"])
-@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft-model"])
+@pytest.mark.parametrize(("drafter", "sampler"), in_turn(["prompt-lookup", "draft-model"], ["greedy", "nucleus"]))
 def test_drafts_and_batches_change_no_token(drafter: str, sampler: str) -> None:
     model, made = tiny(), DRAFTERS[drafter](tiny_transformer(0, num_layers=1))
     drafted = check_identical(model, PROMPTS, drafter=made, sampler=SAMPLERS[sampler], eos_ids=(0,))
@@ -234,9 +234,9 @@ def test_drafts_and_batches_change_no_token(drafter: str, sampler: str) -> None:
 @pytest.mark.parametrize("changes", CHANGES)
 def test_the_cache_equals_a_fresh_prefill_after_every_step(changes: str) -> None:
     model = tiny(changes)
-    (plain,) = decode(model, PROMPTS[:1], max_new_tokens=40)
+    (plain,) = decode(model, PROMPTS[:1], max_new_tokens=20)
     for drafter in (None, Garbage(), Oracle(tuple(plain.tokens))):
-        check_state(model, [PROMPTS[0]], drafter=drafter, max_new_tokens=40)
+        check_state(model, [PROMPTS[0]], drafter=drafter, max_new_tokens=20)
     check_identical(model, PROMPTS, drafter=Garbage(nodes=30), sampler=SAMPLERS["plain"])
 
 
