@@ -11,7 +11,7 @@ from decodery.constrain.tool_calls import ToolCalls
 from decodery.model.vocabulary import Vocabulary
 from decodery.sample import Sampler
 from decodery.sample.constraint import Constrained, Constraint
-from decodery.testing import tiny_transformer
+from decodery.testing import tiny_transformer, to_int8
 
 SIZE = 300
 EOS = 290
@@ -61,7 +61,7 @@ LANGUAGES: dict[str, Language] = {
     "python-type": PythonType(list[int]),
     "tool-calls": ToolCalls([{"name": "now"}, {"name": "say", "parameters": SCHEMA}], required=True),
 }
-TARGET = tiny_transformer(0, vocab_size=SIZE)
+TARGET = to_int8(tiny_transformer(0, vocab_size=SIZE))
 OTHER = tiny_transformer(1, vocab_size=SIZE)
 PROMPTS = [[5, 6, 7], [10, 11] * 6]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from covering import FULL
+from covering import FULL, in_turn
 from decodery.core.sequence import Sequence
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
@@ -21,8 +21,9 @@ from decodery.model.protocol import Capabilities
 from decodery.model.transformer import Transformer
 from decodery.source.dola import DoLa
 from decodery.source.guidance import Guidance
-from decodery.testing import TableModel, check_distribution, decode, tiny_transformer
+from decodery.testing import check_distribution, decode, tiny_transformer, to_int8
 from methods import DRAFTERS, GROWTHS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
+from sharp import Sharp
 
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
 OTHER = tiny_transformer(0, num_layers=1)
@@ -48,11 +49,11 @@ class ChainTransformer(Transformer):
         return super().forward(batch, **settings)
 
 
-class ChainTable(TableModel):
+class ChainTable(Sharp):
     """Fails where rows branch."""
 
-    def __init__(self, *settings: Any, **named: Any) -> None:
-        super().__init__(*settings, **named)
+    def __init__(self, *law: float) -> None:
+        super().__init__(*law)
         self.capabilities = replace(self.capabilities, trees=False)
 
     def forward(self, batch: Batch, **settings: Any) -> Scores:
@@ -60,35 +61,34 @@ class ChainTable(TableModel):
         return super().forward(batch, **settings)
 
 
-WHOLE = tiny_transformer(0)
+WHOLE = to_int8(tiny_transformer(0))
 TARGET = ChainTransformer(WHOLE.config, WHOLE.weights)
 SMALL = ChainTransformer(OTHER.config, OTHER.weights)
 
 
 @cache
 def _plain(sampler: str) -> list[list[int]]:
-    return _tokens(decode(WHOLE, PROMPTS, sampler=SAMPLERS[sampler], max_new_tokens=24))
+    return _tokens(decode(WHOLE, PROMPTS, sampler=SAMPLERS[sampler], max_new_tokens=14))
 
 
 def _tokens(texts: list[Sequence]) -> list[list[int]]:
     return [list(text.tokens) for text in texts]
 
 
-@pytest.mark.parametrize("name", sorted({*KINDS, *IN_BRANCHES}))
-def test_every_drafter_keeps_to_chains_and_to_the_text_or_is_refused(name: str) -> None:
+@pytest.mark.parametrize(("name", "sampler"), in_turn(sorted({*KINDS, *IN_BRANCHES}), ("greedy", "plain")))
+def test_every_drafter_keeps_to_chains_and_to_the_text_or_is_refused(name: str, sampler: str) -> None:
     drafter = DRAFTERS[name](OTHER)
     if name in IN_BRANCHES:
         with pytest.raises(UnsupportedModel, match=f"{name} needs rows that branch, which ChainTransformer does not"):
             decode(TARGET, PROMPTS, drafter=drafter)
         return
-    for sampler in ("greedy", "plain"):
-        found = decode(TARGET, PROMPTS, drafter=drafter, sampler=SAMPLERS[sampler], max_new_tokens=24)
-        assert _tokens(found) == _plain(sampler)
+    found = decode(TARGET, PROMPTS, drafter=drafter, sampler=SAMPLERS[sampler], max_new_tokens=14)
+    assert _tokens(found) == _plain(sampler)
 
 
 @pytest.mark.parametrize("growth", GROWTHS)
 def test_grown_trees_are_cut_to_chains_and_never_grown_by_a_draft_model_of_chains(growth: str) -> None:
-    found = decode(TARGET, PROMPTS, drafter=DraftModel(OTHER, growth=GROWTHS[growth]), max_new_tokens=24)
+    found = decode(TARGET, PROMPTS, drafter=DraftModel(OTHER, growth=GROWTHS[growth]), max_new_tokens=14)
     assert _tokens(found) == _plain("greedy")
     assert max(step.nodes for text in found for step in text.trace.steps) > 0
     with pytest.raises(UnsupportedModel, match="the draft model reads no rows that branch, as trees do: leave"):
@@ -97,10 +97,16 @@ def test_grown_trees_are_cut_to_chains_and_never_grown_by_a_draft_model_of_chain
 
 @pytest.mark.parametrize(("growth", "rule"), [("specinfer", "k-seq"), ("rsd-s", "recursive-rejection")])
 def test_the_first_draws_alone_leave_the_law_as_it_is(growth: str, rule: str) -> None:
-    target, other = ChainTable(4, order=1, seed=1), TableModel(4, order=1, seed=2)
+    target, other = ChainTable(0.3, 0.6, 0.1), Sharp(0.6, 0.3, 0.1)
     drafter = DraftModel(other, growth=GROWTHS[growth])
     check_distribution(
-        target, [1, 2], drafter=drafter, rule=RULES[rule], sampler=SAMPLERS["plain"], draws=20_000 if FULL else 100
+        target,
+        [1, 2],
+        drafter=drafter,
+        rule=RULES[rule],
+        sampler=SAMPLERS["plain"],
+        length=4,
+        draws=20_000 if FULL else 100,
     )
 
 

@@ -129,6 +129,7 @@ def test_what_waits_together_is_answered_together() -> None:
 
 
 LOSSY = [None, Rejection(), Typical()]
+QUICK = DraftModel(to_int8(SMALL), length=3)
 
 
 @pytest.mark.parametrize("rule", LOSSY, ids=["coupled", "rejection", "typical"])
@@ -140,7 +141,7 @@ def test_what_comes_after_a_pause_is_what_would_have_come(rule: Any, hold: str) 
         settings: dict[str, Any] = {"sampler": SAMPLED, "max_new_tokens": 12, "seed": 3}
         if rule is not None:
             settings["rule"] = rule
-        seq = engine.submit(Request(PROMPTS[0], drafter=DraftModel(SMALL, length=3), **settings))
+        seq = engine.submit(Request(PROMPTS[0], drafter=QUICK, **settings))
         other = engine.submit(Request(PROMPTS[1], **settings | {"rule": Rejection()}))
         for _ in range(step or 0):
             engine.step()

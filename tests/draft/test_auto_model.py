@@ -34,7 +34,7 @@ def written(model: LanguageModel, drafter: Drafter, *numbers: int, temperature: 
     """The last of some texts, which are written one after the other."""
     loop, sampler = engine(model), Sampler.from_settings(temperature=temperature)
     for number in numbers:
-        seq = loop.submit(Request([1, 2, 3, number], 200, drafter=drafter, sampler=sampler))
+        seq = loop.submit(Request([1, 2, 3, number], 120, drafter=drafter, sampler=sampler))
         loop.run([seq])
     return seq
 

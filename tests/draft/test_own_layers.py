@@ -111,10 +111,10 @@ def test_texts_share_draft_passes_and_what_was_found() -> None:
     decode(alone, PROMPTS[:1], drafter=Swift(SKIP, growth=CHAIN), max_new_tokens=12)
     decode(all_, PROMPTS[:1] * 4, drafter=Swift(SKIP, growth=CHAIN), max_new_tokens=12)
     assert len(all_.rows) == len(alone.rows)
-    check_batch(TARGET, PROMPTS, drafter=drafter, seeds=(0,), tested="nothing")
+    check_batch(TARGET, PROMPTS[:2], drafter=drafter, seeds=(0,), tested="nothing")
     check_state(TARGET, PROMPTS[:1], drafter=drafter, max_new_tokens=12)
     engine = Engine(TARGET)
-    texts = [engine.submit(Request(prompt, drafter=drafter, max_new_tokens=80)) for prompt in PROMPTS]
+    texts = [engine.submit(Request(prompt, drafter=drafter, max_new_tokens=56)) for prompt in PROMPTS]
     engine.run(texts)
     (search,) = {id(seq.draft_state.search): seq.draft_state.search for seq in texts}.values()
     assert search.proposed == search.tried == 9 and search.matchness == max(search.history)

@@ -69,26 +69,25 @@ def after(model, tokens: list[int]) -> torch.Tensor:
 
 
 @cache
-def plain(lm: LM, sampler: Sampler | None) -> list[Sequence]:
-    """What plain decoding makes of two prompts; the same for every drafter that is compared with it."""
-    return decode(lm.model, asked(lm), sampler=sampler, seeds=(1,), max_new_tokens=20)
-
-
-def asked(lm: LM) -> list[list[int]]:
-    return [prompts(lm)[number] for number in (2, 6)]
+def plain(lm: LM, sampler: Sampler | None, number: int) -> list[Sequence]:
+    """What plain decoding makes of a prompt; the same for every drafter that is compared with it."""
+    return decode(lm.model, [prompts(lm)[number]], sampler=sampler, seeds=(1,), max_new_tokens=12)
 
 
 @pytest.mark.parametrize(
     ("drafter", "sampler"),
     [
-        *((Lookahead(), SAMPLED), (Jacobi(), None), (Jacobi(fill="lookup"), SAMPLED), (Aggressive(), None)),
+        *((Lookahead(), SAMPLED), (Jacobi(), None), (Jacobi(fill="lookup"), None), (Aggressive(), None)),
         *((LexicalUnit(beta=0.0), SAMPLED), (Rapid(length=16, chunk=16, query=16, gamma=4), None)),
     ],
     ids=lambda each: "" if each is None or each is SAMPLED else type(each).__name__,
 )
 def test_int8_texts_are_those_of_plain_decoding(smollm2_int8: LM, drafter: Drafter, sampler: Sampler | None) -> None:
-    lm, settings = smollm2_int8, {"sampler": sampler, "seeds": (1,), "max_new_tokens": 20}
-    check_identical(lm.model, asked(lm), drafter=drafter, plain=plain(lm, sampler), **settings)
+    lm, settings = smollm2_int8, {"sampler": sampler, "seeds": (1,), "max_new_tokens": 12}
+    # What is shortened has to be long.
+    number = 6 if isinstance(drafter, Rapid) else 2
+    known = plain(lm, sampler, number)
+    check_identical(lm.model, [prompts(lm)[number]], drafter=drafter, plain=known, **settings)
 
 
 # -- lookahead --------------------------------------------------------------------------------------------------------
@@ -182,9 +181,9 @@ def test_every_ngram_was_predicted_by_the_model(most: int) -> None:
 
     # Ends of text among the guesses give way to other tokens, which were not predicted either.
     eos = tuple(range(100, 228))
-    sampler = Sampler.from_settings(temperature=1.0, min_new_tokens=100, eos_ids=eos)
+    sampler = Sampler.from_settings(temperature=1.0, min_new_tokens=60, eos_ids=eos)
     engine = Engine(tiny_transformer(0, vocab_size=512))
-    request = Request(PROMPT, 100, sampler, Watched(15, 5, 15), eos_ids=eos, max_nodes=most)
+    request = Request(PROMPT, 60, sampler, Watched(15, 5, 15), eos_ids=eos, max_nodes=most)
     engine.run([engine.submit(request)])
     # With room for five nodes no column of four levels behind the first two is ever fed.
     assert kept or most == 5
@@ -264,10 +263,10 @@ def test_unique_matches_against_brute_force() -> None:
 
 def test_tolerance_of_one_is_greedy_and_of_more_keeps_to_its_bounds() -> None:
     for drafter in (DraftModel(OTHER), Garbage()):
-        check_identical(TARGET, [PROMPT, [3, 1]], drafter=drafter, rule=Tolerance(top=1))
+        check_identical(TARGET, [PROMPT, [3, 1]], drafter=drafter, rule=Tolerance(top=1), seeds=(0,))
     rule = Tolerance(top=3, margin=1.0)
-    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), rule=rule, max_new_tokens=60)
-    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=60)
+    (seq,) = decode(TARGET, [PROMPT], drafter=DraftModel(OTHER), rule=rule, max_new_tokens=36)
+    (plain,) = decode(TARGET, [PROMPT], max_new_tokens=36)
     assert seq.generated != plain.generated
     for at in range(seq.prompt_length, len(seq.tokens)):
         row = after(TARGET, seq.tokens[:at])
@@ -311,7 +310,7 @@ def test_the_moved_rule_draws_from_the_law_it_states() -> None:
     model = TableModel(6)
     _, seq = submitted(model, [1, 2], sampler=SAMPLE)
     rule, logits, counts = RapidRule(eta=eta), torch.stack([law, law]).float(), np.zeros(6)
-    for seed in range(1500):
+    for seed in range(800):
         seq.seed = seed
         token = int(seq.sampler.pick(q.log()[None], seed, [0])[0])
         tree = TokenTree.chain(2, [token], origin="sampled", distributions={0: q})
@@ -336,10 +335,10 @@ def test_a_drafter_that_reads_everything_is_always_right(rule) -> None:
 def test_the_step_towards_the_drafter_changes_greedy_texts_and_raises_acceptance() -> None:
     # A drafter that knows half the context; the tiny models disagree often enough.
     drafter = Rapid(OTHER, gamma=3, confidence=0.0, head=1, query=3, chunk=4, length=4)
-    check_identical(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=0), max_new_tokens=60)
+    check_identical(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=0), seeds=(0,), max_new_tokens=40)
     accepted = []
     for eta in (0.0, 50.0):
-        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=eta), max_new_tokens=60)
+        (seq,) = decode(TARGET, [PROMPT], drafter=drafter, rule=RapidRule(eta=eta), max_new_tokens=48)
         accepted.append(seq.trace.tokens_per_pass)
     assert accepted[0] < accepted[1]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import FULL
 from decodery.budget.base import Budget
 from decodery.core.ask import drive
 from decodery.core.memory import Memory
@@ -37,12 +38,12 @@ from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import VocabularyMismatch
 from decodery.registry import resolve
 from decodery.sample import Sampler
-from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer
+from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer, to_int8
 from decodery.verify.coupled import Coupled
 from methods import DRAFTERS
 from narrow import Narrow
 
-TARGET = tiny_transformer(0)
+TARGET = to_int8(tiny_transformer(0))
 
 
 OTHER = tiny_transformer(0, num_layers=1)
@@ -51,7 +52,7 @@ OTHER = tiny_transformer(0, num_layers=1)
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, list(range(2, 40))]
 
 
-HOT = Sampler.from_settings(temperature=0.8)
+GREEDY, HOT = Sampler.from_settings(), Sampler.from_settings(temperature=0.8)
 
 
 OWN = [
@@ -62,9 +63,10 @@ OWN = [
 
 @pytest.mark.parametrize("name", OWN)
 def test_every_budget_is_kept(name: str) -> None:
-    for nodes, depth in ((0, 0), (1, 1), (3, 1), (2, 5), (9, 3)):
+    for turn, (nodes, depth) in enumerate(((0, 0), (1, 1), (3, 1), (2, 5), (9, 3))):
         drafter = Narrow(DRAFTERS[name](OTHER), nodes, depth)
-        for sampler in (Sampler.from_settings(), HOT):
+        # What a drafter draws from is bounded the same however tokens are chosen.
+        for sampler in (GREEDY, HOT) if FULL else ((GREEDY, HOT)[turn % 2],):
             settings = {"sampler": sampler, "seeds": (0,), "max_new_tokens": 12, "tested": "nothing"}
             (run,) = check_identical(TARGET, PROMPTS[1:2], drafter=drafter, **settings)
             assert all(step.nodes <= nodes for step in run.trace.decoding)
@@ -75,7 +77,7 @@ def test_what_the_process_remembers_changes_drafts_and_never_texts(name: str) ->
     settings = {"drafter": DraftModel(OTHER)} if name == "graft" else {}
     drafter = type(DRAFTERS[name](OTHER))(scope="process", **settings)
     for sampler in (None, HOT):
-        check_identical(TARGET, PROMPTS, drafter=drafter, sampler=sampler, seeds=(0, 1, 0), max_new_tokens=20)
+        check_identical(TARGET, PROMPTS[:2], drafter=drafter, sampler=sampler, seeds=(0, 1, 0), max_new_tokens=14)
 
 
 @pytest.mark.parametrize("name", ["token-recycling", "stand", "suffix-tree"])
@@ -96,7 +98,7 @@ def test_nothing_is_drafted_from_texts_of_another_salt(name: str, scope: str) ->
     engine, passes = Engine(TARGET), list[int]()
     drafter = type(DRAFTERS[name](OTHER))(scope=scope, nodes=16)
     for salt in ("a", "b", "a"):
-        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=24, salt=salt))
+        seq = engine.submit(Request(PROMPTS[0], drafter=drafter, max_new_tokens=20, salt=salt))
         engine.run([seq])
         passes.append(seq.trace.passes)
     assert passes[1] == passes[0] > passes[2]
@@ -144,12 +146,12 @@ class RandomRows(TokenRecycling):
 
 def test_random_successors_change_nothing() -> None:
     for sampler in (None, HOT):
-        check_identical(TARGET, PROMPTS, drafter=RandomRows(), sampler=sampler)
+        check_identical(TARGET, PROMPTS[:2], drafter=RandomRows(), sampler=sampler, seeds=(0,))
 
 
 def test_more_nodes_guess_no_less() -> None:
     def rate(nodes: int) -> float:
-        runs = decode(TARGET, PROMPTS, drafter=TokenRecycling(nodes=nodes), seeds=range(3), together=False)
+        runs = decode(TARGET, PROMPTS, drafter=TokenRecycling(nodes=nodes), seeds=range(2), together=False)
         return sum(run.trace.tokens for run in runs) / sum(run.trace.passes for run in runs)
 
     assert 1.0 < rate(1) < rate(60)
@@ -180,7 +182,7 @@ def test_stand_draws_children_without_replacement_from_its_law() -> None:
     total = sum(law.values())
     q = np.array([law.get(token, 0.0) for token in range(6)]) / total
     singles, pairs = np.zeros(6), np.zeros(36)
-    for seed in range(2000):
+    for seed in range(800):
         tree = stand_tree(seed, law)
         assert tree.origin == "without-replacement"
         assert torch.allclose(tree.distributions[0], torch.from_numpy(q))
@@ -190,7 +192,7 @@ def test_stand_draws_children_without_replacement_from_its_law() -> None:
         pairs[6 * i + j] += 1
     ordered = np.array([q[i] * q[j] / (1 - q[i]) if i != j else 0.0 for i in range(6) for j in range(6)])
     assert chi_square(singles, q) > 1e-3
-    assert chi_square(pairs, ordered) > 1e-3
+    assert chi_square(pairs, ordered) > 1e-3 > 1e-6 > chi_square(pairs, np.outer(q, q).ravel())
 
 
 def test_stand_follows_the_temperature_and_the_noise_of_the_request() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import decodery as dc
+from covering import FULL
 from decodery.constrain import Checker, Choice
 from decodery.core.noise import gumbel_argmax
 from decodery.errors import ConstraintError, SettingsError
@@ -94,7 +95,7 @@ def test_biased_weights_are_caught() -> None:
     assert deviation(naive, 2, math.inf) > 10
 
 
-def deviation(estimator: Estimator, accepts: int, budget: float, draws: int = 6000) -> float:
+def deviation(estimator: Estimator, accepts: int, budget: float, draws: int = 3000) -> float:
     """The largest distance of a mean weight from its value, in standard errors."""
     random = np.random.default_rng(5)
     worst = 0.0
@@ -114,7 +115,7 @@ def deviation(estimator: Estimator, accepts: int, budget: float, draws: int = 60
 def test_unweighted_draws_follow_the_law_of_what_is_accepted() -> None:
     law, accepted = torch.from_numpy(np.log(P)), {0, 2, 4}
     counts, wrong = np.zeros(5), np.zeros(5)
-    for seed in range(8000):
+    for seed in range(3000):
         order = list(in_order(law, seed, 3))
         counts[first_accepted(order, accepted.__contains__).token] += 1
         # Wrong on purpose: a rejected token hands its place to its neighbour.
@@ -144,7 +145,7 @@ def test_peaked_laws_are_weighed_by_the_geometric_estimator() -> None:
     mean = np.mean(
         [
             math.exp(weighted(peaked, {1}.__contains__, seed, 0, np.random.default_rng(seed).random).log_weight)
-            for seed in range(600)
+            for seed in range(400)
         ]
     )
     assert abs(mean / p - 1) < 0.2
@@ -169,10 +170,11 @@ class Maskless(Constraint):
 
 @pytest.mark.parametrize("name", LANGUAGES)
 def test_the_rule_writes_what_masks_write(name: str) -> None:
-    for settings in ({}, {"temperature": 1.0}, {"temperature": 0.7, "repetition_penalty": 1.3}):
+    asked = list(zip(PROMPTS, (0, 5), strict=True))
+    for turn, settings in enumerate(({}, {"temperature": 1.0}, {"temperature": 0.7, "repetition_penalty": 1.3})):
         masked = constrained(LANGUAGES[name], **settings)
         tried = Sampler((Constrained(Maskless(masked.warps[0].constraint)), *masked.warps[1:]))
-        for prompt, seed in zip(PROMPTS, (0, 5), strict=True):
+        for prompt, seed in asked if FULL else asked[turn % 2 :][:1]:
             (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=24)
             (ours,) = decode(
                 TARGET, [prompt], sampler=tried, rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=24
@@ -187,8 +189,8 @@ def test_the_rule_keeps_the_laws_of_speculation() -> None:
     for name in ("prompt-lookup", "token-recycling", "draft-model"):
         drafter = DRAFTERS[name](OTHER)
         check_identical(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, eos_ids=ENDS, seeds=(3,))
-    check_batch(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler)
-    check_state(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler)
+    check_batch(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, seeds=(0,))
+    check_state(TARGET, PROMPTS, drafter=drafter, rule=AWRS(), sampler=sampler, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
@@ -259,7 +261,7 @@ def test_a_mask_that_would_leave_nothing_is_not_applied_without_masks_either(set
     for name in ("choice", "regex"):
         masked = constrained(LANGUAGES[name], temperature=1.0, eos_ids=ENDS, **settings)
         tried = Sampler((Constrained(Maskless(masked.warps[0].constraint)), *masked.warps[1:]))
-        for seed in range(6):
+        for seed in range(3):
             (plain,) = decode(TARGET, [prompt], sampler=masked, eos_ids=ENDS, seeds=(seed,), max_new_tokens=40)
             (found,) = decode(
                 TARGET, [prompt], sampler=tried, rule=AWRS(), eos_ids=ENDS, seeds=(seed,), max_new_tokens=40

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
+from covering import FULL
 from decodery.sample import (
     TopK,
     TopP,
@@ -38,10 +39,11 @@ NAMES = [repr(case[0]) for case in TRUNCATIONS]
 def test_truncations_equal_the_plain_reference(
     warp: Warp, reference: Callable[[list[float], Any], set[int]], setting: Any, processor: object
 ) -> None:
-    before = ROWS.clone()
-    result = warp.warp(ROWS, contexts_for(len(ROWS)))
-    assert torch.equal(ROWS, before), "a warp must not change what it is given"
-    for row, found, warped in zip(ROWS, kept(result), result, strict=True):
+    rows = ROWS if FULL else ROWS[::4]
+    before = rows.clone()
+    result = warp.warp(rows, contexts_for(len(rows)))
+    assert torch.equal(rows, before), "a warp must not change what it is given"
+    for row, found, warped in zip(rows, kept(result), result, strict=True):
         expected = reference(row.tolist(), setting)
         if not isinstance(warp, TopP | TopK):
             # float32 probabilities vanish where exact ones do not; both documents keep nothing that has none.

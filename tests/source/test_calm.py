@@ -166,7 +166,7 @@ def test_calibration_keeps_its_promise_and_a_careless_one_does_not() -> None:
 def test_calibration_goes_on_where_it_stopped(tmp_path: Path) -> None:
     model = tiny_transformer(3, vocab_size=VOCAB, num_layers=3, dtype=torch.float32)
     target = LoadedModel(model, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
-    asked = [[number % 50 + 1, 7] for number in range(20)]
+    asked = [[number % 50 + 1, 7] for number in range(12)]
     recipe = CalmRecipe("softmax", every=1, tokens=6, delta=0.4, epsilon=0.1)
     whole = calibrate(target, asked, tmp_path / "whole", recipe=recipe)
     assert whole.tested[-1, 2] > recipe.epsilon or len(whole.tested) == len(recipe.candidates())

@@ -87,17 +87,23 @@ def test_controlled_decoding_is_the_closed_form_on_a_model_that_can_be_enumerate
     for soft in (False, True):
         judged = Judged(model, strength, soft=soft)
         scorer = ControlledDecoding(judged, strength, k=4).over(model, [1])
-        induced, tilted = {}, {}
-        for output in itertools.product(range(4), repeat=4):
-            mass, reference = 1.0, 1.0
-            for t, token in enumerate(output):
-                p = softmax(model.logits([1, *output[:t]]), -1)
-                values = torch.tensor([judged.value([*output[:t], z]) for z in range(4)], dtype=torch.float64)
+        induced, tilted = {(): 1.0}, {(): 1.0}
+        for length in range(4):
+            for begun in itertools.product(range(4), repeat=length):
+                p = softmax(model.logits([1, *begun]), -1)
+                values = torch.tensor([judged.value([*begun, z]) for z in range(4)], dtype=torch.float64)
                 closed = p * (strength * values).exp()
-                law = softmax(logits_after(scorer, [1, *output[:t]]), -1)
+                law = softmax(logits_after(scorer, [1, *begun]), -1)
                 assert (law - closed / closed.sum()).abs().max() < 1e-10
-                mass, reference = mass * float(law[token]), reference * float(p[token])
-            induced[output], tilted[output] = mass, reference * math.exp(strength * judged.reward(list(output)))
+                for token in range(4):
+                    output = (*begun, token)
+                    induced[output] = induced[begun] * float(law[token])
+                    tilted[output] = tilted[begun] * float(p[token])
+        induced, tilted = (
+            {output: mass for output, mass in found.items() if len(output) == 4} for found in (induced, tilted)
+        )
+        for output in tilted:
+            tilted[output] *= math.exp(strength * judged.reward(list(output)))
         total = sum(tilted.values())
         gap = max(abs(induced[each] - tilted[each] / total) for each in induced)
         # Expected rewards make the best law token by token; only soft values make the best one of whole texts.
@@ -128,12 +134,11 @@ def test_controlled_decoding_reads_the_states_of_the_candidates() -> None:
 
 def test_a_value_head_learns_what_prefixes_promise(tmp_path: Path) -> None:
     reward, heads = Share(lambda token: token < 32), {}
+    settings = {"sampler": Sampler.from_settings(temperature=1.0), "seeds": range(8), "max_new_tokens": 8}
+    plain = np.mean(reward.of([seq.generated for seq in decode(TARGET, PROMPTS, **settings)]))
     for method in ("fudge", "q"):
-        heads[method] = train_value(TARGET, PROMPTS, reward, method=method, samples=60, length=8, ridge=1e-2)
-        source = ControlledDecoding(ValueHead(heads[method]), 100.0, k=64)
-        sampler = Sampler.from_settings(temperature=1.0)
-        settings = {"sampler": sampler, "seeds": range(20), "max_new_tokens": 8}
-        plain = np.mean(reward.of([seq.generated for seq in decode(TARGET, PROMPTS, **settings)]))
+        heads[method] = train_value(TARGET, PROMPTS, reward, method=method, samples=30, length=8, ridge=1e-2)
+        source = ControlledDecoding(ValueHead(heads[method]), 100.0, k=16)
         steered = np.mean(reward.of([seq.generated for seq in decode(TARGET, PROMPTS, source=source, **settings)]))
         assert steered > plain + 0.1
     heads["q"].save(tmp_path / "value.safetensors")
@@ -149,7 +154,7 @@ def test_a_value_head_is_learned_from_judged_texts(tmp_path: Path) -> None:
     texts = [(PROMPTS[0], draw.integers(0, 64, 8).tolist()) for _ in range(80)]
     head = fit_value(TARGET, [(prompt, text, np.mean(np.array(text) < 32)) for prompt, text in texts], ridge=1e-2)
     source = ControlledDecoding(ValueHead(head), 30.0, k=64)
-    settings = {"sampler": Sampler.from_settings(temperature=1.0), "seeds": range(20), "max_new_tokens": 8}
+    settings = {"sampler": Sampler.from_settings(temperature=1.0), "seeds": range(10), "max_new_tokens": 8}
     low = [np.mean([token < 32 for seq in decode(TARGET, PROMPTS, source=each, **settings) for token in seq.generated])
            for each in (None, source)]  # fmt: skip
     assert low[1] > low[0] + 0.1
