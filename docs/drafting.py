@@ -184,6 +184,45 @@ def orders(group: str) -> str:
     return f"{about} (`{found['command']}`)\n\n" + table(header, rows)
 
 
+def joint() -> str:
+    """All of them side by side, in counts and, where a quiet machine has measured it, in time."""
+    found = load("draft-joint")
+    header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted", "ms per token"]
+    parts = [f"Counts of `{found['command']}`; the last column is filled on a machine that does nothing else."]
+    for pair, laws in found.items():
+        if pair == "command":
+            continue
+        about = laws["about"]
+        for law in (each for each in laws if each != "about"):
+            rows = [
+                [
+                    name,
+                    f"{each['tokens_per_pass']:.2f}",
+                    f"{each['rows_per_pass']:.1f}",
+                    f"{each['draft_passes_per_token']:.2f}",
+                    "" if each["drafts_accepted"] is None else f"{each['drafts_accepted']:.1%}",
+                    f"{each['milliseconds_per_token']:.1f}" if "milliseconds_per_token" in each else "",
+                ]
+                for name, each in laws[law].items()
+            ]
+            title = f"**{pair}**, {law}, {about['prompts']} prompts, {about['new_tokens']} tokens each"
+            parts.append(f"{title}\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def joint_depths() -> str:
+    """How often a token of a draft is right where all before it were, by its depth."""
+    found = load("draft-joint")["chain"]
+    depths = range(1, 9)
+    rows = [
+        [f"{name}, {law}", *(f"{right[depth - 1]:.1%}" if depth <= len(right) else "" for depth in depths)]
+        for law in ("greedy", "temperature 1")
+        for name, each in found[law].items()
+        if "deer" in name and "8" in name and (right := each.get("right_by_depth"))
+    ]
+    return table(["drafter", *(f"token {depth}" for depth in depths)], rows)
+
+
 def pruning() -> str:
     """What routing a prompt's tokens around layers costs in perplexity."""
     found = load("pruning")
@@ -364,6 +403,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-hierarchical": partial(orders, "hierarchical"),
     "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),
+    "orders-joint": joint,
+    "orders-joint-depths": joint_depths,
     "pruning": pruning,
     "growth": growth,
     "budgets-pareto": budgets_pareto,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures import load, table_of
+from figures import load, runs_of, table, table_of
 
 
 def parallelbench() -> str:
@@ -31,4 +31,22 @@ def lave() -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"parallelbench": parallelbench, "lave": lave}
+def handoff() -> str:
+    """What a canvas is worth by how many of its passes are the better model's, and which."""
+    found = load("canvas-handoff")
+    runs, passes = runs_of(found), found["passes"]
+    counts = sorted({int(name.split()[-1]) for name in runs} - {0, passes})
+
+    def told(name: str) -> str:
+        return f"{runs[name]['right']:.2f} ± {runs[name]['standard error']:.2f}"
+
+    rows = [[f"the {where}" if where != "by chance" else where, *(told(f"{where} {count}") for count in counts)]
+            for where in ("first", "last", "by chance")]  # fmt: skip
+    return (
+        f"`{found['command']}`, {found['examples']} examples of {', '.join(found['tasks'])}, {passes} passes each.\n\n"
+        + table(["the better model's passes", *map(str, counts)], rows)
+        + f"\n\nNone of them: {told('first 0')}; all of them: {told(f'first {passes}')}."
+    )
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff}

@@ -25,6 +25,7 @@ from decodery.registry import Method
 
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
+import alike
 import changing
 import drafting
 import filling
@@ -150,6 +151,7 @@ def excerpt(section: Callable[[], str], rows: tuple[str, ...], head: str = "") -
 
 
 MADE: dict[str, Callable[[], str]] = {
+    **alike.SECTIONS,
     **timing.SECTIONS,
     **drafting.SECTIONS,
     **remembering.SECTIONS,

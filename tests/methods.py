@@ -6,6 +6,7 @@ Adding a method means adding a line here; `test_conformance.py` fails while one 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,7 @@ from decodery.draft.clover import Clover, CloverHead
 from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.compressed_cache import CompressedCache
 from decodery.draft.copyspec import CopySpec
+from decodery.draft.deer import Deer
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.dynamic_exit import DEL
 from decodery.draft.eagle import EAGLE, EAGLEHead
@@ -59,6 +61,7 @@ from decodery.draft.lexical_unit import LexicalUnit
 from decodery.draft.longspec import LongSpec, LongSpecHead
 from decodery.draft.lookahead import Lookahead
 from decodery.draft.medusa import Medusa, MedusaHead
+from decodery.draft.msd import MSD, MSDHead
 from decodery.draft.nested import Nested
 from decodery.draft.ngram import NGram
 from decodery.draft.pearl import Pearl
@@ -141,6 +144,7 @@ from decodery.score.log_probability import LogProbability
 from decodery.score.process_reward import ProcessHead, ProcessReward
 from decodery.score.product import Product
 from decodery.score.program_tests import ProgramTests
+from decodery.score.puzzle_examples import PuzzleExamples
 from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
 from decodery.score.self_evaluation import SelfEvaluation
@@ -178,6 +182,7 @@ from decodery.search.particle_filter import ParticleFilter
 from decodery.search.particle_gibbs import ParticleGibbs
 from decodery.search.pg_td import PGTD
 from decodery.search.phase_handoff import PhaseHandoff
+from decodery.search.revisions import Revisions
 from decodery.search.self_consistency import SelfConsistency
 from decodery.search.smc import SMC
 from decodery.search.spec_reason import SpecReason
@@ -277,6 +282,17 @@ def _untrained(
     return TrainedHead(kind.kind, tensors, about | settings)
 
 
+ENCODED = {"cppd"}
+"""Drafters for models with an encoder alone, which have tests of their own."""
+
+
+def blocked(other: LanguageModel) -> LanguageModel:
+    """The same model, whose last tokens but two stand for what is not written yet and for the end of a block."""
+    own = other.model if isinstance(other, Counted) else other
+    assert isinstance(own, Transformer)
+    return Transformer(replace(own.config, mask_id=own.vocab_size - 4), own.weights)
+
+
 DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(head=_untrained(EAGLE3Head, other) if isinstance(other, Transformer) else None),
     # One whose size is not known, so that asking it is believed to be cheap.
@@ -293,7 +309,9 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
         other if isinstance(other, Counted) else tiny_transformer(0, vocab_size=other.vocab_size), length=3
     ),
     "nested": lambda other: Nested(other, exits=(1,), length=3),
+    "deer": lambda other: Deer(blocked(other), length=3),
     "eagle": lambda other: EAGLE(_untrained(EAGLEHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
+    "msd": lambda other: MSD(_untrained(MSDHead, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "eagle-3": lambda other: EAGLE3(_untrained(EAGLE3Head, other), growth=EAGLE2(nodes=5, width=2, depth=2)),
     "del": lambda other: DEL((0, 1), length=4),
     "medusa": lambda other: Medusa(_untrained(MedusaHead, other), growth=FixedTree(branching=(3, 2))),
@@ -369,7 +387,7 @@ ADAPTIVE = {"auto", "auto:model"}
 """Drafters that weigh the machine's pass times and the rest of the batch: their drafts are not a function of the text
 alone, which shows in the tokens only under rules that promise a distribution and not the seed's own text."""
 
-CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "rapid", "jacobi", "first", "prediction", "kangaroo"}
+CHAINS = {"easyspec", "pearl", "hierarchical", "nested", "deer", "rapid", "jacobi", "first", "prediction", "kangaroo"}
 """Drafters that draw single chains; rules about several draws treat them as they treat draft-model."""
 
 
@@ -480,6 +498,7 @@ SCORERS: dict[str, Scorer] = {
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
+    "puzzle-examples": PuzzleExamples(_Numbers(), decode=_numbers),
     "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
     "self-evaluation": SelfEvaluation(question=(9, 8, 7), yes=(1, 2, 3), no=(4,)),
     "text": TextScore(lambda text: len(text) % 5, lambda text: text.count("1"), decode=_numbers),
@@ -537,6 +556,7 @@ PIPELINES: dict[str, Search] = {
     "drag": DRAG(Documents(("the sky is blue", "grass is green")), k=1),
     "iad": IAD(LLMJudge(), n=2, rounds=1),
     "iter-drag": IterDRAG(Documents(("the sky is blue", "grass is green")), k=1, n=1),
+    "revisions": Revisions(LLMJudge(), n=2, length=2),
 }
 """Searches by prompts of their own, which are searched for through an `LM`; cheatsheet, with a file, is not here."""
 

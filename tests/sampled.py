@@ -13,10 +13,11 @@ from decodery.decode.request import Request
 from decodery.sample import Sampler
 from decodery.score.base import Candidates, Scorer
 from decodery.search.base import Search
-from decodery.testing import tiny_transformer
+from decodery.testing import tiny_transformer, to_int8
 from methods import Even
 
-MODEL, OTHER = tiny_transformer(3), tiny_transformer(1)
+MODEL, OTHER = to_int8(tiny_transformer(3)), tiny_transformer(1)
+"""One whose rows are the same to the bit whatever shares a pass, and another one."""
 PROMPT, PLAIN = [5, 9, 2, 9, 5, 9, 2], Sampler.from_settings(temperature=1.0)
 SETTINGS: dict[str, Any] = {"max_new_tokens": 12, "eos_ids": (0, 3, 9, 11), "sampler": PLAIN}
 

@@ -53,6 +53,7 @@ from methods import (
     CHOOSING,
     CONTINUOUS_RULES,
     DRAFTERS,
+    ENCODED,
     GROWTHS,
     KINDS,
     KVS,
@@ -109,7 +110,7 @@ SAMPLED = {name: sampler for name, sampler in SAMPLERS.items() if not sampler.gr
 
 
 def test_the_lists_name_every_registered_method() -> None:
-    assert {name.partition(":")[0] for name in DRAFTERS} == {method.name for method in methods("draft")}
+    assert {name.partition(":")[0] for name in DRAFTERS} | ENCODED == {method.name for method in methods("draft")}
     assert set(GROWTHS) == {method.name for method in methods("draft.growth")}
     assert set(SOURCES) == {method.name for method in methods("source")}
     assert set(KVS) == {method.name for method in methods("kv")}

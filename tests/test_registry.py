@@ -297,7 +297,7 @@ LOCAL = {
     ("diffuse", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("auto", "draft-model", "easyspec", "nested", "pearl", "rapid")),
+    *(("draft", name, "model") for name in ("auto", "deer", "draft-model", "easyspec", "nested", "pearl", "rapid")),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),
@@ -308,7 +308,8 @@ LOCAL = {
         ("verify", "judge", "head"),
     ),
     *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
-    *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa")),
+    *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
+    ("draft", "cppd", "slots"),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     ("source", "ftp", "routers"),
     *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),

@@ -30,6 +30,63 @@ _GEMMA_NAMES = {
 }  # fmt: skip
 
 
+_STATES = {"in_proj.weight": "ssm_in.weight", "out_proj.weight": "ssm_out.weight", "conv1d.weight": "ssm_conv1d.weight",
+    "conv1d.bias": "ssm_conv1d.bias", "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d",
+    "norm.weight": "ssm_norm.weight",
+}  # fmt: skip
+
+
+def write_states(path: Path, model: transformers.PreTrainedModel, kind: Kind) -> None:
+    """Write a Mamba-2 model with its projections quantized to `kind`, and give `model` the weights that this leaves."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "mamba2")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(1 << 20)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    inner = config.num_heads * config.head_dim
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(config.state_size)
+    writer.add_ssm_time_step_rank(config.num_heads)
+    writer.add_ssm_group_count(config.n_groups)
+    _add_tokenizer(writer, {})
+    left = {}
+    for name, weight in model.state_dict().items():
+        stored, packed_as = weight.float().numpy(), None
+        if ".mixer." in name:
+            _, _, layer, _, part = name.split(".", 4)
+            new = f"blk.{layer}.{_STATES[part]}"
+            if part in ("A_log", "D"):
+                stored = (-np.exp(stored) if part == "A_log" else stored)[:, None]
+            elif part == "norm.weight":
+                stored = stored.reshape(config.n_groups, -1)
+            elif part == "conv1d.weight":
+                stored = stored[:, 0]
+            elif part.endswith("proj.weight"):
+                packed_as = kind
+        elif ".layers." in name:
+            new = f"blk.{name.split('.')[2]}.attn_norm.weight"
+        else:
+            new = {
+                "backbone.embeddings.weight": "token_embd.weight",
+                "backbone.norm_f.weight": "output_norm.weight",
+            }.get(name, "output.weight")
+        if packed_as is not None:
+            packed = quantize(stored, packed_as)
+            left[name] = torch.from_numpy(np.ascontiguousarray(dequantize(packed, packed_as)))
+            writer.add_tensor(new, packed, raw_dtype=packed_as)
+        else:
+            writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
+    model.load_state_dict(left, strict=False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def byte_vocabulary() -> list[str]:
     tokens = [character for character, _ in sorted(byte_alphabet().items(), key=lambda pair: pair[1])]
     tokens += [*SPECIAL, "th"]

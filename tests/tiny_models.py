@@ -27,7 +27,7 @@ transformers.logging.set_verbosity_error()
 
 VOCAB = 288
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512, "bos_token_id": 256, "eos_token_id": 257,
     "pad_token_id": None,
@@ -48,6 +48,11 @@ _STATES = {"state_size": 8, "conv_kernel": 4, "expand": 2, "chunk_size": 16, "pa
 _BAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
     "mamba_chunk_size": 16, "attn_layer_indices": [1], "pad_token_id": 0,
+}  # fmt: skip
+_DEEPSEEK = {
+    "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24, "num_key_value_heads": 4,
 }  # fmt: skip
 
 # name -> (family, what differs from the smallest configuration). Windows are shorter than the sequences tested.
@@ -99,6 +104,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "deepseek_v2": ("deepseek_v2", _DEEPSEEK),
+    "deepseek_v2, queries in two steps, yarn": (
+        "deepseek_v2",
+        _DEEPSEEK | {"q_lora_rank": 20, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
+                     "rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.5}},
+    ),
     "gemma3_text": (
         "gemma3_text",
         {"head_dim": 16, "sliding_window": 5, "sliding_window_pattern": 3, "query_pre_attn_scalar": 24,
@@ -110,7 +121,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def make_model(case: str, seed: int = 0) -> transformers.PreTrainedModel:
     """The tiny model of a case, all of its weights random, norms and biases too."""
     family, changes = CASES[case]
-    config = transformers.AutoConfig.for_model(family, **(_SHAPE | changes))
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | changes))
     return randomize(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
 
 

@@ -1,13 +1,13 @@
-"""What drafting in other orders brings on the embedded model: levels, layers side by side, nested depths.
+"""What drafting in other orders brings on the embedded model: levels, layers side by side, nested depths, blocks.
 
     OMP_NUM_THREADS=1 python benchmarks/draft/orders.py [GROUP ...] [--questions 8] [--new 48] [--nested DIR]
-        [--texts DIR] [--epochs 0.6]
+        [--deer DIR] [--texts DIR] [--epochs 0.6]
 
 Prompts are questions of Spec-Bench (DECODERY_DATA) of up to 400 characters, evenly spread, decoded greedily as one
 batch. Nothing is timed. Of every drafter: tokens per pass of the target; passes and rows of the draft model per pass of
-the target; of what was drafted, the share that became text. nested: a folder of `decodery train nested`; where there is
-none, one is trained for `epochs` on texts that the model has written for another part, as `decodery train head` leaves
-them. Every group writes benchmarks/results/draft-orders-GROUP.json.
+the target; of what was drafted, the share that became text. nested, deer: folders of `decodery train nested` and
+`decodery train deer`; where there is none, one is trained for `epochs` on texts that the model has written for another
+part, as `decodery train head` leaves them. Every group writes benchmarks/results/draft-orders-GROUP.json.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import decodery
 from decodery.draft.base import Drafter
+from decodery.draft.deer import Deer
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.easyspec import EasySpec
 from decodery.draft.hierarchical import Hierarchical
@@ -29,8 +30,10 @@ from decodery.draft.nested import Nested
 from decodery.lm import LM
 from decodery.model.load import load
 from decodery.model.store import terminal_progress
+from decodery.train.card import CARD
 from decodery.train.corpus import Corpus
 from decodery.train.cut import Shape
+from decodery.train.deer import DeerRecipe, train_deer
 from decodery.train.draft import train_draft
 
 EXITS = (1, 2, 4)
@@ -82,7 +85,26 @@ def train(options: argparse.Namespace) -> None:
         train_draft(loaded, corpus, options.nested, shape=shape, epochs=options.epochs, progress=progress)
 
 
-GROUPS = {each.__name__: each for each in (hierarchical, easyspec, nested)}
+def deer(options: argparse.Namespace) -> dict[str, Any]:
+    """Blocks in one pass, and the same network as a draft model, which takes a pass for every token."""
+    target, folder = decodery.load("smollm2", dtype="int8"), str(options.deer)
+    corpus, parts = Corpus(options.texts), DeerRecipe(continuing=0.75 * options.epochs, refining=0.25 * options.epochs)
+    if not (options.deer / CARD).is_file():
+        with terminal_progress() as progress:
+            shape = Shape(2, tokens=3072)
+            train_deer(
+                load("smollm2", dtype="int8"), corpus, options.deer, shape=shape, recipe=parts, progress=progress
+            )
+    drafters: dict[str, Drafter] = {"the same network, token by token, 4": DraftModel(folder, length=4)}
+    for length in (4, 8):
+        for reuse in (False, True):
+            name = f"blocks of {length}{', leftovers drafted again' if reuse else ''}"
+            drafters[name] = Deer(folder, length=length, reuse=reuse)
+    made = f"trained for {options.epochs:g} epochs on {len(corpus)} texts of the model's own"
+    return {"trained": made, **measured(target, drafters, options)}
+
+
+GROUPS = {each.__name__: each for each in (hierarchical, easyspec, nested, deer)}
 
 
 def measured(lm: LM, drafters: dict[str, Drafter], options: argparse.Namespace) -> dict[str, Any]:
@@ -116,6 +138,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--nested", type=Path, default=Path("nested-draft"))
+    parser.add_argument("--deer", type=Path, default=Path("deer-draft"))
     parser.add_argument("--texts", type=Path, default=Path("texts"))
     parser.add_argument("--epochs", type=float, default=0.6)
     options = parser.parse_args()

@@ -10,6 +10,7 @@ from typing import Any
 
 from .budget.base import MOST_NODES, Policy
 from .core.conversation import Conversation, Prompt
+from .core.embedded import Embeddings
 from .core.memory import Memory
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
@@ -317,6 +318,8 @@ class LM:
         raw: bool = False,
         trees: bool = False,
         constraint: Any = None,
+        embeddings: Any = (),
+        placeholder: str = "<image>",
         **shortcuts: Any,
     ) -> Request:
         """A request with everything resolved from names.
@@ -336,8 +339,16 @@ class LM:
         constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
         own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
         also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
+        embeddings: what the model reads in the place of each `placeholder`, a token of its own, in the prompt: tensors
+        [n, hidden], such as what a vision tower makes of images; or all of it placed already, as `Embeddings`.
         """
         eos = () if ignore_eos else self.tokenizer.eos_ids
+        placed = embeddings if isinstance(embeddings, Embeddings) else None
+        if placed is None and len(embeddings):
+            standing = self.tokenizer.token_id(placeholder)
+            if standing is None:
+                raise PromptError(f"{placeholder!r} is no token of this model: name one that stands for embeddings")
+            tokens, placed = Embeddings.placed(tokens, standing, embeddings)
         if isinstance(self.model, EncoderDecoder) and not isinstance(source, Reads):
             if source is not None:
                 raise SettingsError("the prompt is this model's source of logits: leave source out")
@@ -367,6 +378,7 @@ class LM:
             kv=resolve_kv(kv),
             trees=trees,
             monitors=resolve_monitors(monitor),
+            embeddings=placed,
         )
 
     def request_for(
@@ -389,6 +401,7 @@ class LM:
         if seq.error is not None:
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
+        bent = seq.interventions or seq.embeddings is not None
         return Output(
             text=seq.text.text,
             tokens=seq.generated,
@@ -400,8 +413,8 @@ class LM:
             logprobs=seq.token_logprobs if seq.logprobs is not None else None,
             score=seq.score,
             complete=seq.complete,
-            # A cache whose rows were steered is no plain reading of its tokens.
-            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache and not seq.interventions else None,
+            # A cache whose rows were steered, or were no tokens, is no plain reading of its tokens.
+            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache and not bent else None,
             monitors=() if seq.watch is None else tuple(seq.watch.told),
         )
 

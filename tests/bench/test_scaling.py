@@ -74,5 +74,17 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
     found = json.loads((tmp_path / "law" / "law.json").read_text())
     assert found["amounts"] == [1.0, 2.0, 4.0] and found["values"][0] > max(found["values"][1:]) >= 1.0
     assert (tmp_path / "law" / "law.svg").read_text().count("<circle") == 3
+    # Interrupted behind its first drafts it goes on with the others, and only with the same settings.
+    measured = json.loads((tmp_path / "law" / "measured.json").read_text())
+    measured["values"] = {str(folders[0]): 9.0}
+    (tmp_path / "law" / "measured.json").write_text(json.dumps(measured))
+    resumed = CliRunner().invoke(bench, ["--sweep", names, *options, "--resume"])
+    assert resumed.exit_code == 0, resumed.output
+    assert json.loads((tmp_path / "law" / "law.json").read_text())["values"] == [9.0, *found["values"][1:]]
+    with pytest.raises(SettingsError, match="has other settings"):
+        CliRunner().invoke(bench, ["--sweep", names, *options, "--prompts", "1", "--resume"], catch_exceptions=False)
+    with pytest.raises(SettingsError, match="no interrupted sweep"):
+        again = ["--sweep", names, *options, "--resume", "--out", str(tmp_path / "no")]
+        CliRunner().invoke(bench, again, catch_exceptions=False)
     with pytest.raises(SettingsError, match="as FOLDER=62000, not 'small'"):
         CliRunner().invoke(bench, ["--sweep", "small,more=2,most=3"], catch_exceptions=False)

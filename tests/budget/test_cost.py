@@ -92,7 +92,7 @@ def test_info_tells_what_int8_brings(home: Path) -> None:
 
 
 def test_a_curve_of_a_busy_machine_is_measured_anew(home: Path) -> None:
-    model = tiny_transformer()
+    model = tiny_transformer(max_positions=2048)
     cost.remember(model, CostCurve((1, 64), (50.0, 90.0)))
     cost._known.clear()
     curve = cost_curve(model)
@@ -102,6 +102,28 @@ def test_a_curve_of_a_busy_machine_is_measured_anew(home: Path) -> None:
     cost.remember(model, dear)
     cost._known.clear()
     assert cost_curve(model) == dear, "slower passes may be a disturbance of now"
+    far = CostCurve((1, 8, 64), (1e-9, 1e-9, 90.0), token=1.0)
+    cost.remember(model, far)
+    cost._known.clear()
+    assert cost_curve(model) != far, "a long text was disturbed"
+
+
+def test_the_first_pass_through_fresh_memory_does_not_make_long_texts_dear(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, 1e-3)
+    forward, met = clock.model.forward, set()
+
+    def timed(batch, **options):
+        cache = batch.segments[0].cache
+        if id(cache) not in met:
+            met.add(id(cache))
+            clock.now += 0.1
+        return forward(batch, **options)
+
+    clock.model.forward = timed  # type: ignore[method-assign]
+    curve = cost_curve(clock.model)
+    assert curve.seconds(8, 4096) == pytest.approx(0.028), "as behind a short text"
 
 
 def test_another_shape_or_precision_is_measured_anew(home: Path) -> None:
@@ -171,7 +193,7 @@ def test_measuring_is_bounded_whatever_a_pass_takes(
     curve = cost_curve(clock.model)
     # A second, or the two passes that make a line.
     assert clock.now <= max(cost._SECONDS, seconds * (21 + 28)) + 1e-9
-    assert {1, 8} <= set(curve.rows) <= set(cost.ROWS) == set(cost._ORDER)
+    assert {1, 8} <= set(curve.rows) <= set(cost.ROWS) == {rows for context, rows in cost._ORDER if context == 128}
     assert [curve.seconds(n) for n in (1, 8, 64)] == pytest.approx([seconds * (20 + n) for n in (1, 8, 64)])
     cost._known.clear()
     before = clock.now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -33,22 +34,27 @@ from decodery.draft.stand import STAND
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import SettingsError
 from decodery.registry import methods
-from decodery.testing import tiny_transformer
+from decodery.testing import tiny_transformer, to_int8
 from methods import DRAFTERS, GROWTHS, KINDS
 
-TARGET = tiny_transformer(0)
+TARGET = to_int8(tiny_transformer(0))
 OTHER = tiny_transformer(0, num_layers=1)
 PROMPT = [5] * 6 + [7, 8, 9] * 4
 
 
 def decoded(drafter: Drafter | None, max_nodes: int = MOST_NODES, **settings) -> Sequence:
     engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
-    asked = {"max_new_tokens": 12 if isinstance(drafter, DraftModel) else 60, **settings}
+    asked = {"max_new_tokens": 8 if isinstance(drafter, DraftModel) else 48, **settings}
     # Stores know nothing at first.
     seqs = [engine.submit(Request(PROMPT, drafter=drafter, max_nodes=max_nodes, **asked)) for _ in range(2)]
     for seq in seqs[isinstance(drafter, DraftModel) :]:
         engine.run([seq])
     return seqs[-1]
+
+
+@cache
+def undrafted() -> list[int]:
+    return decoded(None).generated
 
 
 @pytest.mark.filterwarnings("ignore:.* drafts up to .* tokens per step")
@@ -65,7 +71,7 @@ def decoded(drafter: Drafter | None, max_nodes: int = MOST_NODES, **settings) ->
 )
 def test_published_sizes_can_be_had(drafter: Drafter, published: int) -> None:
     assert drafter.largest() == published
-    plain = decoded(None).generated
+    plain = undrafted()
     for most in (48, 256):
         seq = decoded(drafter, most)
         assert seq.generated == plain[: len(seq.generated)]
@@ -126,10 +132,10 @@ def test_every_method_says_how_much_it_drafts() -> None:
         assert largest is not None and largest > 0, name
         if name not in KINDS:
             continue
-        seq = decoded(drafter, LARGEST, max_new_tokens=16)
+        seq = decoded(drafter, LARGEST, max_new_tokens=10)
         assert all(step.nodes <= largest for step in seq.trace.decoding), name
     for name, growth in GROWTHS.items():
-        seq = decoded(DraftModel(OTHER, growth=growth), LARGEST, max_new_tokens=12)
+        seq = decoded(DraftModel(OTHER, growth=growth), LARGEST)
         assert 0 < max(step.nodes for step in seq.trace.decoding) <= (growth.largest() or 0), name
 
 

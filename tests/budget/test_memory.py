@@ -57,7 +57,7 @@ def test_tensor_bytes_are_those_alive() -> None:
         assert (bytes_.now, bytes_.peak, second.shape) == (800, 1200, (20, 10))
 
 
-@settings(max_examples=30 if FULL else 15, deadline=None)
+@settings(max_examples=30 if FULL else 10, deadline=None)
 @given(
     pair=st.sampled_from(PAIRS),
     sampler=st.sampled_from(sorted(SAMPLERS)),

@@ -35,7 +35,7 @@ BYTES = make_vocabulary()
 
 def test_texts_of_required_calls_keep_the_laws_and_their_schemas() -> None:
     constraint = ToolCalls(TOOLS, required=True, several=False).compile(BYTES)
-    walks = check_constraint(constraint, BYTES.eos_ids, walks=30, length=120)
+    walks = check_constraint(constraint, BYTES.eos_ids, walks=12, length=120)
     called = set()
     for walk in walks:
         if walk[-1] not in BYTES.eos_ids:

@@ -37,7 +37,7 @@ from decodery.sample.sampler import Sampler
 from decodery.source.entropy_adaptive import EntropyAdaptive
 from decodery.testing import TableModel, check_batch, check_identical, check_state, decode, tiny_transformer
 from decodery.verify.awrs import AWRS
-from methods import BUDGETS, CHOOSING, DRAFTERS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
+from methods import BUDGETS, CHOOSING, DRAFTERS, KINDS, LOSSY_RULES, RULES, SAMPLERS, SEARCHES, SOURCES
 
 TARGET = tiny_transformer(0)
 OTHER = tiny_transformer(0, num_layers=1)
@@ -89,7 +89,7 @@ PLAIN = dict(zip(PARTS, ("nucleus", "draft-model", "coupled", "none", "none", "u
 def request(row: Row, **settings: Any) -> Request:
     found = {role: PARTS[role][name] for role, name in zip(PARTS, row, strict=True)}
     warps = (*found.pop("constraint"), *found.pop("sampler").warps)
-    return Request(PROMPT, max_new_tokens=4, sampler=Sampler(warps), eos_ids=(0,), **found | settings)
+    return Request(PROMPT, max_new_tokens=3, sampler=Sampler(warps), eos_ids=(0,), **found | settings)
 
 
 @cache
@@ -120,9 +120,18 @@ PAIRS = [
 ]
 
 
+def runs(pair: tuple[str, str, str, str]) -> bool:
+    return any(refusal(row) is None for row in alone(*pair))
+
+
+def stands(pair: tuple[str, str, str, str]) -> bool:
+    """Whether its drafter, if any, stands for those of its kind: the others run in `test_conformance.py`."""
+    return all(role != "drafter" or name in KINDS for role, name in (pair[:2], pair[2:]))
+
+
 def covering_rows() -> list[Row]:
     """Few combinations that hold every pair of parts that is not refused."""
-    missing = {pair for pair in PAIRS if any(refusal(row) is None for row in alone(*pair))}
+    missing = {pair for pair in PAIRS if stands(pair) and runs(pair)}
     rows = []
 
     def held(row: Row) -> set[tuple[str, str, str, str]]:
@@ -136,15 +145,15 @@ def covering_rows() -> list[Row]:
         for number, role in enumerate(PARTS):
             if role not in pair:
                 others = [(*row[:number], name, *row[number + 1 :]) for name in PARTS[role]]
-                row = max(others, key=lambda each: -1 if refusal(each) else len(held(each)))
+                others.sort(key=lambda each: len(held(each)), reverse=True)
+                row = next(each for each in others if refusal(each) is None)
         rows.append(row)
         missing -= held(row)
     return rows
 
 
 def test_every_pair_is_refused_by_one_sentence() -> None:
-    found = {pair: [refusal(row) for row in alone(*pair)] for pair in PAIRS}
-    refused = {pair: sentences for pair, sentences in found.items() if None not in sentences}
+    refused = {pair: [refusal(row) for row in alone(*pair)] for pair in PAIRS if not runs(pair)}
     assert 100 < len(refused) < len(PAIRS) / 3
     for sentence in (each for sentences in refused.values() for each in sentences):
         assert sentence is not None and sentence[0].islower() and "\n" not in sentence and ". " not in sentence
@@ -167,7 +176,7 @@ def test_every_pair_that_is_not_refused_runs() -> None:
     while not all(seq.finished for seq in texts.values()):
         engine.step()
     for row, seq in texts.items():
-        assert seq.error is None and 0 < len(seq.generated) <= 4, (row, seq.error)
+        assert seq.error is None and 0 < len(seq.generated) <= 3, (row, seq.error)
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import FULL
 from decodery.constrain import Grammar, Regex
 from decodery.core.ask import drive, together
 from decodery.diffuse.canvas import Canvas
@@ -68,7 +69,7 @@ def agree(texts: list[list[int]], canvas: Canvas) -> list[bool]:
 def test_every_token_leaves_a_text_that_fits_and_every_output_is_one(spec: str) -> None:
     """And a lookahead that takes any filling for one that fits does not."""
     texts, hold = language(), held_to(Regex(PATTERN))
-    for seed in range(8):
+    for seed in range(8 if FULL else 4):
         canvas = filled_under(hold, spec, seed)
         assert all(agree(texts, canvas)), (seed, order(canvas))
         written = "".join(LETTERS[token] for token in canvas.output if token != END)

@@ -314,7 +314,7 @@ def test_the_embedded_model_begins_with_what_comes_along(smollm2_int8: LM) -> No
             memory=smollm2_int8.memory,
             pass_seconds=lambda context: 1.0 + 0.02 * np.arange(1024),
         )
-        seq = engine.submit(smollm2_int8.request(smollm2_int8.encode(prompt), max_new_tokens=48, drafter=drafter))
+        seq = engine.submit(smollm2_int8.request(smollm2_int8.encode(prompt), max_new_tokens=36, drafter=drafter))
         engine.run([seq])
         accepted.append(sum(step.accepted for step in seq.trace.steps))
         texts.append(seq.generated)

@@ -34,10 +34,10 @@ from decodery.errors import SettingsError
 from decodery.model.batch import Batch, Segment
 from decodery.registry import resolve
 from decodery.sample import Sampler
-from decodery.testing import TableModel, check_identical, decode, tiny_transformer
+from decodery.testing import TableModel, check_identical, decode, tiny_transformer, to_int8
 from narrow import Narrow
 
-TARGET = tiny_transformer(0)
+TARGET = to_int8(tiny_transformer(0))
 
 
 OTHER = tiny_transformer(0, num_layers=1)
@@ -85,7 +85,7 @@ NOWHERE = Datastore.build([[60, 61, 62]], separator=0, vocab_size=64)
 
 def test_hybrids_live_with_noise_on_either_side() -> None:
     for drafter in (RASD(Noise()), Graft(Noise()), Fuse((Narrow(TokenRecycling(), 5, 5), REST(NOWHERE)))):
-        check_identical(TARGET, PROMPTS, drafter=drafter, sampler=HOT, seeds=(0,))
+        check_identical(TARGET, PROMPTS[:2], drafter=drafter, sampler=HOT, seeds=(0,), max_new_tokens=16)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import in_turn
 from decodery.budget.base import Budget
 from decodery.core.ask import drive
 from decodery.core.sequence import Sequence
@@ -64,10 +65,13 @@ def drafted(drafter: Drafter, seq: Sequence) -> TokenTree:
     return drive(drafter.propose(other, ROOM))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("inner", [NGRAMS, DraftModel(SMALLEST, length=3)], ids=["ngram", "draft-model"])
-@pytest.mark.parametrize("sampler", [Sampler.from_settings(), SAMPLED], ids=["greedy", "sampled"])
-def test_a_hierarchy_drafts_what_its_draft_model_would_in_fewer_passes(sampler: Sampler, inner: Drafter) -> None:
-    small, rule = Counted(SMALL), Rejection()
+INNER = {"ngram": NGRAMS, "draft-model": DraftModel(SMALLEST, length=3)}
+CHOICE = {"greedy": Sampler.from_settings(), "sampled": SAMPLED}
+
+
+@pytest.mark.parametrize(("name", "choice"), in_turn(list(INNER), list(CHOICE)))
+def test_a_hierarchy_drafts_what_its_draft_model_would_in_fewer_passes(name: str, choice: str) -> None:
+    inner, sampler, small, rule = INNER[name], CHOICE[choice], Counted(SMALL), Rejection()
     drafter = Hierarchical(DraftModel(small), inner, length=4)
     seq = begun(drafter, sampler=sampler, rule=rule)
     passes = lengths = 0

@@ -23,7 +23,6 @@ from decodery.listen.streaming_beam import StreamingBeam
 from decodery.listen.wait_k import WaitK
 from decodery.model.batch import Batch, Segment
 from decodery.model.encoder_decoder import EncoderDecoder
-from decodery.model.t5 import read_weights, tensors
 from decodery.source.reads import Reads
 from decodery.testing import tiny_transformer
 from decodery.train.seq2seq import (
@@ -36,30 +35,16 @@ from decodery.train.seq2seq import (
     train_seq2seq,
 )
 from decodery.train.transductions import TRANSDUCTIONS, sources, transduction
+from tiny_encoder import tiny_encoder_decoder
 
 BLOCK, START, ENDS = 3, 58, (56, 2)
 SOURCE = [5, 40, 17, 33, 8, 21, 50, 2, 11, 45, 30, 9, 27, 14, 36, 3, 41]
 LISTENING: list[Listen] = [Redecode(), LocalAgreement(), LocalAgreement(3), Stability(), StreamingBeam(3), WaitK(4)]
 
 
-@cache
-def tiny(block: int | None = BLOCK) -> EncoderDecoder:
-    """A random model in float64 whose texts hang on their sources, and some of which come to an end."""
-    recipe = Seq2SeqRecipe(hidden=32, heads=4, inner=48, encoder_layers=2, decoder_layers=2, block=block, seed=12)
-    model = random_encoder_decoder(recipe, 5)
-    parts = {name: tensor.double() for name, tensor in tensors(model.config, model.weights)}
-    table = parts["shared.weight"]
-    parts["lm_head.weight"] = torch.randn(table.shape, generator=torch.Generator().manual_seed(12)).double()
-    # Attention that looks somewhere, and texts that do not repeat their first token.
-    gains = {".q.weight": 6.0, "bias.weight": 30.0, "shared.weight": 0.3}
-    for name in parts:
-        parts[name] = parts[name] * next((gain for end, gain in gains.items() if name.endswith(end)), 1.0)
-    return EncoderDecoder(model.config, read_weights(model.config, parts.__getitem__, parts))
-
-
 def heard(method: Listen, size: int, source: Sequence[int] = SOURCE) -> tuple[list[Heard], Stream]:
     """What there is behind every chunk of `size` tokens."""
-    stream = Stream.of(tiny(), ENDS)
+    stream = Stream.of(tiny_encoder_decoder(BLOCK), ENDS)
     starts = range(0, len(source), size)
     found = [
         drive(listening(method, stream, source[first : first + size], first + size >= len(source))) for first in starts
@@ -70,7 +55,7 @@ def heard(method: Listen, size: int, source: Sequence[int] = SOURCE) -> tuple[li
 @cache
 def anew(read: int) -> list[int]:
     """Greedy decoding of the first tokens of the source, all of them read anew."""
-    engine = Engine(tiny())
+    engine = Engine(tiny_encoder_decoder(BLOCK))
     source = Reads(tuple(SOURCE[:read]))
     seq = engine.submit(Request([START], source=source, max_new_tokens=30, eos_ids=ENDS))
     engine.run([seq])
@@ -83,7 +68,7 @@ def stays(found: Sequence[tuple[int, ...]]) -> bool:
 
 
 def test_an_encoder_in_blocks_gives_the_states_of_the_whole() -> None:
-    encoder = tiny().encoder
+    encoder = tiny_encoder_decoder(BLOCK).encoder
     whole = encoder.forward(Batch([encoder.segment(SOURCE)]), taps=(-1,)).hidden[-1]
     kept = encoder.new_cache()
     parts = []
@@ -95,7 +80,7 @@ def test_an_encoder_in_blocks_gives_the_states_of_the_whole() -> None:
     with pytest.raises(SettingsError, match="only the last one may be shorter"):
         encoder.segment(SOURCE, kept)
     # An encoder that sees all of a source changes what it has read when more comes.
-    other = tiny(None).encoder
+    other = tiny_encoder_decoder().encoder
     short, long = (other.forward(Batch([other.segment(each)]), taps=(-1,)).hidden[-1] for each in (SOURCE[:9], SOURCE))
     assert (short - long[:9]).abs().max() > 1e-3
 
@@ -135,7 +120,7 @@ def test_a_longer_lag_is_nearer_to_the_whole_source() -> None:
 
 def test_scores_of_beams_are_those_of_the_newest_source() -> None:
     _, stream = heard(StreamingBeam(3, all=True), 4, SOURCE[:12])
-    reading = Reads(tuple(SOURCE[:12])).over(tiny(), [START])
+    reading = Reads(tuple(SOURCE[:12])).over(tiny_encoder_decoder(BLOCK), [START])
     assert len(stream.state) == 3
     for beam in stream.state:
         rows = Segment.chunk([START, *beam.written], reading.new_cache())
@@ -175,11 +160,11 @@ def test_a_small_model_is_trained_saved_and_listened_to(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_listened_to_is_refused() -> None:
-    for model in (tiny_transformer(0), tiny(None)):
+    for model in (tiny_transformer(0), tiny_encoder_decoder()):
         with pytest.raises(SettingsError, match="train seq2seq"):
             Stream.of(model, ENDS)
     with pytest.raises(PromptError, match="outside the model's vocabulary"):
-        drive(listening(Redecode(), Stream.of(tiny(), ENDS), [99] * 3))
+        drive(listening(Redecode(), Stream.of(tiny_encoder_decoder(BLOCK), ENDS), [99] * 3))
     for broken in (lambda: LocalAgreement(0), lambda: WaitK(-1), lambda: Stability(cap=0), lambda: StreamingBeam(0)):
         with pytest.raises(SettingsError, match="needs"):
             broken()

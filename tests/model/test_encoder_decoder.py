@@ -104,7 +104,7 @@ def test_logits_are_those_of_transformers(case: str, folders: dict[str, tuple[Pa
     cache.keep([])
     twin = cache.fork()
     twin.truncate(5)
-    assert twin.memory is cache.memory is not None and twin.bytes > cache.memory.bytes == cache.memory.data.nbytes
+    assert twin.memory is cache.memory is not None and twin.bytes > cache.memory.bytes > cache.memory.data.nbytes
     again = drive(score(reading, Segment.chunk(ids[5:9], twin))).logits
     assert (again - wanted[5:9]).abs().max() < 2e-4
 

@@ -16,7 +16,7 @@ from decodery.errors import CorruptFile, UnsupportedModel
 from decodery.model.gguf_file import GGUFFile
 from decodery.model.gguf_model import GGUFCheckpoint
 from decodery.model.load import LoadedModel, load
-from tiny_gguf import TEMPLATE, write_gguf
+from tiny_gguf import TEMPLATE, write_gguf, write_states
 from tiny_models import assert_same_logits, make_model
 
 
@@ -67,6 +67,15 @@ def test_gemma_reads_back_to_the_right_logits(home: Path, tmp_path: Path) -> Non
         layer.self_attn.layer_type, layer.self_attn.sliding_window = "sliding_attention", model.config.sliding_window
     write_gguf(tmp_path / "tiny.gguf", model, Kind.Q8_0)
     assert_same_logits(load_exact(tmp_path / "tiny.gguf").model, model)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1])
+def test_mamba_2_reads_back_to_the_right_logits(kind: Kind, home: Path, tmp_path: Path) -> None:
+    theirs = make_model("mamba2")
+    write_states(tmp_path / "model.gguf", theirs, kind)
+    ours = load_exact(tmp_path / "model.gguf").model
+    assert ours.config.family == "mamba2" and ours.config.mamba.groups == 2
+    assert_same_logits(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", sorted(gguf.quants._type_traits, key=lambda kind: kind.name), ids=lambda k: k.name)

@@ -15,7 +15,13 @@ from decodery.puzzles.alphabet import ALPHABET, END_ID, VOCABULARY, encoded, tok
 from decodery.puzzles.base import END, split_of
 from decodery.puzzles.countdown import solvable
 
-EVERY = [*PUZZLES, "chain:operations=12,modulus=23", "countdown:numbers=3"]
+EVERY = [
+    *PUZZLES,
+    "chain:operations=12,modulus=23",
+    "countdown:numbers=3",
+    "prog:longest=3,attempts=2",
+    "kvhop:facts=100,hops=3",
+]
 
 
 @pytest.mark.parametrize("spec", EVERY)
@@ -66,6 +72,16 @@ def test_one_token_is_one_character_and_few_are_enough() -> None:
         ("countdown", "3 5 6 9>24=", "9-5=4 left 3 4 5;", False, [False]),
         ("countdown", "3 5 6 9>24=", "9-4=5 left 3 5 6;", False, [False]),
         ("countdown", "3 5 6 9>24=", "#24", False, [False]),
+        ("prog", "1>3;4>6;5>7|", "push2 add.", True, [True, True]),
+        # The other way about it is right, too, and so is what wastes opcodes.
+        ("prog", "1>3;4>6;5>7|dup add.!1>3 got 2|", "push1 add push1 add.", True, [True] * 4),
+        ("prog", "0>0;1>1;2>4|", "dup mul.", True, [True, True]),
+        ("prog", "1>3;4>6;5>7|", "add push2.", False, [False, False]),
+        ("prog", "1>3;4>6;5>7|", "push2 add", False, [True, False]),
+        ("prog", "1>3;4>6;5>7|", "push2 swap drop drop drop push3.", False, [True, True, False, False, False, False]),
+        ("kvhop", "cd=ef;xy=cd;ab=cd;ab>2=", "ab=cd;cd=ef;#ef", True, [True] * 3),
+        ("kvhop", "cd=ef;xy=cd;ab=cd;ab>2=", "ab=cd;#cd", False, [True, False]),
+        ("kvhop", "cd=ef;xy=cd;ab=cd;ab>2=", "xy=cd;cd=ef;#ef", False, [False] * 3),
         ("dyck", "8:([=", "])", True, [True]),
         ("dyck", "8:([=", ")]", False, [False]),
         ("dyck", "4:([=", "()])", False, [False]),
@@ -96,6 +112,35 @@ def test_what_can_be_reached_is_what_every_order_of_every_operation_reaches() ->
         }
 
 
+def test_examples_tell_how_much_of_a_program_is_right_and_what_is_wrong_first() -> None:
+    asked = puzzle("prog")
+    prompt, text = "0>1;1>2;2>3|", "push1 add."
+    assert asked.verify(prompt, text) and asked.passed(prompt, text) == 1 and asked.remark(prompt, text) == ""
+    for wrong, passed, remark in [
+        ("dup add.", 1 / 3, "!0>1 got 0"),
+        ("add.", 0.0, "!0>1 got none"),
+        ("push1", 0.0, "!0>1 got none"),
+        # The square of x - 1, which is 1 at 0 and 2.
+        ("push1 sub dup mul.", 1 / 3, "!1>2 got 0"),
+    ]:
+        assert not asked.verify(prompt, wrong)
+        assert asked.passed(prompt, wrong) == pytest.approx(passed) and asked.remark(prompt, wrong) == remark
+    # The square is what 0 and 1 alone would not tell from the input itself.
+    assert asked.verify("0>0;1>1;2>2|", "dup.") and not asked.verify("0>0;1>1;2>2|", "dup mul.")
+
+
+def test_attempts_in_prompts_are_wrong_and_say_how() -> None:
+    asked = puzzle("prog:longest=3,attempts=2")
+    prompts = list(islice(drawn(asked, "train"), 60))
+    counts = {prompt.count("got") for prompt in prompts}
+    assert counts == {0, 1, 2}
+    for prompt in prompts:
+        shown, *attempts = prompt[:-1].split("|")
+        for attempt in attempts:
+            text, remark = attempt.split("!")
+            assert asked.remark(f"{shown}|", text) == f"!{remark}" and not asked.verify(prompt, text)
+
+
 def test_retractions_tell_of_errors() -> None:
     """The correlation that methods which look at lengths live on: without it they could not be told apart."""
     asked, random = puzzle("retry-chain"), Random(0)
@@ -115,6 +160,12 @@ def test_retractions_tell_of_errors() -> None:
         (lambda: puzzle("chain:rounds=3"), "no setting 'rounds'"),
         (lambda: puzzle("countdown:numbers=9"), "2 to 5 numbers"),
         (lambda: puzzle("chain").verify("1+1", "#2"), "no prompt of chain"),
+        (lambda: puzzle("prog:longest=9"), "1 to 6 opcodes"),
+        (lambda: puzzle("prog").verify("1>3|", "add."), "no prompt of prog"),
+        (lambda: puzzle("prog:longest=2").solve("1>3;4>60;5>777|", Random(0)), "no one shortest program"),
+        (lambda: puzzle("kvhop:hops=9,facts=3"), "as many facts"),
+        (lambda: puzzle("kvhop").verify("ab=cd;", "#cd"), "no prompt of kvhop"),
+        (lambda: puzzle("kvhop").verify("ab=cd;ab>2=", "#cd"), "do not lead so far"),
         (lambda: next(drawn(puzzle("chain"), "exam")), "no split 'exam'"),
         (lambda: list(drawn(puzzle("chain:operations=1,modulus=2"), "test")), "has only"),
     ],

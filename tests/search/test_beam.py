@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import FULL
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -69,11 +70,16 @@ def often(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
     return ids[np.argsort(-counts, kind="stable")][:count].tolist()
 
 
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.5, -1.0])
-def test_texts_and_scores_are_those_of_transformers(model, length_penalty: float, early_stopping) -> None:
-    ended = 0
-    for prompt, ends, width in ((PROMPTS[0], 4, 2), (PROMPTS[1], 8, 5), (PROMPTS[2], 1, 3), (PROMPTS[2], 8, 4)):
+TURNS = (PROMPTS[0], 4, 2), (PROMPTS[1], 8, 5), (PROMPTS[2], 1, 3), (PROMPTS[2], 8, 4)
+"""Prompt, how many tokens end a text, width."""
+ENDING = list(itertools.product((1.0, 0.0, 2.5, -1.0), (True, False, "never")))
+
+
+@pytest.mark.parametrize("number", range(len(ENDING)))
+def test_texts_and_scores_are_those_of_transformers(model, number: int) -> None:
+    ended, (length_penalty, early_stopping) = 0, ENDING[number]
+    # Each penalty and each way to stop meets all of them.
+    for prompt, ends, width in TURNS if FULL else TURNS[number % 2 :: 2]:
         eos = often(model, prompt, ends)
         expected = theirs(
             *(prompt, eos),
@@ -90,7 +96,7 @@ def test_texts_and_scores_are_those_of_transformers(model, length_penalty: float
         ]
         ended += sum(len(seq.generated) < 9 for seq in found)
     # Elsewhere the longest texts win, whatever ended before them.
-    assert ended > 4 or (length_penalty > 0 and early_stopping is not True)
+    assert ended > 1 or (length_penalty > 0 and early_stopping is not True)
 
 
 def test_masks_and_penalties_act_as_in_transformers(model) -> None:
@@ -180,7 +186,7 @@ def slow_groups(
 @pytest.mark.parametrize("diversity", [0.0, 0.3, 1.5])
 @pytest.mark.parametrize(("width", "groups"), [(4, 4), (6, 3), (6, 2), (3, 1), (512, 2)])
 def test_groups_follow_the_definition(width: int, groups: int, diversity: float) -> None:
-    for prompt in ([0], [1, 2], [3, 3, 1]):
+    for prompt in ([0], [1, 2], [3, 3, 1]) if width < 512 else ([1, 2],):
         expected = [tokens for group in slow_groups(TABLE, prompt, width, groups, diversity, 4) for tokens, _ in group]
         found = run(TABLE, DiverseBeam(width, groups, diversity), prompt, max_new_tokens=4)
         assert sorted(seq.generated for seq in found) == sorted(expected)

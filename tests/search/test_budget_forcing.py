@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covering import FULL
+from covering import FULL, in_turn
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -58,11 +58,16 @@ def _plain(search: BudgetForcing, seed: int) -> Sequence:
     return run(search, seed=seed, max_new_tokens=30, sampler=PENALISED, eos_ids=(0,))[0]
 
 
-@pytest.mark.parametrize("drafter", [None, "draft-model", "prompt-lookup", "token-recycling", "eagle", "auto"])
-@pytest.mark.parametrize("search", [BudgetForcing((13,), (5, 6), ignore=2, most=20), BudgetForcing((48,), (5,))])
-def test_drafts_change_nothing_and_the_cache_holds_what_is_seen(search: BudgetForcing, drafter: str | None) -> None:
+FORCED = {"twice": BudgetForcing((13,), (5, 6), ignore=2, most=20), "once": BudgetForcing((48,), (5,))}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "name"),
+    in_turn(["none", "auto", "draft-model", "prompt-lookup", "token-recycling", "eagle"], list(FORCED)),
+)
+def test_drafts_change_nothing_and_the_cache_holds_what_is_seen(drafter: str, name: str) -> None:
     settings: dict[str, Any] = {"max_new_tokens": 30, "sampler": PENALISED, "eos_ids": (0,)}
-    drawn = None if drafter is None else DRAFTERS[drafter](OTHER)
+    search, drawn = FORCED[name], None if drafter == "none" else DRAFTERS[drafter](OTHER)
     for seed in range(3 if FULL else 1):
         plain = _plain(search, seed)
         (seq,) = run(search, seed=seed, drafter=drawn, **settings)
@@ -73,7 +78,7 @@ def test_drafts_change_nothing_and_the_cache_holds_what_is_seen(search: BudgetFo
 
 def test_without_a_budget_it_is_plain_decoding() -> None:
     settings: dict[str, Any] = {"sampler": PENALISED, "max_new_tokens": 20, "eos_ids": (0, 3)}
-    for seed in range(4):
+    for seed in range(2):
         (plain,) = decode(MODEL, [PROMPT], seeds=(seed,), **settings)
         (seq,) = run(BudgetForcing((13,), WAIT, ignore=0), seed=seed, **settings)
         assert seq.generated == plain.generated and seq.trace.ledger.counts["discarded"] == 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from covering import in_turn
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -43,11 +46,23 @@ def slow(theirs, prompt: list[int], k: int, alpha: float, length: int) -> tuple[
     return tokens[len(prompt) :], closest
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-@pytest.mark.parametrize(("k", "alpha"), [(4, 0.6), (5, 0.3), (8, 1.0), (3, 0.0), (1, 0.6)])
-def test_it_is_the_published_algorithm(family: str, k: int, alpha: float, tmp_path) -> None:
-    theirs = make_model(family, seed=3)
-    ours = load(save(theirs, tmp_path / "model"), dtype="float32", device="cpu").model
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
+    """By family: a model of transformers, and the same one here."""
+    found = {}
+    for family in ("llama", "gemma3_text"):
+        theirs = make_model(family, seed=3)
+        folder = save(theirs, tmp_path_factory.mktemp(family))
+        found[family] = theirs, load(folder, dtype="float32", device="cpu").model
+    return found
+
+
+SETTINGS = [f"{k} {alpha}" for k, alpha in ((4, 0.6), (5, 0.3), (8, 1.0), (3, 0.0), (1, 0.6))]
+
+
+@pytest.mark.parametrize(("settings", "family"), in_turn(SETTINGS, ["llama", "gemma3_text"]))
+def test_it_is_the_published_algorithm(settings: str, family: str, pairs: dict[str, tuple[Any, Any]]) -> None:
+    (theirs, ours), (k, alpha) = pairs[family], (int(settings.split()[0]), float(settings.split()[1]))
     for prompt in PROMPTS:
         expected, lead = slow(theirs, prompt, k, alpha, 10)
         assert lead > 1e-5, "a near-tie in the reference says nothing"

@@ -22,10 +22,10 @@ from decodery.score.text import TextScore
 from decodery.search.base import Branches
 from decodery.search.beam import Beam
 from decodery.search.pg_td import PGTD, Programs, Tree
-from decodery.testing import TableModel, decode, tiny_transformer
+from decodery.testing import TableModel, decode, tiny_transformer, to_int8
 
 TOY = TableModel(3, seed=5)
-MODEL = tiny_transformer(1)
+MODEL = to_int8(tiny_transformer(1))
 
 
 def worth(text: str) -> float:
@@ -61,7 +61,7 @@ def test_a_budget_of_all_programs_finds_the_best_one() -> None:
 def test_a_budget_of_one_is_greedy_decoding_and_more_is_never_worse() -> None:
     (greedy,) = decode(MODEL, [[5, 9, 2]], max_new_tokens=8, eos_ids=(0, 3))
     before: list = []
-    for budget in range(1, 12):
+    for budget in range(1, 8):
         _, programs = grow(PGTD(judged(), budget=budget))
         found = list(programs.rewards.items())
         assert found[: len(before)] == before and len(found) == budget
@@ -72,7 +72,7 @@ def test_a_budget_of_one_is_greedy_decoding_and_more_is_never_worse() -> None:
 
 @pytest.mark.parametrize("beams", [1, 2])
 def test_caches_change_nothing_but_the_work(beams: int) -> None:
-    runs = [grow(PGTD(judged(), budget=20, beams=beams, caches=caches)) for caches in (True, False)]
+    runs = [grow(PGTD(judged(), budget=12, beams=beams, caches=caches)) for caches in (True, False)]
     (tree, programs), (bare, slow) = runs
     assert tree.root == bare.root and tree.rollouts == bare.rollouts
     assert list(programs.rewards.items()) == list(slow.rewards.items())
@@ -80,7 +80,7 @@ def test_caches_change_nothing_but_the_work(beams: int) -> None:
     assert passes[0] < passes[1]
     if beams == 1:
         # With caches no program is written twice.
-        assert programs.completions == 20 < len(tree.rollouts) == slow.completions
+        assert programs.completions == 12 < len(tree.rollouts) == slow.completions
 
 
 @pytest.mark.parametrize("variant", ["p_ucb", "p_uct", "uct"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from covering import in_turn
 from decodery.budget.fixed import Fixed
 from decodery.core.ask import Asking
 from decodery.core.sequence import Sequence
@@ -13,21 +14,21 @@ from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError
 from decodery.registry import methods
 from decodery.search.base import Search
-from decodery.testing import LawBroken, check_search, tiny_transformer
+from decodery.testing import LawBroken, check_search, tiny_transformer, to_int8
 from methods import CHOOSING, DRAWING, LOSSY_RULES, PIPELINES, SAMPLERS, SEARCHES, WRITTEN_BY_THE_LOOP
 
-MODEL = tiny_transformer(3)
-PROMPTS = [[11], [5] * 6 + [7, 8, 9] * 4]
+MODEL = to_int8(tiny_transformer(3))
+PROMPTS = {"one token": [11], "many": [5] * 6 + [7, 8, 9] * 4}
 
 
 def test_the_list_names_every_registered_search() -> None:
     assert {*SEARCHES, *PIPELINES, "cheatsheet", "query-ttt"} == {method.name for method in methods("search")}
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_searches_keep_the_law(name: str) -> None:
+@pytest.mark.parametrize(("name", "prompt"), in_turn(list(SEARCHES), list(PROMPTS)))
+def test_searches_keep_the_law(name: str, prompt: str) -> None:
     sampler = SAMPLERS["plain" if name in DRAWING else "greedy"]
-    check_search(MODEL, PROMPTS, SEARCHES[name], max_new_tokens=10, eos_ids=(0, 3, 9), sampler=sampler)
+    check_search(MODEL, [PROMPTS[prompt]], SEARCHES[name], max_new_tokens=10, eos_ids=(0, 3, 9), sampler=sampler)
 
 
 @pytest.mark.parametrize("name", sorted(SEARCHES.keys() - WRITTEN_BY_THE_LOOP))
@@ -63,4 +64,4 @@ class _Unsorted(Search):
 @pytest.mark.parametrize(("search", "message"), [(_Sharing(), "fresh prefill"), (_Unsorted(), "not in the order")])
 def test_wrong_searches_are_caught(search: Search, message: str) -> None:
     with pytest.raises(LawBroken, match=message):
-        check_search(MODEL, PROMPTS[1:], search, max_new_tokens=10, eos_ids=(0, 3, 9))
+        check_search(MODEL, [PROMPTS["many"]], search, max_new_tokens=10, eos_ids=(0, 3, 9))

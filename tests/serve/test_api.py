@@ -16,7 +16,11 @@ from openai import AsyncOpenAI, OpenAI
 
 from decodery.lm import LM, Output
 from decodery.model.batch import Batch, Segment
+from decodery.model.load import LoadedModel
+from decodery.model.tokenizer import Tokenizer
+from decodery.testing import tiny_transformer
 from serving import TOOLS, client, serving, tiny_lm, user
+from tiny_models import make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +146,27 @@ def test_prompts_of_every_kind(lm: LM, api: OpenAI) -> None:
     assert [choice.text[:4] for choice in both.choices] == ["sea ", "sea ", "tide", "tide"]
     assert len({choice.text for choice in both.choices}) == 4 and both.usage is not None
     assert both.usage.prompt_tokens == sum(map(len, tokens))
+
+
+def test_gaps_are_filled_by_models_that_have_signs_for_them(lm: LM, api: OpenAI) -> None:
+    backend, signs = make_tokenizer(), ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+    backend.add_special_tokens(list(signs))
+    tokenizer = Tokenizer(backend, eos_ids=(257,))
+    made = tiny_transformer(1, vocab_size=tokenizer.vocab_size)
+    filler = LM(LoadedModel(made, tokenizer, None, "tiny", "float64"))
+    tokens = [260, *b"a = ", 261, *b"\nb", 262]
+    assert tokenizer.infill("a = ", "\nb") == tokens and lm.tokenizer.infill("a", "b") is None
+    with serving(filler) as (_, url):
+        asked = {"model": "tiny", "suffix": "\nb", "max_tokens": 8}
+        found = client(url).completions.create(prompt=["a = ", "b = "], **asked)
+        expected = alone(filler, "<fim_prefix>a = <fim_suffix>\nb<fim_middle>", raw=True, max_new_tokens=8).text
+        assert found.choices[0].text == expected != found.choices[1].text
+        assert found.usage is not None and found.usage.prompt_tokens == 2 * len(tokens)
+        for wrong in ({"prompt": tokens}, {"prompt": "a", "echo": True}):
+            with pytest.raises(openai.BadRequestError, match="goes with prompts that are texts"):
+                client(url).completions.create(**asked, **wrong)  # type: ignore[call-overload]
+    with pytest.raises(openai.BadRequestError, match="no tokens to fill gaps with"):
+        api.completions.create(model="tiny", prompt="a", suffix="b")
 
 
 def test_logprobs_of_echoed_prompts_are_the_models_own(lm: LM, api: OpenAI) -> None:
@@ -366,6 +391,8 @@ def test_the_rest_of_the_routes(lm: LM, url: str) -> None:
     assert (info["bos_token"], info["eos_token"]) == ("<s>", "</s>") and "messages" in info["chat_template"]
     document = httpx.get(f"{url}/openapi.json").json()
     assert document["openapi"].startswith("3.1") and "ChatRequest" in document["components"]["schemas"]
+    whole, _ = document["components"]["schemas"]["CompletionRequest"]["properties"]["best_of"]["anyOf"]
+    assert whole == {"type": "integer", "minimum": 1, "maximum": 128}, "bounds are published, not only checked"
 
 
 def test_the_dashboard_and_its_page_name_figures_that_are_there(url: str) -> None:

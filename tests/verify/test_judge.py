@@ -28,7 +28,8 @@ def test_a_threshold_of_one_is_the_coupled_rule(sampler: Sampler | None) -> None
     sure = Head(torch.zeros(32), 1e6, layer=2)
     for head in (HEAD, sure):
         for drafter in (DRAFTER, Garbage()):
-            check_identical(TARGET, PROMPTS, drafter=drafter, rule=Judge(head, threshold=1.0), sampler=sampler)
+            settings = {"sampler": sampler, "seeds": (1,), "max_new_tokens": 20}
+            check_identical(TARGET, PROMPTS, drafter=drafter, rule=Judge(head, threshold=1.0), **settings)
 
 
 def test_a_threshold_of_zero_accepts_every_draft() -> None:

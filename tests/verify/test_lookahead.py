@@ -20,14 +20,14 @@ from decodery.errors import CorruptFile, SettingsError
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
 from decodery.sample import Sampler
-from decodery.testing import check_batch, check_state, decode, tiny_transformer
+from decodery.testing import check_batch, check_state, decode, tiny_transformer, to_int8
 from decodery.train.thresholds import fit, observe, read_solutions
 from decodery.verify.adadec import AdaDec
 from decodery.verify.base import Rule
 from decodery.verify.cntp import CNTP
 from methods import DRAFTERS, KINDS
 
-TARGET = tiny_transformer(0)
+TARGET = to_int8(tiny_transformer(0))
 OTHER = tiny_transformer(0, num_layers=1)
 PROMPTS = [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4, list(range(2, 40))]
 PLAIN = Sampler.from_settings()
@@ -41,10 +41,12 @@ def logits_after(tokens: Ordered[int]) -> torch.Tensor:
     return TARGET.forward(Batch([Segment.chunk(list(tokens), TARGET.new_cache())])).logits.double()
 
 
-def tokens_of(sampler: Sampler, rule: Rule | None = None, drafter: str | None = None, n: int = 24) -> list[list[int]]:
+def tokens_of(
+    sampler: Sampler, rule: Rule | None = None, drafter: str | None = None, n: int = 24, prompts: int = 3
+) -> list[list[int]]:
     chosen = DRAFTERS[drafter](OTHER) if drafter else None
     runs = decode(
-        *(TARGET, PROMPTS),
+        *(TARGET, PROMPTS[:prompts]),
         **{"sampler": sampler, "rule": rule, "drafter": chosen, "max_new_tokens": n, "eos_ids": (0,)},
         seeds=(0,) if sampler.greedy else (0, 1),
     )
@@ -181,13 +183,13 @@ LOOKING = {"adadec": (ADADEC, PLAIN), "cntp": (CAUTIOUS, NUCLEUS)}
 @pytest.mark.parametrize(("drafter", "name"), in_turn(KINDS, list(LOOKING)))
 def test_drafts_change_nothing(name: str, drafter: str) -> None:
     rule, sampler = LOOKING[name]
-    assert tokens_of(sampler, rule, drafter) == _plain(name)
+    assert tokens_of(sampler, rule, drafter, 12, 2) == _plain(name)
 
 
 def _plain(name: str, known: dict[str, list[list[int]]] = {}) -> list[list[int]]:  # noqa: B006
     if name not in known:
         rule, sampler = LOOKING[name]
-        known[name] = tokens_of(sampler, rule)
+        known[name] = tokens_of(sampler, rule, None, 12, 2)
     return known[name]
 
 
@@ -202,9 +204,9 @@ def test_batches_and_caches_stay_in_order(name: str) -> None:
 @pytest.mark.parametrize("name", LOOKING)
 def test_the_length_limit_cuts_and_changes_nothing(name: str) -> None:
     rule, sampler = LOOKING[name]
-    whole = tokens_of(sampler, rule, n=20)
+    whole = tokens_of(sampler, rule, n=12, prompts=2)
     for length in (1, 2, 7):
-        assert tokens_of(sampler, rule, n=length) == [tokens[:length] for tokens in whole]
+        assert tokens_of(sampler, rule, n=length, prompts=2) == [tokens[:length] for tokens in whole]
 
 
 def test_the_models_context_is_never_left() -> None:

@@ -28,6 +28,7 @@ from decodery.testing import (
     check_state,
     decode,
     tiny_transformer,
+    to_int8,
 )
 from decodery.testing.transport import best_acceptance, enumerate_draws, linear_program, node_law
 from decodery.verify.base import Accepted, Laws, Rule
@@ -35,10 +36,12 @@ from decodery.verify.exact import recursive_law
 from decodery.verify.k_seq import KSeq, discount, k_seq_law
 from decodery.verify.recursive_rejection import RecursiveRejection, without_replacement
 from decodery.verify.typical import Typical, threshold
+from sharp import Sharp
 
-TARGET, OTHER = TableModel(3, seed=0), TableModel(3, seed=7)
-NUCLEUS = Sampler.from_settings(temperature=0.7, top_p=0.9)
-PENALISED = Sampler.from_settings(temperature=0.7, top_p=0.9, repetition_penalty=1.3)
+TARGET, OTHER = Sharp(0.02, 0.9, 0.08), Sharp(0.9, 0.05, 0.05)
+"""A second draw without replacement is even where a rest is not, which tells origins apart."""
+NUCLEUS = Sampler.from_settings(temperature=1.0, top_p=0.95)
+PENALISED = Sampler.from_settings(temperature=1.0, top_p=0.95, repetition_penalty=1.2)
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -86,7 +89,7 @@ RECURSIVE = {True: with_replacement, False: each_without}
 @pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 @pytest.mark.parametrize("k", [1, 2, 3])
 def test_recursive_rejection_emits_the_target_law(k: int, replacement: bool) -> None:
-    for p, q in random_laws(50):
+    for p, q in random_laws(50 if k < 3 else 25):
         law, _ = emitted(p, q, k, replacement=replacement, tests=RECURSIVE[replacement])
         assert (law - p).abs().max() < 1e-12
 
@@ -136,7 +139,7 @@ def test_a_bonus_from_the_whole_target_is_caught() -> None:
 
 
 def test_the_bound_is_the_linear_program() -> None:
-    for p, q in random_laws(40, (3, 4, 5)):
+    for p, q in random_laws(20, (3, 4, 5)):
         for k in (1, 2, 3):
             bound = best_acceptance(p.numpy(), q.numpy(), k)
             assert bound == pytest.approx(linear_program(p.numpy(), q.numpy(), k), abs=1e-7)
@@ -145,7 +148,7 @@ def test_the_bound_is_the_linear_program() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_k_seq_emits_the_target_law_and_accepts_what_it_says(k: int) -> None:
-    for p, q in random_laws(50 if k < 4 else 10):
+    for p, q in random_laws((50, 50, 15, 4)[k - 1]):
         law, accepted = emitted(p, q, k, replacement=True, tests=k_seq_law)
         rho, beta = discount(p, q, k)
         assert (law - p).abs().max() < 1e-12
@@ -155,8 +158,8 @@ def test_k_seq_emits_the_target_law_and_accepts_what_it_says(k: int) -> None:
 
 
 def test_k_seq_is_within_a_factor_of_the_best() -> None:
-    for number, (p, q) in enumerate(random_laws(200, (4,))):
-        best = linear_program(p.numpy(), q.numpy(), 2) if number < 50 else best_acceptance(p.numpy(), q.numpy(), 2)
+    for number, (p, q) in enumerate(random_laws(100, (4,))):
+        best = linear_program(p.numpy(), q.numpy(), 2) if number < 25 else best_acceptance(p.numpy(), q.numpy(), 2)
         accepted = 1 - (1 - discount(p, q, 2)[1]) ** 2
         assert (1 - np.exp(-1)) * best - 1e-7 <= accepted <= best + 1e-7
 
@@ -188,7 +191,7 @@ def test_k_seq_with_another_number_of_draws_is_caught() -> None:
 @pytest.mark.parametrize("replacement", [True, False], ids=["with", "without"])
 def test_recursive_rejection_accepts_no_more_than_can_be(replacement: bool) -> None:
     gained = 0.0
-    for p, q in random_laws(30, (4,)):
+    for p, q in random_laws(15, (4,)):
         for k in (1, 2, 3):
             _, accepted = emitted(p, q, k, replacement=replacement, tests=RECURSIVE[replacement])
             bound = linear_program(p.numpy(), q.numpy(), k, replacement=replacement)
@@ -258,30 +261,30 @@ LOSSLESS = [("sampled", RecursiveRejection()), ("without-replacement", Recursive
 @pytest.mark.parametrize(("origin", "rule"), LOSSLESS)
 def test_rules_keep_the_law_of_a_text(origin: Origin, rule: Rule) -> None:
     sampler = PENALISED if origin == "without-replacement" else NUCLEUS
-    check_distribution(*(TARGET, [1, 2]), drafter=Branching(origin), rule=rule, sampler=sampler, length=4, draws=500)
+    check_distribution(*(TARGET, [1, 0]), drafter=Branching(origin), rule=rule, sampler=sampler, length=4, draws=120)
 
 
 def test_draws_verified_as_what_they_are_not_are_caught() -> None:
     with pytest.raises(LawBroken, match="enumerated law"):
         check_distribution(
-            *(TARGET, [1, 2]),
+            *(TARGET, [1, 0]),
             drafter=Mistaken("without-replacement"),
             rule=RecursiveRejection(),
             length=4,
-            draws=500,
+            draws=120,
             least=1e-6,
         )
 
 
 @pytest.mark.parametrize(("origin", "rule"), [*LOSSLESS, ("sampled", Typical())])
 def test_branching_drafts_leave_batches_and_caches_in_order(origin: Origin, rule: Rule) -> None:
-    target, prompts = tiny_transformer(0), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
+    target, prompts = to_int8(tiny_transformer(0)), [[1, 2, 3], [5] * 6 + [7, 8, 9] * 4]
     # Drafts that are mostly rejected, and the target's own.
     for model, tested in ((tiny_transformer(0, num_layers=1), "drafted"), (target, "accepted")):
         drafter = Branching(origin, (3, 2, 1), DraftModel(model))
-        settings = {"drafter": drafter, "rule": rule, "sampler": NUCLEUS, "max_new_tokens": 12}
+        settings = {"drafter": drafter, "rule": rule, "sampler": NUCLEUS, "max_new_tokens": 8}
         check_batch(target, prompts, seeds=(0,), tested=tested, **settings)
-        check_state(target, prompts, **settings)
+        check_state(target, prompts[1:], **settings)
 
 
 def test_the_typical_threshold_falls_with_the_entropy() -> None:

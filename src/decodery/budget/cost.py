@@ -32,11 +32,18 @@ FAR_ROWS, FAR_CONTEXT = (1, 16), 1024
 """Rows that are timed behind a long text too, to tell what its tokens cost."""
 _SECONDS = 1.0
 """What measuring a model may take, beyond the passes that a curve cannot be without."""
-_ORDER = (1, 8, 16, 64, 4, 32, 2, 24, 12, 48, 3, 6)
-"""`ROWS` in the order they are timed in: who runs out of time has the outline."""
+_FAR = ((FAR_CONTEXT, FAR_ROWS[0]), *((FAR_CONTEXT, rows) for rows in FAR_ROWS))
+"""Passes behind a long text. The first one through so large a cache meets memory nobody has touched: of a single one
+a text of 1,024 tokens looked ten times as dear as it is."""
+_ORDER = (
+    *((CONTEXT, rows) for rows in (1, 8, 16)),
+    *_FAR,
+    *((CONTEXT, rows) for rows in (64, 4, 32, 2, 24, 12, 48, 3, 6)),
+)
+"""Contexts and `ROWS` in the order they are timed in: who runs out of time has the outline."""
 _NEEDED = 2
 """How many of them, from the first on, are timed whatever they take: through one point goes any line."""
-_PROBED, _PROBE_SECONDS = (1, 8), 0.2
+_PROBED, _PROBE_SECONDS = ((CONTEXT, 1), (CONTEXT, 8), *_FAR[:2]), 0.2
 _DISTURBED = 0.7
 _REPEATS = 3
 _KEPT = ("processor", "cores", "threads", "gpus", "torch", "kernels", "decodery")
@@ -106,12 +113,12 @@ def cost_curve(model: LanguageModel) -> CostCurve:
     path = _path(model)
     with suppress(OSError, ValueError, TypeError, KeyError):
         kept = _read(json.loads(path.read_text(encoding="utf-8")))
-        if not _too_dear(kept, _timings(model, _PROBED, (), _PROBE_SECONDS, needed=1)[CONTEXT]):
+        if not _too_dear(kept, _timings(model, _PROBED, _PROBE_SECONDS, needed=1)):
             _known[model] = kept
             use(path.parent)()
             return kept
     with store.terminal_progress(counts=True) as progress:
-        timings = _timings(model, _ORDER, FAR_ROWS, _SECONDS, needed=_NEEDED, progress=progress)
+        timings = _timings(model, _ORDER * _REPEATS, _SECONDS, needed=_NEEDED, progress=progress)
     curve = CostCurve.of(timings[CONTEXT], timings[FAR_CONTEXT])
     # Where nothing can be written the curve is measured again next time.
     with suppress(DecoderyError):
@@ -182,9 +189,16 @@ def time_passes(
     return timings
 
 
-def _too_dear(curve: CostCurve, timings: Mapping[int, Sequence[float]]) -> bool:
-    """Whether passes are much faster than the curve says, which nothing but a disturbance of it can explain."""
-    return any(min(times) < _DISTURBED * curve.seconds(rows) for rows, times in timings.items())
+def _too_dear(curve: CostCurve, timings: Mapping[int, Mapping[int, Sequence[float]]]) -> bool:
+    """Whether passes are much faster than the curve says, which nothing but a disturbance of it can explain.
+
+    timings: by context and number of rows.
+    """
+    return any(
+        min(times) < _DISTURBED * curve.seconds(rows, context)
+        for context, behind in timings.items()
+        for rows, times in behind.items()
+    )
 
 
 def time_far(models: Mapping[str, LanguageModel], repeats: int) -> dict[str, dict[int, list[float]]]:
@@ -197,27 +211,29 @@ def time_far(models: Mapping[str, LanguageModel], repeats: int) -> dict[str, dic
 @torch.no_grad()
 def _timings(
     model: LanguageModel,
-    near: Sequence[int],
-    far: Sequence[int],
+    cases: Sequence[tuple[int, int]],
     seconds: float,
     *,
     needed: int,
     progress: store.Progress = store.silent,
 ) -> dict[int, dict[int, list[float]]]:
-    """Seconds of single passes by context and number of rows: up to `_REPEATS` of each, in the order given.
+    """Seconds of single passes by context and number of rows, those of `cases` in the order given.
 
-    A pass that would go beyond `seconds`, by what those before it took, is left out, the first `needed` of the first
-    round excepted; so are numbers of rows beyond the model's context.
+    A pass that would go beyond `seconds`, by what those before it took, is left out, the first `needed` excepted; so
+    are contexts and numbers of rows beyond the model's context.
     """
     begin, most = perf_counter(), model.config.max_positions
-    caches = {CONTEXT: _prepare(model, CONTEXT, max(near))}
-    if far and most >= FAR_CONTEXT + max(far):
-        caches[FAR_CONTEXT] = _prepare(model, FAR_CONTEXT, max(far))
-    cases = [(context, n) for context, cache in caches.items() for n in (near if context == CONTEXT else far)]
-    cases = [(context, n) for context, n in cases if n + caches[context].next_position <= most]
+    widest = {context: max(rows for each, rows in cases if each == context) for context, _ in cases}
+    # Behind less than a far context nothing is learned of far ones.
+    caches = {
+        context: _prepare(model, context, rows)
+        for context, rows in widest.items()
+        if context == CONTEXT or context + rows <= most
+    }
+    cases = [(context, n) for context, n in cases if context in caches and n + caches[context].next_position <= most]
     timings: dict[int, dict[int, list[float]]] = {CONTEXT: {}, FAR_CONTEXT: {}}
-    for number, (context, n) in enumerate(cases * _REPEATS):
-        progress("measuring what passes take on this machine, once", number, _REPEATS * len(cases))
+    for number, (context, n) in enumerate(cases):
+        progress("measuring what passes take on this machine, once", number, len(cases))
         if number < needed or perf_counter() - begin + _expected(timings[CONTEXT], n) <= seconds:
             timings[context].setdefault(n, []).append(_time(model, caches[context], n))
     return timings

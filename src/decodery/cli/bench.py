@@ -32,8 +32,6 @@ _OWN = {
 """Options that one way of measuring alone knows."""
 _APART = ("--compare", "--from", "--pass", "--rows", "--serve", "--sweep")
 """What each of these ways goes without."""
-_AT_ONCE = ("--sweep",)
-"""Ways of measuring that are too short to be gone on with."""
 
 
 class _Names(click.ParamType):
@@ -144,7 +142,9 @@ _PATH = click.Path(path_type=Path)
 @_result("--resume", is_flag=True, help="Go on with the interrupted benchmark in --out.")
 @_result("--compare", type=_PATH, nargs=2, metavar="A B", help="Show two result files side by side.")
 @_search(
-    "--puzzle", metavar="SPEC", help="chain, retry-chain, countdown, dyck or robot, as in chain:operations=12 (chain)."
+    "--puzzle",
+    metavar="SPEC",
+    help="chain, retry-chain, countdown, dyck, robot, prog or kvhop, as in chain:operations=12 (chain).",
 )
 @_search(
     "--rewards",
@@ -205,13 +205,13 @@ def bench(
     for way in ways:
         if len(ways) > 1:
             raise click.UsageError(f"{' and '.join(ways)} are measured one at a time")
-        if compare or source or passes or rows is not None or (resume and way in _AT_ONCE):
-            others = [name for name in _APART if name != way] + ["--resume"] * (way in _AT_ONCE)
+        if compare or source or passes or rows is not None:
+            others = [name for name in _APART if name != way]
             raise click.UsageError(f"{way} goes without {', '.join(others)}")
     if sweep is not None:
         from .bench_sweep import sweep as measured_sweep
 
-        measured_sweep(sweep, given, out, as_json=as_json)
+        measured_sweep(sweep, given, out, as_json=as_json, resume=resume)
     elif serve is not None:
         from .bench_serve import measure
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,8 +21,13 @@ BATCH = "batch"
 _USES = {"model", "dtype", "methods", "workloads", "data", "prompts", "max_new_tokens", "concurrency"}
 
 
-def sweep(named: tuple[str, ...], given: dict[str, Any], out: Path | None, *, as_json: bool) -> None:
-    """Measure, fit and show. named: FOLDER=AMOUNT each, or `batch` alone. given: other options."""
+def sweep(
+    named: tuple[str, ...], given: dict[str, Any], out: Path | None, *, as_json: bool, resume: bool = False
+) -> None:
+    """Measure, fit and show. named: FOLDER=AMOUNT each, or `batch` alone. given: other options.
+
+    resume: go on from what an interrupted sweep of the same settings has left in `out`.
+    """
     from .. import load
     from ..bench.scaling import Law, plot, report
     from ..bench.workloads import questions
@@ -30,6 +38,7 @@ def sweep(named: tuple[str, ...], given: dict[str, Any], out: Path | None, *, as
     pairs = None if named == (BATCH,) else [_pair(each) for each in named]
     if pairs is not None and len(pairs) < 3:
         raise SettingsError("a law needs three drafts at least, as in --sweep small=62000,more=125000,most=250000")
+    known = _Known.begin(out, named, given, resume)
     data = Path(given["data"]) if given.get("data") else None
     asked = questions(given.get("workloads", ("built-in",))[0], data, given.get("prompts"))
     prompts, new = [each.turns[0] for each in asked], given.get("max_new_tokens", 96)
@@ -38,17 +47,64 @@ def sweep(named: tuple[str, ...], given: dict[str, Any], out: Path | None, *, as
         label, unit = "texts at once", "tokens per second"
         drafter = next((each for each in given.get("methods", ()) if each != "none"), "auto")
         amounts = [float(each) for each in given.get("concurrency", (1, 2, 4, 8))]
-        values = [_tokens_per_second(lm, prompts, drafter, new, int(each)) for each in amounts]
+        values = [
+            known.value(f"{each:g} at once", partial(_tokens_per_second, lm, prompts, drafter, new, int(each)))
+            for each in amounts
+        ]
     else:
         label, unit = "amount", "tokens per pass of the target"
         amounts = [amount for _, amount in pairs]
-        values = [_tokens_per_pass(lm, prompts, folder, new) for folder, _ in pairs]
+        values = [known.value(folder, partial(_tokens_per_pass, lm, prompts, folder, new)) for folder, _ in pairs]
     found = {"sweep": list(named), "amounts_are": label, "values_are": unit, **report(amounts, values)}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "law.json", json.dumps(found, indent=1) + "\n")
         write_text(out / "law.svg", plot(Law.fit(amounts, values), label, unit) + "\n")
     click.echo(json.dumps(found) if as_json else _told(found))
+
+
+@dataclass
+class _Known:
+    """What a sweep has measured so far, kept in `path` after every measurement; None keeps nothing.
+
+    settings: what it hangs on. values: by what was measured.
+    """
+
+    path: Path | None
+    settings: dict[str, Any]
+    values: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, out: Path | None, named: tuple[str, ...], given: dict[str, Any], resume: bool) -> _Known:
+        """Raises SettingsError where an interrupted sweep in `out` had other settings."""
+        from ..model.fields import Fields, Named, Number, Record, read_json
+
+        settings = json.loads(json.dumps({"sweep": named, **given}))
+        if out is None:
+            if resume:
+                raise click.UsageError("--resume needs --out, the folder of the interrupted sweep")
+            return cls(None, settings)
+        path = out / "measured.json"
+        if not resume:
+            return cls(path, settings)
+        if not path.is_file():
+            raise SettingsError(f"there is no interrupted sweep in {out}: begin without --resume")
+        kinds = {"settings": Record({}), "values": Named(Number(0.0, 1e12), 1 << 12)}
+        fields = Fields(read_json(path), str(path), kinds)
+        if fields.need("settings") != settings:
+            raise SettingsError(f"the sweep in {out} has other settings: repeat those, or begin without --resume")
+        return cls(path, settings, dict(fields.need("values")))
+
+    def value(self, name: str, measure: Callable[[], float]) -> float:
+        """What was measured under a name, now if not before."""
+        from ..model.store import write_text
+
+        if name not in self.values:
+            self.values[name] = measure()
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(self.path, json.dumps({"settings": self.settings, "values": self.values}, indent=1) + "\n")
+        return self.values[name]
 
 
 def _pair(text: str) -> tuple[str, float]:

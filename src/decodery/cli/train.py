@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_codes import codebook, sae
+from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_dscd import dscd
 from .train_exits import calm, sec
@@ -18,7 +19,7 @@ from .train_head import head
 from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
-from .train_own_texts import acceptance, contexts, draft, hidden_transfer, nested, ngrams, ppd, swift, units
+from .train_own_texts import acceptance, contexts, deer, draft, hidden_transfer, nested, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
@@ -41,6 +42,8 @@ for learned in (
     codebook,
     compute_optimal,
     contexts,
+    cppd,
+    deer,
     diffusion,
     draft,
     dscd,

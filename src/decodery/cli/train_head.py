@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 
 @click.command(short_help="Train a draft head for a model.")
@@ -15,11 +15,26 @@ from .training import OwnTexts, command_line, model_option, out_option, own_text
 @click.option("--kind", required=True, help="The drafter it is for, such as eagle-3 or hydra:prefix=true.")
 @model_option("that is to be drafted for")
 @own_texts()
+@click.option(
+    "--images",
+    type=FILE,
+    help="Prompts with embeddings, of `save_prompts`, to learn behind as well.",
+)
 @click.option("--outputs", default=6144, show_default=True, metavar="N", help="Tokens it can draft; 0: all.")
 @click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often all texts are learned from.")
 @click.option("--lr", default=4e-4, show_default=True, help="Learning rate at its highest.")
 @seed_option("texts and training")
-def head(out: Path, kind: str, model: str, own: OwnTexts, outputs: int, epochs: float, lr: float, seed: int) -> None:
+def head(
+    out: Path,
+    kind: str,
+    model: str,
+    own: OwnTexts,
+    images: Path | None,
+    outputs: int,
+    epochs: float,
+    lr: float,
+    seed: int,
+) -> None:
     """Train a head that guesses on from MODEL's own hidden states, for --drafter KIND:head=DIR.
 
     MODEL first writes the texts to learn from and then reads them; a folder of `decodery train draft` or `decodery
@@ -28,6 +43,7 @@ def head(out: Path, kind: str, model: str, own: OwnTexts, outputs: int, epochs: 
     """
     from ..draft.heads.drafter import head_named
     from ..model.load import load
+    from ..train.embedded import read_prompts, write_shown
     from ..train.head import DEPTHS, HeadRecipe, check_folder, train_head
 
     (made, shape), recipe = head_named(kind), HeadRecipe(outputs=outputs, epochs=epochs, lr=lr, seed=seed)
@@ -35,7 +51,13 @@ def head(out: Path, kind: str, model: str, own: OwnTexts, outputs: int, epochs: 
     lines, loaded = own.lines(), load(model)
     with resumable(out) as progress:
         corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
-        trained = partial(train_head, loaded, made, corpus, out, shape=shape, recipe=recipe)
+        shown = None
+        if images is not None:
+            prompts = read_prompts(images, loaded.model)
+            shown = write_shown(
+                loaded, prompts, out / "text" / "shown", own.count, own.max_new_tokens, seed=seed, progress=progress
+            )
+        trained = partial(train_head, loaded, made, corpus, out, shape=shape, recipe=recipe, shown=shown)
         scores = trained(command=command_line(), progress=progress)
     click.echo(f"the head is ready: --drafter {made.kind}:head={out}")
     ahead = ", ".join(f"{scores[name]:.1%}" for step in range(DEPTHS) if (name := f"agreement.{step + 1}") in scores)

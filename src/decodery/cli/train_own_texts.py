@@ -127,6 +127,55 @@ def nested(
         click.echo("{} layers: acceptance {:.1%}, greedy agreement {:.1%} on texts held out".format(leave, *figures))
 
 
+@click.command(short_help="Train a drafter of whole blocks.")
+@out_option
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--block", default=8, show_default=True, help="Tokens of the longest block.")
+@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often texts are continued (stage 1).")
+@click.option("--refining", default=1.0, show_default=True, metavar="E", help="How often blocks are refined (stage 2).")
+@click.option("--layers", default=3, show_default=True, help="Layers of the drafter.")
+@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens it can predict.")
+@seed_option("texts and training")
+def deer(
+    out: Path,
+    model: str,
+    own: OwnTexts,
+    block: int,
+    epochs: float,
+    refining: float,
+    layers: int,
+    inner: int | None,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Train a small diffusion model that drafts a block of tokens in one pass, for --drafter deer:model=DIR.
+
+    It begins as the first layers of MODEL, which must be one that this package runs itself and first writes the texts
+    to learn from. It learns to continue texts of which any share is masked, then to say a whole block from nothing,
+    what stands next to the text above all. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
+    """
+    from ..model.load import load
+    from ..train.cut import Shape
+    from ..train.deer import DeerRecipe, check_folder, train_deer
+    from ..train.draft import check_target
+
+    recipe = DeerRecipe(block, continuing=epochs, refining=refining, seed=seed)
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    config = check_target(loaded).config
+    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
+    shape.check(config)
+    with resumable(out) as progress:
+        click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        found = train_deer(loaded, corpus, out, shape=shape, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"the block drafter is ready: --drafter deer:model={out}")
+    click.echo(f"{found['accepted']:.2f} tokens of a block are right in a row on texts held out")
+
+
 @click.command(short_help="Learn what --drafter auto begins with.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
 @model_option("whose texts are learned")

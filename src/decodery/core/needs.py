@@ -30,7 +30,7 @@ class Needs:
     and not their order alone; `plain`, no masks and penalties.
     Of the rule: `checked`, that nothing becomes text that the target would not have written; `mask`, that the mask is
     applied where there is a constraint. Of the request: `ends`, that a text ends nowhere but where it is complete;
-    `alone`, that nobody drafts.
+    `alone`, that nobody drafts; `source`, that an encoder reads a source before the text.
     """
 
     taps: tuple[Tap, ...] = ()
@@ -48,6 +48,7 @@ class Needs:
     gradients: bool = False
     rows: bool = False
     logprobs: bool = False
+    source: bool = False
     drafts: tuple[Origin, ...] | None = None
     laws: bool = False
     pauses: bool = False
@@ -101,6 +102,7 @@ class Gives:
     law: bool = False
     checked: bool = False
     mask: bool = False
+    source: bool = False
 
     @classmethod
     def merged(cls, tables: Iterable[Gives]) -> Gives:
@@ -128,6 +130,7 @@ WORDS = {
     "gradients": "gradients",
     "rows": "rows scored one by one",
     "logprobs": "the log-probabilities of likely tokens",
+    "source": "a source that an encoder reads",
     "drafts": "drafts",
     "laws": "the distributions that drafts come from",
     "pauses": "a question before each draw",

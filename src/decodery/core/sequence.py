@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..sample.sampler import Sampler
     from ..source.base import Source
     from ..verify.base import Rule
+    from .embedded import Embeddings
     from .text import Detokenizer, TextStream
 
 FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
@@ -99,6 +100,7 @@ class Sequence:
     conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
     None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
     it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for none.
+    embeddings: what its prompt holds beside tokens, None for nothing.
     """
 
     tokens: list[int]
@@ -148,6 +150,7 @@ class Sequence:
     written_by: Any = field(default=None, repr=False, compare=False)
     complete: bool = True
     watch: Watch | None = None
+    embeddings: Embeddings | None = None
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:

@@ -13,7 +13,7 @@ from ..core.ledger import charged
 from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..core.trace import Trace
-from ..errors import ServerError
+from ..errors import ServerError, SettingsError
 from ..model.protocol import writes
 from ..model.store import Progress, silent
 from ..sample.constraint import Constrained, constrained
@@ -106,6 +106,11 @@ class Calls:
         return texts
 
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
+        if request.embeddings is not None:
+            raise SettingsError(
+                "this search asks for texts behind other prompts, which would lack the embeddings of this one: use "
+                "another search, or a prompt of tokens alone"
+            )
         twin = copy(request)
         twin.prompt, twin.seed, twin.conversation = said.tokens(), seed, said
         return self.engine.open(twin)

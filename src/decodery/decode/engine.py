@@ -78,11 +78,13 @@ class Engine:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self._text(request)
         if like is not None and (
-            like.tokens[: like.prompt_length] != seq.tokens or (like.source, like.kv) != (seq.source, seq.kv)
+            like.tokens[: like.prompt_length] != seq.tokens
+            or (like.source, like.kv) != (seq.source, seq.kv)
+            or _held(like) != _held(seq)
         ):
             raise SettingsError(
                 "a sequence can share the prefill of another one only if their prompts are the same, and their "
-                "sources and cache policies"
+                "sources, cache policies and embeddings"
             )
         seq.like = None if seq.watch is not None and seq.watch.private else like
         self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
@@ -312,3 +314,8 @@ class Engine:
             self._costs = np.array([curve.seconds(n) for n in rows]), curve.token + curve.row_token * rows
         near, token = self._costs
         return near + max(0, context - CONTEXT) * token
+
+
+def _held(seq: Sequence) -> str:
+    """What tells the embeddings of a prompt from others, "" where there are none."""
+    return "" if seq.embeddings is None else seq.embeddings.digest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..core.needs import Needs, in_words
@@ -24,7 +25,7 @@ _NAMES = sorted((each.name for each in fields(Needs)), key=("rows", "logprobs").
 """What everything else rests on comes first."""
 _OF_MODEL = (
     *("rows", "logprobs", "taps", "keys", "trees", "states", "changes", "routes", "policies", "parts", "exact_rows"),
-    "gradients",
+    *("gradients", "source"),
 )
 _IN_SPITE_OF_SOURCES = ("trees", "rows", "logprobs")
 """What a model gives is had through any source."""
@@ -45,16 +46,19 @@ def refuse(request: Request, model: LanguageModel | None = None) -> None:
         needs = Needs.merged((part.needs, part.of_action)) if role == "monitor" else part.needs
         if model is not None and writes(model) and _acts_on_rows(role, part):
             needs = Needs(rows=True)
-        for name in _NAMES:
-            value = getattr(needs, name)
-            if not value:
-                continue
+        for name, value in _asked(needs):
             if name in _OF_MODEL:
                 _refuse_model(request, model, role, part, name, value)
             elif found := _lacking(request, name, value):
                 giver, advice = found
                 words = in_words(name, value)
                 raise SettingsError(f"{_who(role, part)} needs {words}, which {giver} does not give: {advice}")
+
+
+@cache
+def _asked(needs: Needs) -> tuple[tuple[str, Any], ...]:
+    """What a table asks for at all, in the order it is looked at."""
+    return tuple((name, value) for name in _NAMES if (value := getattr(needs, name)))
 
 
 def _parts(request: Request) -> Iterator[tuple[str, Any]]:

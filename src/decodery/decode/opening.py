@@ -29,6 +29,16 @@ def opened(
     _check_prompt(prompt, model)
     model = model if request.kv is None else request.kv.over(model, len(prompt))
     request.rule.fits(model)
+    salt = request.salt
+    if request.embeddings is not None:
+        if request.source is not None:
+            raise SettingsError(
+                "a source reads the prompt's tokens in contexts of its own, and this prompt holds embeddings: leave "
+                "the source out"
+            )
+        request.embeddings.check(prompt, model)
+        # The same tokens beside other embeddings are another prompt.
+        salt += request.embeddings.digest
     seq = Sequence(
         tokens=prompt,
         prompt_length=len(prompt),
@@ -49,9 +59,10 @@ def opened(
         source=request.source,
         kv=request.kv,
         prompt_logprobs=request.prompt_logprobs,
-        salt=request.salt,
+        salt=salt,
         trees=request.trees,
         conversation=request.conversation,
+        embeddings=request.embeddings,
     )
     if detokenizer is not None:
         lag = max((monitor.rolls for monitor in request.monitors), default=0)
@@ -89,12 +100,14 @@ def _resume(request: Request, prompt: list[int]) -> KVCache | None:
     """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
 
     None where there is none, where a source may have read something else in the prompt's place, where a cache policy
-    or a monitor has to see the prompt read, or where all of the prompt has to be read.
+    or a monitor has to see the prompt read, where all of the prompt has to be read, or where either holds embeddings.
     """
     earlier = request.reuse
     if earlier is None or earlier.source is not None or request.source is not None:
         return None
     if request.kv is not None or request.prompt_logprobs is not None:
+        return None
+    if request.embeddings is not None or (isinstance(earlier, Sequence) and earlier.embeddings is not None):
         return None
     if any(monitor.needs.prompt_taps or monitor.needs.changes for monitor in request.monitors):
         return None

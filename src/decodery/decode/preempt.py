@@ -19,7 +19,8 @@ def drop(run: Turn) -> bool:
     A text reads itself again, because nothing of it is read then. What the branches of a search had read is noted in
     `run.lost`. That waits while rows are tentative or hold tokens that their branch does not know of yet, and while a
     search is read again or has not gone on since: however often it is dropped, it comes to its end. A search of which
-    something was evicted is left as it is. A canvas has its own way of remembering, `Work.memory`.
+    something was evicted, or whose prompt holds embeddings, is left as it is. A canvas has its own way of remembering,
+    `Work.memory`.
     """
     if isinstance(run.task, Sequence):
         return run.asking is None and _drop_text(run.task)
@@ -29,6 +30,8 @@ def drop(run: Turn) -> bool:
         freed = None if run.forgotten else run.task.memory.give_back()
         run.forgotten, run.owed = run.forgotten or freed is not None, run.owed + (freed or 0)
         return freed is not None
+    if any(seq.embeddings is not None for seq in run.branches.values()):
+        return False
     held = {id(each.cache): each for seq in run.branches.values() for each in _held(seq)}.values()
     if any(_cannot_be_read_again(each) for each in held):
         return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..budget.base import LARGEST, MOST_NODES, Policy
 from ..core.conversation import Conversation
+from ..core.embedded import Embeddings
 from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
@@ -53,7 +54,7 @@ class Request:
     is kept and read, None for all of them. monitors: what watches it. search: whose branches these are, None for a text
     of its own. salt: texts share what was read of their prompts with those of the same salt only. trees: keep the draft
     of every step in the trace. conversation: what the prompt was made of, for searches that ask for texts behind other
-    prompts.
+    prompts. embeddings: what the prompt holds beside tokens; the model reads it in place of the tokens at these places.
 
     drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
 
@@ -81,6 +82,7 @@ class Request:
     salt: str = ""
     trees: bool = False
     conversation: Conversation | None = None
+    embeddings: Embeddings | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import cast
 
@@ -10,6 +10,7 @@ import torch
 
 from ..budget.base import Budget
 from ..core.ask import Asking, Scored, score, settled
+from ..core.embedded import reading
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import DraftTree, Step
@@ -37,8 +38,15 @@ def unread(seq: Sequence) -> int:
 
 
 def reads(seq: Sequence) -> bool:
-    """Whether the next turn reads on, and does not draft."""
-    return seq.position == 0 or unread(seq) > 1
+    """Whether the next turn reads on, and does not draft.
+
+    A text's first token is drafted where an encoder's source is all that the drafter goes by.
+    """
+    if unread(seq) > 1 or seq.position:
+        return unread(seq) > 1
+    needs = Needs() if seq.drafter is None else seq.drafter.needs
+    shown = needs.prompt or needs.prompt_taps or seq.watch is not None or seq.kv is not None
+    return shown or not needs.source
 
 
 def turn(seq: Sequence, share: Share) -> Asking[None]:
@@ -72,7 +80,8 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     untold = seq.prompt_logprobs is not None and len(seq.told) < seq.prompt_length - 1
     all_rows = all_rows or (untold and start + len(chunk) > len(seq.told))
     wanted = None if all_rows else ([len(chunk) - 1] if decides else [])
-    segment = replace(Segment.chunk(chunk, seq.cache, logit_rows=wanted), interventions=seq.interventions)
+    segment = reading(seq, chunk, wanted)
+    segment.interventions = seq.interventions
     step = Step(rows=len(chunk), prefill=True)
     if decides:
         yield from _decide(seq, segment, TokenTree.root(chunk[-1]), step, 0.0, shown=chunk if shows else None)

@@ -16,6 +16,7 @@ from .lave import LAVE as LAVE
 from .learn2pd import Learn2PD as Learn2PD
 from .local_leap import LocalLeap as LocalLeap
 from .view import Measure as Measure
+from .phase_handoff import PhaseHandoff as PhaseHandoff
 from .base import Policy as Policy
 from .r2 import R2 as R2
 from .random import Random as Random

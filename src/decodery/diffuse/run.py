@@ -62,6 +62,7 @@ class Run:
         if not 0 <= temperature < float("inf"):
             raise SettingsError(f"temperature must be 0 or more, not {temperature}")
         self.model, self.canvas, self.method, self.temperature = model, canvas, method, temperature
+        self.role = ""
         self.cache: Cache | None = method.cache if isinstance(method.cache, Cache) else None
         self.hold = hold
         sharing = method.experts if isinstance(method.experts, Experts) else None
@@ -115,7 +116,7 @@ class Run:
         asks, counts = [], []
         for tokens, places, cache in zip(variants, opens, caches, strict=True):
             segments = self._segments(tokens, places, plan, cache)
-            asks += [Ask(self.model, segment, route=self.route) for segment in segments]
+            asks += [Ask(self.model, segment, role=self.role, route=self.route) for segment in segments]
             counts.append(len(segments))
         scored = yield asks
         self._note(plan)
@@ -145,6 +146,29 @@ class Run:
         assert len(commit.positions), "a pass must write something"
         self.canvas.write(*commit, view.logprobs_of(commit))
         self.canvas.trace.steps[-1].emitted += len(commit.positions)
+
+    def require_alike(self, model: LanguageModel) -> None:
+        """Raise SettingsError where another model could not go on with this canvas."""
+        own, other = self.model.config, model.config
+        if self.method.experts is not None and not other.experts:
+            raise SettingsError(
+                "the second model has one MLP a layer, so there are no experts to share: leave them out"
+            )
+        if own.vocabulary != other.vocabulary or (own.vocab_size, own.mask_id) != (other.vocab_size, other.mask_id):
+            raise SettingsError("the second model has other tokens, or another mask: name one with this model's")
+        if (own.shifted, own.block_length) != (other.shifted, other.block_length):
+            raise SettingsError("rows of the second model stand for other places, or see others: name one of this kind")
+
+    def hand_to(self, model: LanguageModel, role: str) -> None:
+        """Let this model run the passes from here on, which finds what is written and none of what is kept of passes.
+
+        role: what it goes by in ledgers.
+        """
+        if model is self.model:
+            return
+        self.model, self.role = model, role
+        self.kept = Kept(final=None if self._own is None else 0)
+        self._kv, self._passes = None if self.cache is None else model.new_cache(), []
 
     def close(self, place: int, end: int) -> None:
         """Fill what is open from a place on with an end token, behind which nothing counts."""
@@ -208,7 +232,12 @@ class Run:
         for passed in self._passes:
             self._select(passed)
             yield [
-                Ask(self.model, Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]), route=self.route)
+                Ask(
+                    self.model,
+                    Segment(passed.rows, passed.tokens, cache=self._kv, logit_rows=[]),
+                    role=self.role,
+                    route=self.route,
+                )
             ]
         if self._pending is not None:
             self._select(self._pending)

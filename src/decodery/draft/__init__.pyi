@@ -3,11 +3,13 @@ from . import growth as growth
 from .aded import ADED as ADED
 from .aggressive import Aggressive as Aggressive
 from .auto import Auto as Auto
+from .cppd import CPPD as CPPD
 from .chimera import Chimera as Chimera
 from .clover import Clover as Clover
 from .compressed_cache import CompressedCache as CompressedCache
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
+from .deer import Deer as Deer
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE
@@ -28,6 +30,7 @@ from .kangaroo import Kangaroo as Kangaroo
 from .lexical_unit import LexicalUnit as LexicalUnit
 from .longspec import LongSpec as LongSpec
 from .lookahead import Lookahead as Lookahead
+from .msd import MSD as MSD
 from .medusa import Medusa as Medusa
 from .ngram import NGram as NGram
 from .nested import Nested as Nested

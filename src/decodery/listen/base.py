@@ -11,13 +11,13 @@ import torch
 
 from ..contract import Contract
 from ..core.ask import Ask, Asking, score
+from ..core.encoded import ENCODER
 from ..core.trace import Step, Trace
 from ..errors import PromptError, SettingsError
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.encoder_decoder import EncoderDecoder
 from ..model.protocol import LanguageModel
-from ..source.reads import ENCODER
 
 __all__ = ["Heard", "Listen", "Stream"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from . import latent
 from .config import ModelConfig
 from .layouts import LAYERS_OF
 
@@ -20,6 +21,7 @@ FUSED: dict[str, dict[str, str]] = {
     "stablelm": {},
     "gpt_neox": {name: LAYERS_OF["gpt_neox"][name] for name in "qkv"},
     "bamba": {},
+    "deepseek_v2": {},
     "gpt2": {name: LAYERS_OF["gpt2"][name] for name in "qkv"},
 }
 """By family and part of a layer, the tensor that holds it together with others."""
@@ -32,6 +34,8 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
     names = part.split(".")
     if config.family not in ARRANGED or names[0] != "layers":
         return None
+    if config.latent is not None:
+        return latent.rows(names[2], config)
     name, dim, inner = names[2], config.head_dim, config.intermediate_size
     queries, keys = config.num_heads * dim, config.num_kv_heads * dim
     fused = name in FUSED[config.family]

@@ -81,6 +81,21 @@ class Mamba:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Attention over latents (see `latent`): of a row `rank` numbers and `turned` more, which are rotated, are kept.
+
+    plain: numbers of a head's query that meet the latent, beside those that are turned; value: of what a head finds.
+    queries: of how many numbers queries are made, 0 where they are made of the row itself.
+    """
+
+    rank: int
+    turned: int
+    plain: int
+    value: int
+    queries: int = 0
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Shape and switches of a decoder-only transformer.
 
@@ -102,6 +117,9 @@ class ModelConfig:
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
     `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
     have no weights and are added up, as the parts of one MLP are.
+    experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
+    beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
+    in place of experts. latent: what attention keeps in place of keys and values, of which there is one head.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
@@ -151,6 +169,11 @@ class ModelConfig:
     learned_positions: bool = False
     mamba: Mamba | None = None
     mamba_layers: tuple[bool, ...] = ()
+    latent: Latent | None = None
+    experts_scale: float = 1.0
+    shared_inner: int = 0
+    dense_layers: int = 0
+    dense_inner: int = 0
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -162,7 +185,8 @@ class ModelConfig:
     def usual(self) -> bool:
         """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
         others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
-        return self.gated and self.mamba is None and not others and self.activation in ("silu", "gelu_tanh")
+        others = others or self.mamba is not None or self.latent is not None
+        return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
     def static_shapes(self) -> bool:
@@ -203,6 +227,12 @@ def check_config(config: ModelConfig, origin: str) -> None:
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
         raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
+    if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):
+        raise CorruptFile(f"{origin}: {config.dense_layers} dense layers of {config.num_layers} do not fit")
+    if (latent := config.latent) is not None and (
+        config.num_kv_heads != 1 or config.head_dim != latent.rank + latent.turned or latent.turned % 2
+    ):
+        raise CorruptFile(f"{origin}: latents of {latent.rank} and {latent.turned} numbers do not fit the heads")
     if not 0 <= config.kept_tokens <= config.vocab_size:
         raise CorruptFile(f"{origin}: {config.kept_tokens} of {config.vocab_size} tokens cannot be kept")
     for id in (*config.eos_ids, *(() if config.bos_id is None else (config.bos_id,))):

@@ -11,11 +11,13 @@ import torch
 class CrossMemory:
     """Keys and values of the source's tokens, of every layer of the decoder.
 
-    data: [layers, 2 (keys, values), heads, m, head_dim]. It is never written to: what shares it, forks of a cache above
-    all, may keep it, and a source that grows makes a longer one.
+    data: [layers, 2 (keys, values), heads, m, head_dim]; states: [m, hidden], the encoder's, of which they are made and
+    others may draft. It is never written to: what shares it, forks of a cache above all, may keep it, and a source that
+    grows makes a longer one.
     """
 
     data: torch.Tensor
+    states: torch.Tensor
 
     @property
     def length(self) -> int:
@@ -24,8 +26,8 @@ class CrossMemory:
 
     @property
     def bytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + self.states.nbytes
 
     def extended(self, more: CrossMemory) -> CrossMemory:
         """This memory with that of the tokens behind it."""
-        return CrossMemory(torch.cat([self.data, more.data], dim=3))
+        return CrossMemory(torch.cat([self.data, more.data], dim=3), torch.cat([self.states, more.states]))

@@ -24,6 +24,7 @@ from .config import (
     TOKEN_ID,
     TOKENS,
     WIDTH,
+    Latent,
     Mamba,
     ModelConfig,
     Rope,
@@ -55,6 +56,10 @@ _MAMBA: dict[str, Kind] = {
     "kernel": KERNEL,
     **dict.fromkeys(("least_step", "most_step"), Number(0.0, 1e30)),
 }
+_LATENT: dict[str, Kind] = {
+    **dict.fromkeys(("rank", "turned", "plain", "value"), HEAD_DIM),
+    "queries": Whole(0, WIDTH.most),
+}
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
     "hidden_size": WIDTH,
@@ -74,6 +79,10 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "mamba": Record(_MAMBA),
     "mamba_layers": Listed(Flag(), MOST_LAYERS),
+    "latent": Record(_LATENT),
+    "experts_scale": SCALE,
+    **dict.fromkeys(("shared_inner", "dense_inner"), Whole(0, WIDTH.most)),
+    "dense_layers": Whole(0, MOST_LAYERS),
     "block_length": BLOCK,
     "mask_id": TOKEN_ID,
     "activation": Text(64),
@@ -153,6 +162,7 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
     values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "mamba_layers", "eos_ids", "exits")}
     values["mamba"] = Mamba(**fields.get("mamba")) if fields.get("mamba") else None
+    values["latent"] = Latent(**fields.get("latent")) if fields.get("latent") else None
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
     check_config(config, origin)
     return config

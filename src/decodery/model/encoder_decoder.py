@@ -260,7 +260,7 @@ class EncoderDecoder:
         self.weights = weights
         self.encoder = Encoder(config, weights)
         self.device, self.dtype = weights.embedding.device, weights.embedding.dtype
-        self.capabilities = Capabilities(sites=frozenset(("residual", "final_norm", "logits")))
+        self.capabilities = Capabilities(sites=frozenset(("residual", "final_norm", "logits")), source=True)
 
     @property
     def vocab_size(self) -> int:
@@ -283,7 +283,7 @@ class EncoderDecoder:
             for block in self.weights.decoder.blocks
             if block.cross is not None
         ]
-        return CrossMemory(torch.stack(parts))
+        return CrossMemory(torch.stack(parts), states)
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Raises SettingsError for a text without a source."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
+from . import latent
 from .arranged import ARRANGED, FUSED
 from .config import (
     EPS,
@@ -28,9 +29,21 @@ from .config import (
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
 from .hybrids import HYBRIDS, hybrid, hybrid_name
+from .latent import LATENTS, latent_name
 from .layouts import LAYOUTS, TURNED, layout_name, restated
 from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe, llada_name
 
+SEEING = ("llava", "llava_next")
+"""Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
+_UNSAID = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+}
+"""What such a part leaves out where it is as in the first Llama."""
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
 FAMILIES = (
@@ -39,7 +52,7 @@ FAMILIES = (
     "qwen2",
     "qwen3",
     "gemma3_text",
-    *dict.fromkeys((*ARRANGED, *LAYOUTS, *HYBRIDS)),
+    *dict.fromkeys((*ARRANGED, *LAYOUTS, *HYBRIDS, *LATENTS)),
     *_MIXTURES,
     *LIKE,
 )
@@ -128,14 +141,21 @@ _MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
 def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     """The configuration of a model in one of `FAMILIES`; whatever could not be run faithfully is refused by name."""
     named = Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    if named in SEEING:
+        inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
+        named = Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type", "llama")
+        raw = (_UNSAID if named == "llama" else {}) | inner | {"model_type": named}
     if named not in FAMILIES:
-        raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join(FAMILIES)}")
+        raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
     own = dict[str, Any]()
     if is_moe(raw):
         named, raw = "llada_moe", as_qwen_moe(raw, origin)
     elif named == "llada":
         raw = as_llama(raw, origin)
     masked, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
+    if named in LATENTS:
+        raw, own = latent.restated(raw, origin)
+        family = "llama"
     if named in LAYOUTS or named in HYBRIDS:
         raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
         family = "llama"
@@ -196,6 +216,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if own:
         rope = Rope(kind="none") if config.family == "gpt2" else config.rope
         config = replace(config, **own, rope=rope)
+    if config.latent is not None:
+        rope = replace(config.rope, rotated=config.latent.turned)
+        config = replace(config, rope=rope, attention_scale=latent.scale(config.latent, rope))
     check_config(config, origin)
     return config
 
@@ -284,6 +307,8 @@ def _turned(fields: Fields, family: str, head_dim: int) -> int:
     """How many dimensions of a head are turned, 0 for all of them."""
     if family not in ARRANGED:
         return 0
+    if family in LATENTS:
+        return 0
     factor = _rope_fields(fields).get("partial_rotary_factor", ({"glm4": 0.5} | TURNED).get(family, 1.0))
     return 0 if factor == 1 else int(head_dim * factor)
 
@@ -356,7 +381,9 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if config.family == "llada":
         return llada_name(part)
     path, kind = part.rsplit(".", 1)
-    if named := layout_name if config.family in LAYOUTS else hybrid_name if config.family in HYBRIDS else None:
+    for families, named in ((LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name)):
+        if config.family not in families:
+            continue
         place = path.split(".", 2)
         name, number = (path, None) if len(place) < 3 else (place[2], place[1])
         if (found := named(name, number, kind, config)) is not None:

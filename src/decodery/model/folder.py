@@ -17,7 +17,7 @@ from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, rea
 from .four_bit import read_four_bits
 from .fused import slots
 from .int4 import Int4Linear
-from .layouts import PREFIXES, other_names
+from .layouts import PREFIXES, SIGHT, other_names
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 
 if TYPE_CHECKING:
@@ -127,6 +127,8 @@ class FolderCheckpoint:
                 if f"{stem}g_idx" in self._shards.names:
                     self._four_bits.check_order(self._beside(part))
         for name in self._shards.names:
+            if name.startswith(SIGHT):
+                continue
             if name.startswith(PREFIXES) and name not in used and not name.endswith(_IGNORED_ENDINGS):
                 # Those who quantize write biases of zeros for layers that have none.
                 if self._four_bits and name.endswith(".bias") and not self._shards.tensor(name).any():

@@ -19,7 +19,8 @@ from .store import replacing
 from .weights import Dense, Kept, Layer, Linear, Weights
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-"""The parts of a layer that may be quantized."""
+_MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down")
+"""The parts of a layer that may be quantized, and those that only some families have."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,17 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         yield norm("attention_norm", whole_norm)
         if config.recurrent(index):
             yield from _mixer(config, prefix)
+        elif (latent := config.latent) is not None:
+            size, kept = config.num_heads * (latent.plain + latent.turned), latent.rank + latent.turned
+            first = "q_down" if latent.queries else "q"
+            yield from linear("qkv", ((latent.queries or size) + kept, hidden), (first, "kv"), False)
+            if latent.queries:
+                yield norm("q_norm", latent.queries)
+                yield from linear("q_up", (size, latent.queries), ("q_up",), False)
+            yield norm("k_norm", latent.rank)
+            shape = (config.num_heads * (latent.plain + latent.value), latent.rank)
+            yield Slot(f"{prefix}heads_up.weight", shape, (f"{prefix}heads_up.weight",))
+            yield from linear("output", (hidden, config.num_heads * latent.value), ("output",), False)
         else:
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
@@ -68,16 +80,20 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
         if inner:
             yield norm("mlp_norm", whole_norm)
-        if config.experts:
+        if config.experts and index >= config.dense_layers:
             each = [f"experts.{number}." for number in range(config.experts)]
             both = tuple(part + half for part in each for half in ("gate", "up"))
             yield Slot(f"{prefix}router.weight", (config.experts, hidden), (f"{prefix}router.weight",))
             yield from linear("gate_up", (config.experts * 2 * inner, hidden), both, False)
             yield from linear("down", (config.experts * hidden, inner), tuple(part + "down" for part in each), False)
+            if shared := config.shared_inner:
+                yield from linear("shared_gate_up", (2 * shared, hidden), ("shared_gate", "shared_up"), False)
+                yield from linear("shared_down", (hidden, shared), ("shared_down",), False)
         elif inner:
+            own = config.dense_inner if index < config.dense_layers else inner
             halves = ("gate", "up") if config.gated else ("up",)
-            yield from linear("gate_up", (len(halves) * inner, hidden), halves, config.mlp_bias)
-            yield from linear("down", (hidden, inner), ("down",), config.mlp_bias)
+            yield from linear("gate_up", (len(halves) * own, hidden), halves, config.mlp_bias)
+            yield from linear("down", (hidden, own), ("down",), config.mlp_bias)
         if config.sandwich_norms:
             yield norm("post_attention_norm", hidden)
             yield norm("post_mlp_norm", hidden)
@@ -150,8 +166,9 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def layer(index: int) -> Layer:
         prefix = f"layers.{index}."
-        linears = {name: linear(prefix + name) for name in LINEARS if f"{prefix}{name}.weight" in tensors}
-        others = (field.name for field in fields(Layer) if field.name not in LINEARS)
+        every = (*LINEARS, *_MORE_LINEARS)
+        linears = {name: linear(prefix + name) for name in every if f"{prefix}{name}.weight" in tensors}
+        others = (field.name for field in fields(Layer) if field.name not in every)
         weights = {name: tensors.get(f"{prefix}{name}.weight") for name in others}
         if not config.intermediate_size:
             nothing = tensors["norm.weight"].new_empty(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,6 +31,7 @@ from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .fused import slots
 from .gguf_blocks import READ
 from .gguf_file import GGUFFile
+from .gguf_states import KINDS, NAMES, flat_part, states_config, vector
 from .gguf_tokenizer import read_texts
 from .int4 import Int4Linear
 from .masked import LIKE
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 _FAMILIES = {
     **{"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"},
-    **{"llada": "llada", "dream": "Dream"},
+    **{"llada": "llada", "dream": "Dream", "mamba2": "mamba2"},
 }
 _PAIRED = ("llama", "llada")
 """Families whose files have the two numbers that are turned together side by side."""
@@ -84,6 +86,7 @@ _CONFIG: dict[str, Kind] = {
     "rope.scaling.yarn_beta_fast": SCALE,
     "rope.scaling.yarn_beta_slow": SCALE,
     **dict.fromkeys(_UNSUPPORTED, Number(-1e9, 1e9)),
+    **KINDS,
 }
 _HEAD = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
 _LAYER = {
@@ -120,15 +123,18 @@ class GGUFCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the part `name`. Raises CorruptFile where the file has none."""
-        return self.file.info(_tensor_name(name)).shape
+        shape = self.file.info(self._name(name)).shape
+        return (math.prod(shape),) if flat_part(name) else shape
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused.slots`) in float32."""
+        if flat_part(name):
+            return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
         return self._rows(name, begin, end, lambda *span: (torch.from_numpy(self.file.rows(*span)),))[0]
 
     def has_blocks(self, name: str) -> bool:
         """Whether a part has 4-bit numbers that `Int4Linear` can take as they are."""
-        return self.file.kind_name(_tensor_name(name)) in READ
+        return self.file.kind_name(self._name(name)) in READ
 
     def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
         """Rows of a part that has them."""
@@ -140,7 +146,7 @@ class GGUFCheckpoint:
         self, name: str, begin: int, end: int | None, read: Callable[[str, int, int], Iterable[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """What `read` gives of rows of a part, in our order."""
-        tensor, rows, dim = _tensor_name(name), self.shape(name)[0], self.config.head_dim
+        tensor, rows, dim = self._name(name), self.shape(name)[0], self.config.head_dim
         end = rows if end is None else end
         turned = self.config.family in _PAIRED and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
         if not turned or rows % dim:
@@ -149,6 +155,14 @@ class GGUFCheckpoint:
         first = begin // dim * dim
         found = read(tensor, first, -(-end // dim) * dim)
         return [_pairs_to_halves(each, dim)[begin - first : end - first] for each in found]
+
+    def _name(self, part: str) -> str:
+        """What the file calls `part`."""
+        if self.config.mamba is not None and part.startswith("layers."):
+            _, layer, name = part.split(".", 2)
+            if name in NAMES:
+                return f"blk.{layer}.{NAMES[name]}"
+        return _tensor_name(part)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
         """The tokenizer and what goes with it."""
@@ -170,19 +184,24 @@ class GGUFCheckpoint:
             raise UnsupportedModel(f"{origin} is one of several parts: join them with llama-gguf-split --merge first")
         prefix = f"{architecture}."
         named = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
+        if architecture == "mamba2":
+            # There are no heads and no MLPs, which files say by zeros.
+            named = {key: value for key, value in named.items() if value != 0}
         fields = Fields(named, origin, _CONFIG)
         for key in _UNSUPPORTED:
             if fields.get(key):
                 raise fields.unsupported(key)
-        family = _FAMILIES[architecture]
-        masked = family in LIKE
-        if fields.get("attention.causal", not masked) == masked:
-            raise fields.unsupported("attention.causal")
-        gemma = family == "gemma3_text"
         embedding = file.tensors.get("token_embd.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
         TOKENS.check(embedding.shape[0], f"{origin}: the number of tokens")
+        family = _FAMILIES[architecture]
+        if family == "mamba2":
+            return states_config(fields, embedding.shape[0], "output.weight" not in file.tensors)
+        masked = family in LIKE
+        if fields.get("attention.causal", not masked) == masked:
+            raise fields.unsupported("attention.causal")
+        gemma = family == "gemma3_text"
         layers = fields.need("block_count")
         hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
         head_dim = fields.get("attention.key_length", max(hidden // heads, 1))
@@ -265,7 +284,7 @@ class GGUFCheckpoint:
 
     def _refuse_unread(self) -> None:
         """A tensor that would not be used means a part of the model that would not be run."""
-        used = {_tensor_name(part) for slot in slots(self.config) for part in slot.parts}
+        used = {self._name(part) for slot in slots(self.config) for part in slot.parts}
         for name in self.file.tensors:
             if name not in used and name != _FREQUENCIES and not name.endswith("attn_rot_embd"):
                 raise UnsupportedModel(f"{self.origin}: the tensor {name} belongs to a part that is not supported")

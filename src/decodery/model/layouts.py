@@ -118,6 +118,8 @@ LAYERS_OF: dict[str, dict[str, str]] = {
 """What checkpoints call the parts of a model, and those of a layer, where they do not call them as Llama's do."""
 PREFIXES = ("model.", "gpt_neox.", "transformer.", "h.", "backbone.")
 """What the names of a model's tensors begin with."""
+SIGHT = ("model.vision_tower.", "model.multi_modal_projector.", "model.image_newline")
+"""What those begin with that make embeddings of images, beside a language model that reads them."""
 
 
 def layout_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
@@ -145,4 +147,7 @@ def other_names(name: str) -> tuple[str, ...]:
     others = {"embed_out.weight": "lm_head.weight", "backbone.embeddings.weight": "backbone.embedding.weight"}
     if name in others:
         return (others[name],)
-    return (name.removeprefix("transformer."),) if name.startswith("transformer.") else ()
+    if name.startswith("transformer."):
+        return (name.removeprefix("transformer."),)
+    within = (name.replace("model.", "model.language_model.", 1),) if name.startswith("model.") else ()
+    return (f"language_model.{name}", *within)

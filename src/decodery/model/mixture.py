@@ -1,4 +1,4 @@
-"""MLPs that are many: a router chooses a few experts for every row (Mixtral, Qwen3-MoE)."""
+"""MLPs that are many: a router chooses a few experts for every row (Mixtral, Qwen3-MoE, DeepSeek-V2)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Mixture:
             chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
         elif config.normed_experts:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        weights = weights.to(rows.dtype)
+        weights = (weights * config.experts_scale).to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
             row, place = torch.where(chosen == number)
@@ -61,6 +61,9 @@ class Mixture:
         total = found[:, 0]
         for each in range(1, found.shape[1]):
             total = total + found[:, each]
+        if self._layer.shared_gate_up is not None and self._layer.shared_down is not None:
+            gate, up = self._layer.shared_gate_up(rows).chunk(2, dim=-1)
+            total = total + self._layer.shared_down(self._activation(gate) * up)
         return total, chosen
 
     def _within(self, said: torch.Tensor, shared: Shared) -> torch.Tensor:

@@ -30,7 +30,7 @@ class Capabilities:
     the policy of a cache what to read, and caches may lose slots of some heads only. parts: final norm and vocabulary
     projection can be called apart, see `OpenModel`. gradients: passes can be differentiated. rows: scores rows of
     tokens at all; without it, it writes whole texts by itself, see `Writer`. logprobs: such a model tells the
-    log-probabilities of likely tokens.
+    log-probabilities of likely tokens. source: an encoder reads one, which the text is written with in view.
     """
 
     trees: bool = True
@@ -43,6 +43,7 @@ class Capabilities:
     gradients: bool = False
     rows: bool = True
     logprobs: bool = True
+    source: bool = False
 
     @property
     def changes(self) -> bool:

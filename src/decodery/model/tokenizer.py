@@ -18,6 +18,12 @@ from ..errors import CorruptFile, DecoderyError, PromptError, UnsupportedModel
 if TYPE_CHECKING:
     import tokenizers
 
+_GAPS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+)
+"""What stands before a text, between it and the one behind a gap, and behind both, where the gap is to be filled."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -96,6 +102,14 @@ class Tokenizer:
             if isinstance(error.__cause__, TypeError | UnicodeError):
                 raise PromptError(f"the prompt is not valid text: {error.__cause__}") from error
             raise
+
+    def infill(self, before: str, behind: str) -> list[int] | None:
+        """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that."""
+        for signs in _GAPS:
+            if all(self.token_id(sign) is not None for sign in signs):
+                prefix, suffix, middle = signs
+                return self.encode(f"{prefix}{before}{suffix}{behind}{middle}")
+        return None
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text of `ids`. special: show special tokens instead of leaving them out."""

@@ -19,6 +19,7 @@ from .config import ModelConfig, Rope
 from .graphs import StaticPasses
 from .int8 import Int8Linear
 from .kernels import library
+from .latent import queries_and_latents, values_of
 from .mixture import Mixture
 from .native import NativeStack
 from .portable import PortableStack
@@ -50,11 +51,12 @@ class Transformer:
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear) and config.mamba is None:
+            elif isinstance(weights.head, Int8Linear) and config.mamba is None and config.latent is None:
                 self._stack = PortableStack(config, weights, self.angles)
-        self._mixtures: list[Mixture] = []
+        self._mixtures: dict[int, Mixture] = {}
         if config.experts and self._stack is None:
-            self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers]
+            mixed = range(config.dense_layers, config.num_layers)
+            self._mixtures = {index: Mixture(weights.layers[index], config, self._activation) for index in mixed}
         self._mixers = {
             index: Recurrence(layer, index, config)
             for index, layer in enumerate(weights.layers)
@@ -227,7 +229,7 @@ class Transformer:
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.intermediate_size:
             normed = self._reads(read, layer.mlp_norm)
-            if self._mixtures:
+            if index in self._mixtures:
                 branch, chosen = self._mixtures[index](normed, visits.shared)
                 visits.chosen.append(chosen)
             elif config.gated:
@@ -265,23 +267,32 @@ class Transformer:
             assert isinstance(step, _Pass)
             return step.mix(self._mixers[index], layer.qkv(normed))
         queries, keys, values = self._heads(layer, normed, *step.angles(index))
-        return step.attend(index, queries, keys, values)
+        context = step.attend(index, queries, keys, values)
+        return context if self.config.latent is None else values_of(layer, self.config, context)
 
     def _heads(
         self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2]."""
         config = self.config
+        if config.latent is not None:
+            queries, keys = queries_and_latents(layer, config, normed, cos, sin)
+            return queries, keys, keys
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        queries, keys, values = (
-            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
+        turning, values = (
+            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         )
-        if config.wide_qk_norm:
-            queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
-            keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
-        elif config.qk_norm:
-            queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
-        return rotate(queries, cos, sin), rotate(keys, cos, sin), values
+        if config.wide_qk_norm or config.qk_norm:
+            queries, keys = turning.split((heads, kv_heads), dim=1)
+            if config.wide_qk_norm:
+                queries = self._norm(queries.flatten(1), layer.q_norm).view_as(queries)
+                keys = self._norm(keys.flatten(1), layer.k_norm).view_as(keys)
+            else:
+                queries, keys = self._norm(queries, layer.q_norm), self._norm(keys, layer.k_norm)
+            turning = torch.cat((queries, keys), dim=1)
+        # Short operations cost the same for a few heads more.
+        queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        return queries, keys, values
 
     def keys_and_values(
         self, index: int, hidden: torch.Tensor, positions: np.ndarray

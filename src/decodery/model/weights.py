@@ -64,6 +64,9 @@ class Layer:
     [experts, hidden] where the MLP is a mixture, else None; gate_up and down then hold those of all experts, one after
     the other.
     attention_shortcut, mlp_shortcut: [hidden, hidden], what the stream is multiplied by before the sublayer adds to it.
+    shared_gate_up, shared_down: of an MLP that all rows take beside their experts.
+    Layers that keep latents (`config.Latent`): qkv is hidden -> queries, or what q_up makes queries of, and rank +
+    turned; q_norm: [queries], k_norm: [rank]; heads_up: [heads * (plain + value), rank].
     Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
     [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
     [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
@@ -88,6 +91,10 @@ class Layer:
     decay: torch.Tensor | None = None
     skip: torch.Tensor | None = None
     gate_norm: torch.Tensor | None = None
+    q_up: Linear | None = None
+    heads_up: torch.Tensor | None = None
+    shared_gate_up: Linear | None = None
+    shared_down: Linear | None = None
 
 
 @dataclass

@@ -59,6 +59,14 @@ class Puzzle(ABC):
     def open(self, prompt: str, text: str) -> bool:
         """Whether an ideal solver could still end rightly behind this beginning."""
 
+    def passed(self, prompt: str, text: str) -> float:
+        """How much of a finished text is right by what its prompt shows; where that shows nothing, whether it is."""
+        return float(self.verify(prompt, text))
+
+    def remark(self, prompt: str, text: str) -> str:
+        """What is wrong with a finished text by what its prompt shows, as models learn to read it; "" for nothing."""
+        return ""
+
     def steps(self, text: str) -> list[str]:
         """The steps of a text, each with its delimiter; what stands behind the last one is a step of its own."""
         if not self.delimiter:

@@ -11,6 +11,8 @@ from .base import Puzzle
 from .chain import Chain
 from .countdown import Countdown
 from .dyck import Dyck
+from .kvhop import KVHop
+from .prog import Prog
 from .retry_chain import RetryChain
 from .robot import Robot
 
@@ -20,6 +22,8 @@ PUZZLES: dict[str, type[Puzzle]] = {
     "dyck": Dyck,
     "retry-chain": RetryChain,
     "robot": Robot,
+    "prog": Prog,
+    "kvhop": KVHop,
 }
 
 

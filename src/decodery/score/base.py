@@ -104,6 +104,10 @@ class Scorer(Contract):
         """Raise SettingsError where texts of this model cannot be scored."""
         return
 
+    def remark(self, prompt: str, text: str) -> str:
+        """What is wrong with a finished text, for whoever writes the next one; "" where nothing is known of that."""
+        return ""
+
     @abstractmethod
     def score(self, candidates: Candidates) -> torch.Tensor | Asking[torch.Tensor]:
         """[m] scores; a generator where a model has to be asked, see `decodery.core.ask`. Call it through `judge`."""

@@ -66,6 +66,10 @@ class ProgramTests(Scorer):
         written = texts(candidates, decode, "program-tests")
         return torch.tensor([self.verdict(text, head).share for text in written], dtype=torch.float64)
 
+    def remark(self, prompt: str, text: str) -> str:
+        """See `Scorer.remark`: why the program, or the first test that failed, did not pass."""
+        return self.verdict(text, prompt).reason or ""
+
     def verdict(self, text: str, head: str = "") -> Verdict:
         """What became of the program in `text`. head: see `head`, where there is none."""
         fenced = _FENCE.search(text)

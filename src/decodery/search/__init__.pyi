@@ -35,6 +35,7 @@ from .phase_handoff import PhaseHandoff as PhaseHandoff
 from .smc import Posterior as Posterior
 from .query_ttt import QueryTTT as QueryTTT
 from .coupling import Reading as Reading
+from .revisions import Revisions as Revisions
 from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency

@@ -112,6 +112,8 @@ class AStar(StepSearch):
         waiting = frontier.waiting
         if ended := [each for each in waiting if each.node.finished]:
             return [ended[0].node]
+        if not waiting:
+            return []
         count("completed")
         deepest = max(waiting, key=lambda each: each.node.depth)
         whole = yield from growth.extend([deepest.node], whole=True)

@@ -11,18 +11,20 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
 from ..contract import Contract
 from ..core.ask import Asking, Scored, score_all
+from ..core.embedded import reading
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step, Trace
 from ..core.tree import TokenTree
 from ..decode.commit import commit
 from ..decode.text import unread
+from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.protocol import Reader
 from ..model.sites import Tap
@@ -48,7 +50,7 @@ class Search(Contract):
         """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
         return Needs(rows=True, alone=True, greedy=True, law=True)
 
-    def bind(self, tokenizer: Tokenizer) -> Search:
+    def bind(self, tokenizer: Tokenizer) -> Self:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
         return self
 
@@ -106,7 +108,7 @@ class Branches:
             for n in waiting:
                 chunk = branches[n].tokens[branches[n].cache.next_position :][: self.chunk]
                 rows = [len(chunk) - 1] if len(chunk) == unread(branches[n]) else []
-                segments.append(Segment.chunk(chunk, branches[n].cache, logit_rows=rows))
+                segments.append(reading(branches[n], chunk, rows))
             prefill = any(branches[n].position == 0 for n in waiting)
             found = yield from self.ask(segments, prefill=prefill)
             for n, segment, scored in zip(waiting, segments, found, strict=True):
@@ -133,6 +135,16 @@ def credit(trace: Trace, best: Sequence) -> None:
         first = decoding[0] - 1
         steps[first].emitted = min(1, len(best.generated))
         steps[min(decoding[-1], len(steps) - 1)].emitted += len(best.generated) - steps[first].emitted
+
+
+def require_written(tokenizer: Tokenizer, words: str, what: str) -> None:
+    """Raise SettingsError for a text that is no text of this tokenizer's."""
+    back = tokenizer.decode(tokenizer.encode(words, special=False), special=True)
+    if words not in back:
+        raise SettingsError(
+            f"{what} is {words!r}, which this model's tokenizer cannot write (it makes {back!r} of it): give another "
+            "text, or token ids"
+        )
 
 
 def candidates(

@@ -13,7 +13,7 @@ from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
-from .base import Search
+from .base import Search, require_written
 from .marks import Mark, force
 from .pool import Pool
 
@@ -59,7 +59,10 @@ class BudgetForcing(Search):
 
     def bind(self, tokenizer: Tokenizer) -> BudgetForcing:
         def ids(words: str | tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(tokenizer.encode(words, special=False)) if isinstance(words, str) else words
+            if not isinstance(words, str):
+                return words
+            require_written(tokenizer, words, "a text of budget-forcing")
+            return tuple(tokenizer.encode(words, special=False))
 
         return replace(self, end=ids(self.end), wait=ids(self.wait), cue=ids(self.cue))
 

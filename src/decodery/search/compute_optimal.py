@@ -41,8 +41,8 @@ class ComputeOptimal(Search):
     counts. Searches among several texts go on with the texts that were drawn, which are what they would have drawn;
     others begin anew, and the tokens of what was drawn are part of the budget they were compared at. The paper takes
     2,048 texts for the difficulty, and does not count them; here they are as few as the table says, and are counted.
-    Sequential revisions, which need a model that was trained to revise, are not among the searches; `iad` is the
-    nearest one. The trace counts the texts "probed" and the number of the "bin", from the hardest on.
+    Sequential `revisions` may be among the searches; a table that is to weigh them needs a model trained to revise. The
+    trace counts the texts "probed" and the number of the "bin", from the hardest on.
     """
 
     table: Allocation | str

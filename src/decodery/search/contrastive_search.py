@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ..core.ask import Asking
+from ..core.embedded import reading
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.topk import topk
@@ -108,7 +109,7 @@ def _read(branches: Branches, states: _States) -> Asking[torch.Tensor]:
     seq.cache.truncate(0)
     while seq.cache.next_position < len(seq.tokens):
         chunk = seq.tokens[seq.cache.next_position :][: branches.chunk]
-        segment = Segment.chunk(chunk, seq.cache, logit_rows=[len(chunk) - 1])
+        segment = reading(seq, chunk, [len(chunk) - 1])
         (scored,) = yield from branches.ask([segment], taps=states.taps, prefill=True)
         seq.cache.keep(range(len(chunk)))
         states.add(states.of(scored.hidden[states.taps[0]]))

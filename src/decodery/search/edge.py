@@ -15,6 +15,7 @@ from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from .answers import Answers, Kind
+from .base import require_written
 from .judged import Judged
 from .marks import force
 from .pool import Pool, require_count, scored
@@ -73,7 +74,10 @@ class Edge(Judged):
 
     def bind(self, tokenizer: Tokenizer) -> Edge:
         def ids(words: str | tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(tokenizer.encode(words, special=False)) if isinstance(words, str) else words
+            if not isinstance(words, str):
+                return words
+            require_written(tokenizer, words, "a text of edge")
+            return tuple(tokenizer.encode(words, special=False))
 
         return replace(super().bind(tokenizer), end=ids(self.end), cue=ids(self.cue))
 

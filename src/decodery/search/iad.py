@@ -41,8 +41,9 @@ class IAD(Judged, Pipeline):
 
     scorer: of finished texts. n: texts a round; rounds: with feedback, behind the first one. feedback: what later
     prompts show, each level with what those before it show: "none" nothing, which is best-of-n of all rounds, "score"
-    the best score, "best" the best text, "best-worst" the worst one too, "critique" also what the model says of the
-    best one. A text takes the place of the best only where its score is higher. It ends early where the largest score
+    the best score, "best" the best text and what the scorer remarks on it, such as the first test that fails,
+    "best-worst" the worst one too, "critique" also what the model says of the best one. A text takes the place of the
+    best only where its score is higher. It ends early where the largest score
     there can be is reached, or no better text was found in 2 rounds. Memory: a cache per text of a round.
     """
 
@@ -92,6 +93,8 @@ class IAD(Judged, Pipeline):
             parts += [f"The best answer so far reached a score of {best.score:.4g}. Write a better one."]
             return "\n".join(parts)
         parts += [f"The best answer so far, with a score of {best.score:.4g}:", _text(best), ""]
+        if remark := self.judge.remark(task, _text(best)):
+            parts += [f"What is wrong with it: {remark}", ""]
         if self.feedback in ("best-worst", "critique") and worst is not best:
             parts += [
                 f"The worst answer so far, with a score of {worst.score:.4g}; avoid what it does:",

@@ -69,7 +69,7 @@ class MCTS(StepSearch):
         while not path[-1].node.finished:
             for _ in range(self.simulations):
                 yield from self._simulate(growth, list(path))
-            if self.moves == "never":
+            if self.moves == "never" or not path[-1].children:
                 break
             path.append(max(path[-1].children, key=lambda child: (child.visits, child.mean)))
         if not (found := list(path[0].ended())):
@@ -111,6 +111,8 @@ class MCTS(StepSearch):
         while not at.node.finished:
             if not at.children:
                 yield from self._expand(growth, at)
+            if not at.children:
+                return
             at = max(at.children, key=lambda child: child.mean)
 
 

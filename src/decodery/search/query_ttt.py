@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..core.ask import Asking, score_all
+from ..core.embedded import reading
 from ..core.ledger import charged, count
 from ..core.needs import Needs
 from ..core.noise import draw, mix
 from ..core.sequence import Sequence
 from ..errors import SettingsError, UnsupportedModel
-from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.queries import Span, queries_of, with_queries
 from ..model.store import Progress, silent
@@ -118,5 +118,5 @@ def _read(seq: Sequence, chunk: int) -> Asking[None]:
     """All of the prompt but its last token, by the model as it is."""
     while (start := seq.cache.next_position) < len(seq.tokens) - 1:
         rows = seq.tokens[start : min(start + chunk, len(seq.tokens) - 1)]
-        yield from score_all(seq.model, [Segment.chunk(rows, seq.cache, logit_rows=[])])
+        yield from score_all(seq.model, [reading(seq, rows, [])])
         seq.cache.keep(range(len(rows)))

@@ -12,9 +12,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from ..core.ask import Asking, score
+from ..core.embedded import reading
 from ..core.ledger import count
 from ..core.needs import Needs
 from ..core.noise import PARTICLE, mix, nth_seed
@@ -22,20 +23,20 @@ from ..core.sequence import Sequence
 from ..core.trace import Grown, Step, Trace
 from ..decode.schedule import share_prompt
 from ..decode.text import unread
-from ..errors import SettingsError
-from ..model.batch import Segment
+from ..errors import OutOfMemory, ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import method_of
 from ..score.base import Scorer
 from .answers import Answers, Kind
-from .base import Search, credit
+from .base import Search, credit, require_written
 from .judged import Judged
-from .pool import require_count, scored, write_on
+from .pool import leave_out, require_count, scored, write_on
 from .votes import elected, vote_weights
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
     from ..decode.request import Request
+    from ..model.tokenizer import Tokenizer
 
 Aggregate = Literal["last", "min", "prod", "mean"]
 
@@ -86,6 +87,11 @@ class Stepped(Search):
     def _name(self) -> str:
         method = method_of(self)
         return type(self).__name__ if method is None else method.name
+
+    def bind(self, tokenizer: Tokenizer) -> Self:
+        if isinstance(self.delimiter, str):
+            require_written(tokenizer, self.delimiter, f"the delimiter of {self._name}")
+        return super().bind(tokenizer)
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         return (yield from self.follow(Growth(engine, request, self, progress)))
@@ -172,6 +178,7 @@ class Growth:
         self.root = Node(seq, len(seq.tokens))
         self.trace = Trace(ledger=seq.trace.ledger)
         self._scores: dict[tuple[int, ...], float | None] = {}
+        self._failed: Exception | None = None
         search.fits(seq.model)
         if isinstance(search.delimiter, str) and seq.text is None:
             raise SettingsError("the delimiter of steps is a text: give token ids, or search through `LM`")
@@ -201,7 +208,7 @@ class Growth:
     def judge(self, nodes: Ordered[Node]) -> Asking[list[Node]]:
         """Those of these texts whose last step has got a score, which is noted; equal texts are scored once.
 
-        Raises the scorer's error where it fails for all.
+        Raises the scorer's error where it fails for all, and no text has got a score yet.
         """
         assert isinstance(self.search, Judged)
         fresh = list({id(node): node for node in nodes if not node.judged}.values())
@@ -210,13 +217,27 @@ class Growth:
         asked = {key: number for number, key in enumerate(keys) if key not in self._scores}
         if asked:
             begins = [fresh[number].begin - self.root.seq.prompt_length for number in asked.values()]
-            scores = yield from scored(self.search.judge, [texts[number] for number in asked.values()], begins)
+            scores = yield from self._scored([texts[number] for number in asked.values()], begins)
             self._scores |= dict(zip(asked, scores, strict=True))
         for node, key in zip(fresh, keys, strict=True):
             if (worth := self._scores[key]) is not None:
                 node.scores, node.judged = (*node.scores, worth), True
                 self.trace.grown[node.number].score = worth
         return [node for node in nodes if node.judged]
+
+    def _scored(self, texts: list[Sequence], begins: list[int]) -> Asking[list[float | None]]:
+        assert isinstance(self.search, Judged)
+        try:
+            return (yield from scored(self.search.judge, texts, begins))
+        except (OutOfMemory, ServerError):
+            raise
+        except Exception as error:
+            if all(known is None for known in self._scores.values()):
+                raise
+            # These end here; others may go on, or have ended before.
+            leave_out([error] * len(texts), len(texts))
+            self._failed = error
+            return [None] * len(texts)
 
     def shown(self, nodes: Ordered[Node]) -> Asking[list[Sequence]]:
         """The texts that the scorer sees for these: they themselves."""
@@ -226,10 +247,13 @@ class Growth:
     def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> list[Sequence]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
-        weights: what each of them counts in a vote, at least 0; by default what it is worth.
+        weights: what each of them counts in a vote, at least 0; by default what it is worth. Raises the scorer's error
+        where nothing has come to its end for that.
         """
         search = self.search
         assert isinstance(search, StepSearch)
+        if not found and self._failed is not None:
+            raise self._failed
         each = {id(node): node for node in found}.values()
         ranked = sorted(each, key=lambda node: -search.worth(node))
         texts = [node.seq for node in ranked]
@@ -277,7 +301,7 @@ class Growth:
         while (missing := unread(seq)) > 1:
             start = seq.cache.next_position
             chunk = seq.tokens[start : start + min(missing - 1, self.engine.prefill_chunk)]
-            yield from score(seq.model, Segment.chunk(chunk, seq.cache, logit_rows=[]))
+            yield from score(seq.model, reading(seq, chunk, []))
             seq.cache.keep(range(len(chunk)))
             self.trace.steps.append(Step(rows=len(chunk), prefill=start < seq.prompt_length - 1))
 

@@ -36,8 +36,6 @@ async def plan(desk: Desk, body: CompletionRequest) -> Plan:
 
 
 def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
-    if body.suffix:
-        raise invalid("suffix is not supported: this model writes what follows a prompt", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of is not supported beyond n", "best_of")
     lm, n = desk.lm, body.n or 1
@@ -97,12 +95,26 @@ def _prompts(desk: Desk, body: CompletionRequest) -> tuple[list[str], list[list[
         elif len(each) >= desk.context or max(each) >= desk.lm.model.vocab_size:
             desk.room(len(each), body.max_tokens, None)
             raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
+    if body.suffix:
+        return [""] * len(given), [_gap(desk, body, each) for each in given]
     tokens = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]
     if not all(tokens):
         raise invalid("a prompt has no tokens", "prompt")
     if not body.echo:
         return [""] * len(given), tokens
     return [each if isinstance(each, str) else tokenizer.decode(each, special=True) for each in given], tokens
+
+
+def _gap(desk: Desk, body: CompletionRequest, prompt: Any) -> list[int]:
+    """The tokens that ask for what stands between a prompt and the suffix."""
+    if body.echo or not isinstance(prompt, str):
+        raise invalid("a suffix goes with prompts that are texts, and without echo", "suffix")
+    assert body.suffix is not None
+    desk.check_length(body.suffix)
+    tokens = desk.lm.tokenizer.infill(prompt, body.suffix)
+    if tokens is None:
+        raise invalid("this model has no tokens to fill gaps with: leave suffix out, or serve one trained to", "suffix")
+    return tokens
 
 
 @dataclass

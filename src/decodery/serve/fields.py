@@ -16,8 +16,9 @@ def _whole(value: Any) -> Any:
 
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
-Token = Annotated[Whole, Field(ge=0, le=2**31 - 1)]
+# Bounds stand before it: those behind are checked, and not published as bounds.
+_WHOLE = BeforeValidator(_whole)
+Token = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1), _WHOLE]
 Tokens = Annotated[list[Token], Field(min_length=1)]
 
 
@@ -33,7 +34,7 @@ class Methods(BaseModel):
     drafter: _SPEC | None = None
     rule: _SPEC | None = None
     budget: _SPEC | None = None
-    max_nodes: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    max_nodes: Annotated[int, Field(strict=True, ge=1, le=1024), _WHOLE] | None = None
     sampler: Annotated[list[_SPEC], Field(max_length=32)] | None = None
     source: _SPEC | None = None
     constraint: _LONG_SPEC | None = None
@@ -41,11 +42,11 @@ class Methods(BaseModel):
     diffuse: _SPEC | None = None
     kv: _SPEC | None = None
     monitor: _SPEC | Annotated[list[_SPEC], Field(max_length=8)] | None = None
-    top_k: Annotated[Whole, Field(ge=0)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
     ignore_eos: StrictBool | None = None
-    min_new_tokens: Annotated[Whole, Field(ge=0)] | None = None
+    min_new_tokens: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
     trace: Literal["summary", "steps"] = "summary"
 
 
@@ -59,14 +60,14 @@ class Shared(BaseModel):
     """What both kinds of completion take. Without a temperature texts are greedy; without a seed it is 0."""
 
     model: StrictStr | None = None
-    n: Annotated[Whole, Field(ge=1, le=128)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=0)] | None = None
+    n: Annotated[int, Field(strict=True, ge=1, le=128), _WHOLE] | None = None
+    max_tokens: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[str, Annotated[Number, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=-(2**63), le=2**64 - 1), _WHOLE] | None = None
     stop: (
         Annotated[StrictStr, Field(min_length=1, max_length=256)]
         | Annotated[list[Annotated[StrictStr, Field(min_length=1, max_length=256)]], Field(max_length=16)]
@@ -173,9 +174,9 @@ class ChatRequest(Shared):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(strict=True, ge=1), _WHOLE] | None = None
     logprobs: StrictBool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20), _WHOLE] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
@@ -192,9 +193,9 @@ class CompletionRequest(Shared):
         | Tokens
         | Annotated[list[Tokens], Field(min_length=1, max_length=2048)]
     )
-    logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(strict=True, ge=0, le=20), _WHOLE] | None = None
     echo: StrictBool | None = None
-    best_of: Annotated[Whole, Field(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Field(strict=True, ge=1, le=128), _WHOLE] | None = None
     suffix: StrictStr | None = None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from ..core.ask import Ask, Asking, OfOneModel, Scored, score
+from ..core.ask import Asking, OfOneModel, Scored, score
+from ..core.encoded import encoded
 from ..core.needs import Gives
 from ..errors import PromptError, SettingsError
 from ..model.batch import Segment
@@ -16,9 +15,6 @@ from ..model.encoder_decoder import EncoderDecoder
 from ..model.protocol import Capabilities, LanguageModel, Reader
 from ..model.sites import Tap
 from .base import Source
-
-ENCODER = "encoder"
-"""What the encoder's passes go by in ledgers."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Reads(Source):
 
     tokens: tuple[int, ...]
 
-    gives = Gives(taps=True, keys=True, changes=True)
+    gives = Gives(taps=True, keys=True, changes=True, source=True)
 
     @property
     def read(self) -> tuple[int, ...]:
@@ -67,11 +63,6 @@ class Reading(OfOneModel):
 
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
         """See `Composed`."""
-        cache = segment.cache
-        assert isinstance(cache, KVCache)
-        if cache.memory is None:
-            encoder = self.model.encoder
-            (read,) = yield [Ask(encoder, encoder.segment(self.tokens), (-1,), ENCODER)]
-            with torch.no_grad():
-                cache.memory = self.model.remembered(read.hidden[-1])
+        assert isinstance(segment.cache, KVCache)
+        yield from encoded(self.model, self.tokens, segment.cache)
         return (yield from score(self.model, segment, taps, role))

@@ -8,17 +8,19 @@ import numpy as np
 import torch
 
 from ..budget.base import Policy
+from ..core.ask import drive, score
 from ..draft.base import Drafter
-from ..model.batch import Batch, Segment
-from ..model.protocol import LanguageModel
+from ..model.batch import Segment
+from ..model.protocol import LanguageModel, Reader
 from ..sample.base import Context
 from ..sample.sampler import Sampler
+from ..source.base import Source
 from ..verify.base import Rule
 from .running import LawBroken, decode
 from .statistics import chi_square
 
 
-def enumerate_law(model: LanguageModel, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
+def enumerate_law(model: Reader, prompt: Ordered[int], sampler: Sampler, length: int) -> np.ndarray:
     """Probabilities [vocab ** length] of all continuations of `length` tokens, first token slowest."""
     size = model.vocab_size
     law = np.zeros(size**length)
@@ -28,7 +30,7 @@ def enumerate_law(model: LanguageModel, prompt: Ordered[int], sampler: Sampler, 
             law[code] = mass
             return
         segment = Segment.chunk(context.tokens, model.new_cache(), logit_rows=[len(context.tokens) - 1])
-        logits = model.forward(Batch([segment])).logits[0]
+        logits = drive(score(model, segment)).logits[0]
         row = sampler.probabilities(sampler.law(logits[None], [context]))[0]
         for token in torch.nonzero(row).flatten().tolist():
             after = sampler.extend(context, token, logits)
@@ -47,6 +49,7 @@ def check_distribution(
     budget: Policy | str | None = None,
     rule: Rule | str | None = None,
     sampler: Sampler | None = None,
+    source: Source | None = None,
     length: int = 5,
     draws: int = 20_000,
     first_seed: int = 0,
@@ -58,7 +61,8 @@ def check_distribution(
     its first token, so that the test would say nothing about drafts.
     """
     sampler = sampler or Sampler.from_settings(temperature=1.0)
-    law = enumerate_law(model, prompt, sampler, length)
+    scored_by = model if source is None else source.over(model, prompt)
+    law = enumerate_law(scored_by, prompt, sampler, length)
     counts, deep = np.zeros_like(law), 0
     for start in range(0, draws, 500):
         seeds = range(first_seed + start, first_seed + min(start + 500, draws))
@@ -69,6 +73,7 @@ def check_distribution(
             budget=budget,
             rule=rule,
             sampler=sampler,
+            source=source,
             seeds=seeds,
             max_new_tokens=length,
         ):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ..budget.base import Budget
+from ..core.embedded import Embeddings
 from ..core.noise import nth_seed
 from ..core.sequence import Sequence as Decoded
 from ..core.topk import logsumexp, topk
@@ -47,13 +48,15 @@ def write_texts(
     seed: int = 0,
     top: int = 0,
     batch: int = 64,
+    embeddings: Sequence[Embeddings] = (),
     progress: Progress = silent,
 ) -> Corpus:
     """Let `target` continue each of `prompts` (token ids) and keep what it writes in the folder `out`.
 
     Text i is drawn at temperatures[i % len(temperatures)] with the seed `seed + i`. top: how many of the likeliest
     tokens to keep beside each one but the first, see `Text`. batch: texts decoded at a time. progress: told how many
-    texts of how many are written, halves of two counting as one. A folder that was begun with the same settings is
+    texts of how many are written, halves of two counting as one. embeddings: what each of the prompts holds beside
+    tokens, where they hold any. A folder that was begun with the same settings is
     continued; with others refused.
     """
     if not prompts:
@@ -63,6 +66,8 @@ def write_texts(
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(np.array([len(prompt), *prompt], dtype="<i8").tobytes())
+    for each in embeddings:
+        digest.update(each.digest.encode())
     facts = {
         "kind": "written by the target",
         "model": target.name,
@@ -84,6 +89,7 @@ def write_texts(
             drafter=_Recorder(top),
             seed=nth_seed(seed, number),
             eos_ids=target.tokenizer.eos_ids,
+            embeddings=embeddings[number] if embeddings else None,
         )
         for number, prompt in enumerate(prompts)
     ]

@@ -184,7 +184,7 @@ def untrained(recipe: Recipe) -> Transformer:
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
 
-    def mixed() -> dict[str, torch.Tensor]:
+    def mixed() -> dict[str, Any]:
         """What a layer of several MLPs has besides: the norms of LLaDA-MoE, and the choice among them."""
         if not size.experts:
             return {}

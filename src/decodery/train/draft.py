@@ -108,7 +108,7 @@ class _Course:
         self.place = np.full(draft.vocab_size, -1)
         self.place[kept.ids.cpu().numpy()] = np.arange(len(kept.ids))
         self.validation = lesson(held, kept, self.place)
-        _temper(draft, self.validation)
+        temper(draft, self.validation)
         self.parameters = parameters(draft)
         # Products in bfloat16 where the processor computes them, which is twice as fast; the weights stay float32.
         self.fast = choose_dtype("auto", "bfloat16", draft.device) == "bfloat16"
@@ -137,7 +137,7 @@ class _Course:
         )
 
 
-def _temper(draft: Transformer, taught: Lesson) -> None:
+def temper(draft: Transformer, taught: Lesson) -> None:
     """Begin no surer than pays: what few layers say in place of many, the head reads with false certainty."""
     norm = draft.weights.norm.clone()
     tried = []

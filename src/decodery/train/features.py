@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..core.embedded import Embeddings, chunk
 from ..core.topk import logsumexp, topk
 from ..errors import CorruptFile, SettingsError
 from ..model.artifact import read_tensors
-from ..model.batch import Batch, Segment
+from ..model.batch import Batch
 from ..model.protocol import LanguageModel
 from ..model.sites import Tap
 from ..model.store import Progress, replacing
@@ -28,26 +29,39 @@ class Features:
     """One text as the target reads it. text: its tokens; states: {tap: [n, width]} float16 after each of them.
 
     likely, logprobs: [n, k] int64 and float32, the k tokens the target finds likeliest after each, at temperature 1.
+    behind: [n, 1 + hidden], see `heads.head.EMBEDDED`; None for a text of tokens alone.
     """
 
     text: Text
     states: dict[Tap, torch.Tensor]
     likely: torch.Tensor
     logprobs: torch.Tensor
+    behind: torch.Tensor | None = None
 
 
 class FeatureStore:
-    """The features of a corpus in the folder `out`, made where they are missing; shards are read as needed."""
+    """The features of a corpus in the folder `out`, made where they are missing; shards are read as needed.
+
+    embeddings: what the prompts of the texts hold beside tokens, in turns; none for texts of tokens alone.
+    """
 
     def __init__(
-        self, target: LanguageModel, corpus: Corpus, taps: Sequence[Tap], out: Path, top: int, progress: Progress
+        self,
+        target: LanguageModel,
+        corpus: Corpus,
+        taps: Sequence[Tap],
+        out: Path,
+        top: int,
+        progress: Progress,
+        embeddings: Sequence[Embeddings] = (),
     ) -> None:
-        self.corpus, self.taps = corpus, tuple(taps)
+        self.corpus, self.taps, self.embeddings = corpus, tuple(taps), embeddings
         made = f"{corpus.facts} {target.fingerprint} {list(taps)} {top}"
         self._paths = [out / f"{first // SHARD:05d}.safetensors" for first in range(0, len(corpus), SHARD)]
         for number, path in enumerate(self._paths):
             if not path.is_file():
-                _write(path, target, list(_texts(corpus, number)), self.taps, top, made)
+                held = [self._embeddings(text) for text in range(number * SHARD, (number + 1) * SHARD)]
+                _write(path, target, list(_texts(corpus, number)), held, self.taps, top, made)
             progress("reading texts", min((number + 1) * SHARD, len(corpus)), len(corpus))
         self._read = lru_cache(maxsize=24)(lambda number: _read(self._paths[number], corpus, number, self.taps, made))
 
@@ -55,20 +69,32 @@ class FeatureStore:
         return len(self.corpus)
 
     def __getitem__(self, number: int) -> Features:
-        return self._read(number // SHARD)[number % SHARD]
+        found, held = self._read(number // SHARD)[number % SHARD], self._embeddings(number)
+        return found if held is None else replace(found, behind=held.behind(0, len(found.text.tokens)))
+
+    def _embeddings(self, number: int) -> Embeddings | None:
+        return self.embeddings[number % len(self.embeddings)] if self.embeddings else None
 
 
 def _texts(corpus: Corpus, shard: int) -> Iterator[Text]:
     return (corpus[number] for number in range(shard * SHARD, min((shard + 1) * SHARD, len(corpus))))
 
 
-def _write(path: Path, target: LanguageModel, texts: list[Text], taps: tuple[Tap, ...], top: int, made: str) -> None:
+def _write(
+    path: Path,
+    target: LanguageModel,
+    texts: list[Text],
+    embeddings: list[Embeddings | None],
+    taps: tuple[Tap, ...],
+    top: int,
+    made: str,
+) -> None:
     from safetensors.torch import save_file
 
     states: dict[Tap, list[torch.Tensor]] = {tap: [] for tap in taps}
     likely, logprobs = [], []
-    for text in texts:
-        segment = Segment.chunk(text.tokens.astype(np.int64), target.new_cache())
+    for text, held in zip(texts, embeddings, strict=False):
+        segment = chunk(target, text.tokens.astype(np.int64), target.new_cache(), held)
         with torch.no_grad():
             scores = target.forward(Batch([segment]), taps=taps)
         ids, values = topk(scores.logits.float(), top)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..core.topk import topk
-from ..draft.heads.head import HEAD, BoundHead, Guess, TrainedHead
+from ..draft.heads.head import EMBEDDED, HEAD, BoundHead, Guess, TrainedHead
 from ..errors import SettingsError
 from ..model.load import LoadedModel
 from ..model.sites import Tap
@@ -27,6 +27,7 @@ from ..model.weights import floating
 from .card import CARD, refuse_others
 from .corpus import Corpus, Text, check_texts
 from .cut import keep_tokens
+from .embedded import Shown
 from .features import Features, FeatureStore
 from .loop import Plan, batches, train
 
@@ -109,6 +110,9 @@ def taught(
         # What the target expects behind the last token of its prompt is the first thing it wrote.
         first = max(each.text.written - 2, 0)
         weight[row, first:own] = mass[first:]
+        if each.behind is not None:
+            rows = states.setdefault(EMBEDDED, torch.zeros(b, n, each.behind.shape[1], dtype=dtype))
+            rows[row, :own] = each.behind[lead : own + lead]
     return Taught(states, tokens, likely, share.to(dtype), weight.to(dtype))
 
 
@@ -117,7 +121,8 @@ def _end(each: Features, most: int) -> Features:
     first = max(0, len(each.text.tokens) - most)
     text = Text(each.text.tokens[first:], max(each.text.written - first, 0))
     states = {tap: rows[first:] for tap, rows in each.states.items()}
-    return Features(text, states, each.likely[first:], each.logprobs[first:])
+    behind = None if each.behind is None else each.behind[first:]
+    return Features(text, states, each.likely[first:], each.logprobs[first:], behind)
 
 
 def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
@@ -188,12 +193,15 @@ def train_head(
     shape: Mapping[str, Any] | None = None,
     recipe: HeadRecipe | None = None,
     command: str = "",
+    shown: Shown | None = None,
     progress: Progress = silent,
 ) -> dict[str, float]:
     """Train a head of a kind on texts that `target` has written; `out` is what its drafter takes.
 
-    shape: what the kind's `untrained` takes beside the model. Every twentieth text is held out. Returns what `judged`
-    says of the finished int8 head. Interrupted, it goes on from its last checkpoint in `out` when called again.
+    shape: what the kind's `untrained` takes beside the model. shown: texts behind embeddings, from which it learns more
+    and more in the second half of its steps, in place of the others, and by which it is then judged. Every twentieth
+    text is held out. Returns what `judged` says of the finished int8 head. Interrupted, it goes on from its last
+    checkpoint in `out` when called again.
     """
     recipe = recipe or HeadRecipe()
     check_folder(out)
@@ -208,9 +216,15 @@ def train_head(
         tensors["vocabulary"] = keep_tokens(texts, recipe.outputs, model, model.config.eos_ids).ids.int()
     trained = TrainedHead(kind.kind, tensors, settings, model=model.fingerprint)
     head = kind(trained, model)
-    features = FeatureStore(model, corpus, head.taps, out / "features", TOP, progress)
+    plain = _Store(FeatureStore(model, corpus, head.taps, out / "features", TOP, progress), learned, held[:_HELD])
+    seen = None
+    if shown is not None:
+        check_texts(len(shown.corpus))
+        learned_of, held_of = shown.corpus.split()
+        features = FeatureStore(model, shown.corpus, head.taps, out / "shown", TOP, progress, shown.embeddings)
+        seen = _Store(features, learned_of, held_of[:_HELD])
     steps = max(1, round(recipe.epochs * len(learned) / recipe.batch))
-    course = _Course(head, features, learned, held[:_HELD], recipe, steps)
+    course = _Course(head, plain, seen, recipe, steps)
     plan = Plan(steps, lr=recipe.lr, warmup=0.05, clip=0.5, validate_every=max(1, min(100, steps // 10)))
     history = train(
         *(course.parameters, course.loss, plan, out / "training"),
@@ -230,19 +244,20 @@ def train_head(
     return scores
 
 
-class _Course:
-    """What the steps of a training share."""
+@dataclass(frozen=True)
+class _Store:
+    """What the target showed of texts, and the numbers of those that are learned and of those held out."""
 
-    def __init__(
-        self,
-        head: BoundHead,
-        features: FeatureStore,
-        learned: Sequence[int],
-        held: Sequence[int],
-        recipe: HeadRecipe,
-        steps: int,
-    ) -> None:
-        self.head, self.features, self.learned, self.recipe, self.steps = head, features, learned, recipe, steps
+    features: FeatureStore
+    learned: Sequence[int]
+    held: Sequence[int]
+
+
+class _Course:
+    """What the steps of a training share. shown: texts behind embeddings, None for none."""
+
+    def __init__(self, head: BoundHead, plain: _Store, shown: _Store | None, recipe: HeadRecipe, steps: int) -> None:
+        self.head, self.plain, self.shown, self.recipe, self.steps = head, plain, shown, recipe, steps
         # The target's words are read in floating point, through which gradients pass.
         head.shared = floating(head.shared)
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
@@ -251,11 +266,21 @@ class _Course:
         self._place = torch.full((head.model.vocab_size,), -1)
         ids = torch.arange(head.model.vocab_size) if head.vocabulary is None else head.vocabulary
         self._place[ids] = torch.arange(len(ids))
-        self._batch = batches(len(learned), recipe.batch, recipe.seed)
-        self.held = [self._lesson(held[first : first + recipe.batch]) for first in range(0, len(held), recipe.batch)]
+        self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
+        self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
+        judged, size = shown or plain, recipe.batch
+        held = [judged.features[number] for number in judged.held]
+        self.held = [self._lesson(held[first : first + size]) for first in range(0, len(held), size)]
 
     def loss(self, step: int) -> torch.Tensor:
-        lesson = self._lesson([self.learned[each] for each in self._batch(step)])
+        texts = [self.plain.features[self.plain.learned[each]] for each in self._batch(step)]
+        if self.shown is not None:
+            share = max(0.0, 2 * step / self.steps - 1)
+            drawn = np.random.default_rng([self.recipe.seed, step]).random(len(texts)) < share
+            for place, number in enumerate(self._shown(step)):
+                if drawn[place]:
+                    texts[place] = self.shown.features[self.shown.learned[number]]
+        lesson = self._lesson(texts)
         guesses = lesson.unrolled(self.head, self.head.unrolled(step / self.steps))
         known = lesson.weight[:, : lesson.places] > 0
         return distance(self.head, guesses, lesson, self.recipe.decay) + self.head.regret(guesses, lesson.states, known)
@@ -263,8 +288,7 @@ class _Course:
     def validate(self) -> dict[str, float]:
         return judged(self.head, self.held, self.recipe.decay)
 
-    def _lesson(self, numbers: Sequence[int]) -> Taught:
-        texts = [self.features[number] for number in numbers]
+    def _lesson(self, texts: Sequence[Features]) -> Taught:
         steps = max(self.head.taught, DEPTHS)
         dtype = next(iter(self.parameters.values())).dtype
         return taught(texts, self._place, steps, self.recipe.length, dtype, self.head.lead)

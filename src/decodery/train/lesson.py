@@ -23,7 +23,8 @@ class Lesson:
     """What some texts teach. rows: [m], the rows among all of their tokens that have something to predict.
 
     likely: [m, k] outputs of the draft; share: [m, k] the target's probabilities of them, each row summing to 1;
-    weight: [m] how much of the target's probability that was. Rows that fill up have weight 0.
+    weight: [m] how much of the target's probability that was, times what the row counts. Rows that fill up have weight
+    0.
     """
 
     batch: Batch
@@ -34,29 +35,56 @@ class Lesson:
     count: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one text teaches: its segment, the rows [m] of it that learn, and what to learn there.
+
+    after: [m] the place in the text whose next token a row is to predict. weight: [m] what that counts.
+    """
+
+    text: Text
+    segment: Segment
+    rows: np.ndarray
+    after: np.ndarray
+    weight: np.ndarray
+
+    @classmethod
+    def read(cls, text: Text) -> Part:
+        """A text read from left to right, of which every row behind the prompt predicts what follows."""
+        n = len(text.tokens) - 1
+        rows = np.arange(max(text.written - 1, 0), n)
+        segment = Segment(np.arange(n), text.tokens[:-1].astype(np.int64))
+        return cls(text, segment, rows, rows, np.ones(len(rows), dtype=np.float32))
+
+
 def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
+    """Texts read from left to right, see `of_parts`."""
+    return of_parts([Part.read(text) for text in texts], kept, place)
+
+
+def of_parts(parts: Sequence[Part], kept: Kept, place: np.ndarray) -> Lesson:
     """Where the target said what it finds likely, that is learned, elsewhere the text's own next token.
 
     place: [vocab], the output of a token, -1 for those without.
     """
-    segments, rows, likely, shares = [], [], [], []
+    segments, rows, likely, shares, weights = [], [], [], [], []
     first = 0
-    width = max((text.likely.shape[1] for text in texts if text.likely is not None), default=1)
-    for text in texts:
-        n = len(text.tokens) - 1
-        segments.append(Segment(np.arange(n), text.tokens[:-1].astype(np.int64)))
-        begin = max(text.written - 1, 0)
-        ids = np.zeros((n - begin, width), dtype=np.int64)
-        share = np.zeros((n - begin, width), dtype=np.float32)
-        ids[:, 0], share[:, 0] = text.tokens[begin + 1 :], 1.0
+    width = max((part.text.likely.shape[1] for part in parts if part.text.likely is not None), default=1)
+    for part in parts:
+        text, after = part.text, part.after
+        ids = np.zeros((len(after), width), dtype=np.int64)
+        share = np.zeros((len(after), width), dtype=np.float32)
+        ids[:, 0], share[:, 0] = text.tokens[after + 1], 1.0
         if text.likely is not None and text.logprobs is not None:
-            asked = np.isfinite(text.logprobs[begin:n, 0])
-            ids[asked] = text.likely[begin:n][asked]
-            share[asked] = np.exp(text.logprobs[begin:n][asked].astype(np.float32))
-        rows.append(np.arange(first + begin, first + n))
+            asked = np.isfinite(text.logprobs[after, 0])
+            ids[asked] = text.likely[after][asked]
+            share[asked] = np.exp(text.logprobs[after][asked].astype(np.float32))
+        segments.append(part.segment)
+        rows.append(first + part.rows)
         likely.append(ids)
         shares.append(share)
-        first += n
+        weights.append(part.weight)
+        first += len(part.segment)
     spare = -first % _UNIT
     if spare:
         segments.append(Segment(np.arange(spare), np.zeros(spare, dtype=np.int64)))
@@ -66,6 +94,7 @@ def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
     rows.append(np.zeros(idle, dtype=np.int64))
     likely.append(np.zeros((idle, width), dtype=np.int64))
     shares.append(np.zeros((idle, width), dtype=np.float32))
+    weights.append(np.zeros(idle, dtype=np.float32))
     outputs = place[np.concatenate(likely)]
     device = kept.ids.device
     known = torch.from_numpy(np.where(outputs >= 0, np.concatenate(shares), 0.0).astype(np.float32)).to(device)
@@ -75,7 +104,7 @@ def lesson(texts: Sequence[Text], kept: Kept, place: np.ndarray) -> Lesson:
         torch.from_numpy(np.concatenate(rows)).to(device),
         torch.from_numpy(outputs.clip(min=0)).to(device),
         known / weight.clamp(min=1e-9)[:, None],
-        weight,
+        weight * torch.from_numpy(np.concatenate(weights)).to(device),
         taught,
     )
 

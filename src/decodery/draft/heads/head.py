@@ -31,6 +31,8 @@ HEAD = "head.safetensors"
 KIND = "draft head"
 MADE = "train one with `decodery train head`"
 _MOST_HEADS, _MOST_RANKS = 64, 64
+EMBEDDED: Tap = "embedded"
+"""Beside the states at taps, [n, 1 + hidden]: whether an embedding stands behind each, and which."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +121,12 @@ class BoundHead(ABC):
 
     model: the target; parts: the head's own tensors, which work in `dtype`. kind: the drafter's name; taught: how many
     steps it is unrolled over in training; lead: how many places a token's state stands behind the one that is known
-    with it: 0, or 1 where the target is to read a token, too, before the head guesses on.
+    with it: 0, or 1 where the target is to read a token, too, before the head guesses on. sees_embeddings: whether its
+    states hold `EMBEDDED`, too, of a prompt that holds embeddings.
     """
 
     kind: ClassVar[str]
+    sees_embeddings: ClassVar[bool] = False
     taught: ClassVar[int] = 4
     lead: ClassVar[int] = 0
 
@@ -255,7 +259,7 @@ class DraftHead(BoundHead):
 
     def hear(self, memory: Any, seen: list[Seen]) -> Heard:
         """`read` all of what was seen of the text, in order."""
-        taps, tokens = self.watches(self.trained), [token for each in seen for token in each.tokens]
+        taps, tokens = list(seen[0].hidden), [token for each in seen for token in each.tokens]
         positions = np.concatenate([np.arange(each.start, each.start + len(each.tokens)) for each in seen])
         with torch.no_grad(), one_thread():
             states = {tap: torch.cat([each.states(tap) for each in seen]).to(self.dtype) for tap in taps}

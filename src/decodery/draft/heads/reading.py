@@ -19,7 +19,7 @@ from ...model.threads import one_thread
 from ..advice import Opinion
 from ..base import Observation
 from ..rows import TreeRows
-from .head import DraftHead, Heard, Seen
+from .head import EMBEDDED, DraftHead, Heard, Seen
 
 
 @dataclass(slots=True)
@@ -61,7 +61,10 @@ class HeadReading:
         rows = [0, *seen.path]
         tokens = seq.tokens[seen.start + 1 : seen.start + 1 + len(rows)]
         if tokens:
-            self.fresh.append(Seen(seen.hidden, rows[: len(tokens)], tokens, seen.start))
+            hidden = {tap: seen.hidden[tap] for tap in self.taps}
+            if self.head.sees_embeddings and seq.embeddings is not None:
+                hidden[EMBEDDED] = seq.embeddings.behind(seen.start, len(seen.tree))
+            self.fresh.append(Seen(hidden, rows[: len(tokens)], tokens, seen.start))
 
     def skip(self, most: int) -> None:
         """Never read more than the last `most` tokens of those that wait; what stood before them stays unknown."""
@@ -76,7 +79,7 @@ class HeadReading:
                 # Copies: what is not read need not be kept.
                 rows, left = list(first.rows[cut:]), range(len(first.tokens) - cut)
                 with one_thread():
-                    hidden = {tap: first.hidden[tap][rows] for tap in self.taps}
+                    hidden = {tap: states[rows] for tap, states in first.hidden.items()}
                 self.fresh[0] = Seen(hidden, left, first.tokens[cut:], first.start + cut)
 
     def after(self, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:

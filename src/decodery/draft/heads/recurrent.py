@@ -57,6 +57,12 @@ class RecurrentHead(DraftHead):
     def inputs(self, features: torch.Tensor, embedded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Features and embeddings of the tokens [n, hidden] -> the residual stream, and what attention reads."""
 
+    def beside(
+        self, stream: torch.Tensor, attended: torch.Tensor, states: dict[Tap, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`inputs` of a text's own items, which may be no tokens. states: {tap: [n, width]}."""
+        return stream, attended
+
     @abstractmethod
     def leave(self, stream: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The stream behind the layer [n, hidden] -> the next features, and what `project` takes."""
@@ -96,7 +102,7 @@ class RecurrentHead(DraftHead):
             rows = [states[tap].contiguous() for tap in self.taps]
             given = [place for row in range(len(tokens)) for each in rows for place in places_of(each, (row,))]
             return self._read(self.native, memory, given, tokens.tolist(), positions.tolist()).logits[0]
-        features, spoken = self._run(memory, self.enter(states), tokens, positions, None)
+        features, spoken = self._run(memory, self.enter(states), tokens, positions, None, states)
         memory.last, memory.rows, memory.end = features[-1], features[:0], int(positions[-1])
         return self.project(spoken[-1:])[0]
 
@@ -134,6 +140,10 @@ class RecurrentHead(DraftHead):
         for step in range(steps):
             embedded = self.embed(tokens[:, step : step + n].flatten())
             stream, attended = self.inputs(features, embedded)
+            if not step:
+                stream, attended = self.beside(
+                    stream, attended, {tap: rows.flatten(0, 1) for tap, rows in states.items()}
+                )
             positions = torch.arange(step, step + n).repeat(b)
             queries, own, seen = (each.view(b, n, *each.shape[1:]) for each in self.layer.heads(attended, positions))
             keys.append(own)
@@ -151,8 +161,11 @@ class RecurrentHead(DraftHead):
         tokens: torch.Tensor,
         positions: np.ndarray,
         mask: np.ndarray | None,
+        states: dict[Tap, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         stream, attended = self.inputs(features, self.embed(tokens))
+        if states is not None:
+            stream, attended = self.beside(stream, attended, states)
         stream = stream + self.layer.attention(attended, positions, memory.held, mask)
         return self.leave(self.layer.left(stream))
 

@@ -1,0 +1,171 @@
+"""Train what benchmarks/draft/joint.py compares on small models: drafts for tiny-1M-chain, and a hybrid pair.
+
+    OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 160]
+
+PART: `draft`, `nested` and `deer` for the solver of chained sums that comes along, on texts it has written; `hybrid`, a
+model with a Mamba-2 layer and one of attention that learns the same sums, and `recurrent`, a draft for it with one
+Mamba-2 layer alone. What is finished is left as it is; what was interrupted goes on. Minutes each on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from decodery.model.batch import Batch, Segment
+from decodery.model.config import Mamba, ModelConfig
+from decodery.model.load import load
+from decodery.model.store import Progress, terminal_progress
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense, Layer, Weights
+from decodery.puzzles import drawn, puzzle
+from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded
+from decodery.train.card import CARD
+from decodery.train.corpus import Corpus
+from decodery.train.cut import Shape, parameters
+from decodery.train.data import write_texts
+from decodery.train.deer import DeerRecipe, train_deer
+from decodery.train.draft import train_draft
+from decodery.train.loop import CHECKPOINT, Plan, train
+from decodery.train.puzzle_model import lesson
+
+TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
+PARTS = ("draft", "nested", "deer", "hybrid", "recurrent")
+STEPS = {"hybrid": 320, "recurrent": 320}
+_HELD = 1 << 40
+"""Steps of lessons that nobody learns from begin here."""
+
+
+def corpus(work: Path, count: int, progress: Progress) -> Corpus:
+    """What the solver writes: texts of sums, most of them wrong somewhere."""
+    prompts = [encoded(prompt) for prompt in islice(drawn(PUZZLE, "train", 1 << 20), count)]
+    return write_texts(load(TARGET), prompts, work / "texts", max_new_tokens=64, top=20, progress=progress)
+
+
+def draft(work: Path, texts: Corpus, progress: Progress) -> None:
+    train_draft(load(TARGET), texts, work / "draft", shape=Shape(1, 352), epochs=12, progress=progress)
+
+
+def nested(work: Path, texts: Corpus, progress: Progress) -> None:
+    shape = Shape(3, 352, exits=(1, 2, 3))
+    train_draft(load(TARGET), texts, work / "nested", shape=shape, epochs=12, progress=progress)
+
+
+def deer(work: Path, texts: Corpus, progress: Progress) -> None:
+    recipe = DeerRecipe(block=8, places=6, continuing=8, refining=4, batch=4)
+    train_deer(load(TARGET), texts, work / "deer", shape=Shape(2, 352), recipe=recipe, progress=progress)
+
+
+def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transformer:
+    """A hybrid with random weights, float32, for the puzzles' alphabet; which of its layers are Mamba-2's."""
+    mamba = Mamba(8, hidden // 4, 1, 16, 4)
+    config = ModelConfig(
+        VOCABULARY, hidden, 2 * hidden, len(recurrent), 4, 4, hidden // 4, 512, family="bamba", tie_embeddings=True,
+        eos_ids=(END_ID,), mamba=mamba, mamba_layers=recurrent,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
+        return torch.randn(outputs, inputs, generator=generator) * (gain / inputs**0.5)
+
+    small = (2 * len(recurrent)) ** -0.5
+
+    def layer(own: bool) -> Layer:
+        wide, rows = (mamba.inner, mamba.inner + mamba.width) if own else (hidden, 3 * hidden)
+        built = Layer(
+            attention_norm=torch.ones(hidden),
+            qkv=Dense(matrix(rows, hidden)),
+            output=Dense(matrix(hidden, wide, small)),
+            mlp_norm=torch.ones(hidden),
+            gate_up=Dense(matrix(4 * hidden, hidden)),
+            down=Dense(matrix(hidden, 2 * hidden, small)),
+        )
+        if not own:
+            return built
+        return replace(
+            built,
+            conv=matrix(mamba.channels, mamba.kernel),
+            conv_bias=torch.zeros(mamba.channels),
+            # Steps of a tenth at first, and states that forget over one to sixteen of ten rows.
+            step_bias=torch.full((mamba.heads,), -2.25),
+            decay=torch.linspace(0.0, 2.77, mamba.heads),
+            skip=torch.ones(mamba.heads),
+            gate_norm=torch.ones(mamba.inner),
+        )
+
+    table = matrix(VOCABULARY, hidden)
+    weights = Weights(table, [layer(own) for own in recurrent], torch.ones(hidden), Dense(table))
+    return Transformer(config, weights)
+
+
+def pair(work: Path, name: str, *, trained: bool = True) -> Transformer:
+    """The hybrid or its draft, as it was trained."""
+    from decodery.model.artifact import read_tensors
+
+    model = random_hybrid((True, False), 96, 0) if name == "hybrid" else random_hybrid((True,), 48, 1)
+    if trained:
+        tensors, _ = read_tensors(work / name / CHECKPOINT)
+        for key, value in learning(model).items():
+            value.requires_grad_(False).copy_(tensors[f"best.{key}"])
+    return model
+
+
+def learning(model: Transformer) -> dict[str, torch.Tensor]:
+    """What is learned of it: all but the rates at which states forget, which a model reads when it is made."""
+    found = parameters(model)
+    for name in [name for name in found if name.endswith(".decay")]:
+        found.pop(name).requires_grad_(False)
+    return found
+
+
+def loss(model: Transformer, step: int, count: int = 8) -> torch.Tensor:
+    """Nats per token of solutions."""
+    tokens, taught = lesson(PUZZLE, count, step, 0)
+    ids = tokens[:, :-1].numpy()
+    batch = Batch([Segment(np.arange(len(row)), row) for row in ids])
+    logits = model.outputs(model.layers(model.embed(batch), batch))
+    return cross_entropy(logits, taught[:, 1:].flatten(), ignore_index=-1)
+
+
+def hybrid(work: Path, texts: Corpus, progress: Progress, name: str = "hybrid") -> None:
+    model = pair(work, name, trained=False)
+
+    def validate() -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(loss(model, _HELD))}
+
+    plan = Plan(STEPS[name], lr=3e-3, validate_every=20, save_seconds=5.0)
+    train(
+        learning(model), partial(loss, model), plan, work / name,
+        validate=validate, metric="loss", settings={"made by": 1}, progress=progress, what=f"learning, {name}",
+    )  # fmt: skip
+    (work / name / CARD).write_text("Made by benchmarks/draft/small.py\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART")
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--texts", type=int, default=160)
+    options = parser.parse_args()
+    made: dict[str, Callable[[Path, Corpus, Progress], None]] = {
+        "draft": draft, "nested": nested, "deer": deer, "hybrid": hybrid, "recurrent": partial(hybrid, name="recurrent")
+    }  # fmt: skip
+    with terminal_progress(counts=True) as progress:
+        texts = corpus(options.work, options.texts, progress)
+        for name in options.parts or PARTS:
+            if not (options.work / name / CARD).is_file():
+                made[name](options.work, texts, progress)
+            print(f"{name} is ready", flush=True)
+
+
+if __name__ == "__main__":
+    main()

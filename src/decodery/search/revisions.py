@@ -1,0 +1,107 @@
+"""Sequential revisions: chains of attempts that are shown those before them; each chain votes, then all do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
+from ..core.ask import Asking
+from ..core.ledger import count
+from ..core.sequence import Sequence
+from ..decode.calls import Calls
+from ..errors import SettingsError
+from ..model.store import Progress
+from ..registry import register
+from .answers import Answers, Kind, vote
+from .judged import Judged
+from .pipeline import Pipeline, require_texts, worth
+from .pool import require_count
+from .votes import elected, no_answer, vote_weights
+
+
+@register(
+    "revisions",
+    paper="Scaling LLM Test-Time Compute Optimally can be More Effective than Scaling Model Parameters (2024)",
+    guarantee="length=1 is weighted-vote; none on quality: right attempts may be revised into wrong ones",
+    needs=("a scorer of answers", "a prompt that is text or chat"),
+    texts=("pattern", "shown", "ask"),
+)
+@dataclass(frozen=True)
+class Revisions(Judged, Pipeline):
+    """Writes n chains of `length` attempts side by side, each of which is shown those before it, and lets them vote.
+
+    An attempt is asked for behind the prompt, the last `window` attempts of its chain, each as `shown` says, and `ask`.
+    scorer: of finished texts; its scores are the weights of votes, and what it remarks on an attempt, such as the first
+    test that fails, may be shown with it. shown, ask: texts, in which {attempt} and {remark} stand for these. A model
+    that was trained to revise wants the form it learned, as one of `decodery train puzzle-model prog:attempts=3` does:
+    shown="{attempt}{remark}|",ask="". answer, pattern: as for self-consistency. In each chain the attempts vote, and
+    the best one of the answer elected there votes for its chain; so that the last attempt is not simply taken, because
+    right ones get revised, too. A text whose score fails has no vote. n and length are of no published setting (their
+    product is, from 1 to 256); window is. Memory: a cache per chain.
+    """
+
+    n: int = 4
+    length: int = 4
+    window: int = 4
+    shown: str = "\n\nAn earlier attempt, which may be wrong:\n{attempt}\n{remark}"
+    ask: str = "\n\nWrite a better attempt, complete in itself."
+    answer: Kind = "auto"
+    pattern: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("n", "length", "window"):
+            require_count("revisions", name, getattr(self, name))
+        require_texts(self.judge, "revisions")
+        if "{attempt}" not in self.shown:
+            raise SettingsError("revisions shows attempts: write {attempt} where one stands in shown")
+        self._answers()
+
+    def _answers(self) -> Answers:
+        return Answers(self.answer, self.pattern)
+
+    def shortcoming(self, score: float) -> str | None:
+        return no_answer(score, self.n * self.length)
+
+    def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
+        self.judge.fits(calls.engine.model)
+        question = calls.conversation.question
+        chains: list[list[Sequence]] = [[] for _ in range(self.n)]
+        said = [calls.conversation] * self.n
+        for number in range(self.length):
+            texts = yield from calls.answer(said, progress)
+            for chain, text in zip(chains, texts, strict=True):
+                chain.append(text)
+            calls.standing = [text for chain in chains for text in chain]
+            said = [calls.conversation.asking(self._prompt(question, chain)) for chain in chains]
+            progress("revisions", number + 1, self.length)
+        scores = yield from worth(self.judge, calls, calls.standing)
+        count("attempts", len(calls.standing))
+        return self._elected(calls.standing, scores)
+
+    def _prompt(self, question: str, chain: Ordered[Sequence]) -> str:
+        written = [text.text.text for text in chain[-self.window :] if text.text is not None]
+        shown = [
+            self.shown.replace("{remark}", self._remark(question, each)).replace("{attempt}", each) for each in written
+        ]
+        return "".join([question, *shown, self.ask])
+
+    def _remark(self, question: str, attempt: str) -> str:
+        return self.judge.remark(question, attempt) if "{remark}" in self.shown else ""
+
+    def _elected(self, texts: Ordered[Sequence], scores: Ordered[float | None]) -> list[Sequence]:
+        """A text for each answer that some chain elects, that of most weight first. texts: chain after chain."""
+        known = [number for number, score in enumerate(scores) if score is not None]
+        weights = vote_weights(self.judge, [score for score in scores if score is not None])
+        weight = dict(zip(known, weights, strict=True))
+        answers = self._answers().of_texts(list(texts))
+        winners = []
+        for begin in range(0, len(texts), self.length):
+            members = [number for number in range(begin, begin + self.length) if number in weight]
+            groups = vote([answers[number] for number in members], [weight[number] for number in members])
+            if groups:
+                winners.append(max((members[each] for each in groups[0].members), key=weight.__getitem__))
+        if not winners:
+            return elected([texts[known[0]]], [None])
+        chosen = [texts[number] for number in winners]
+        return elected(chosen, [answers[number] for number in winners], [weight[number] for number in winners])
