@@ -271,7 +271,15 @@ def search_cost() -> str:
         ]
         for row in result["counts"]
     ]
-    return table(head, rows)
+    found = table(head, rows)
+    if "times" in result:
+        taken = result["times"]
+        ratios = taken["ratios"]
+        found += (
+            f"\n\n{taken['branches']} branches take {taken['median']:.2f} times as long as one text, "
+            f"in the median of {len(ratios)} turns ({min(ratios):.2f} to {max(ratios):.2f})."
+        )
+    return found
 
 
 SECTIONS: dict[str, Callable[[], str]] = {

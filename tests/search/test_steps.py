@@ -16,7 +16,7 @@ import torch
 from decodery.core.trace import Trace
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
-from decodery.errors import SettingsError
+from decodery.errors import SettingsError, UnsupportedModel
 from decodery.puzzles.alphabet import tokenizer
 from decodery.sample import Sampler
 from decodery.score.base import Candidates, Scorer
@@ -29,6 +29,7 @@ from decodery.search.step_beam import StepBeam
 from decodery.search.steps import StepEnd, StepSearch, aggregated
 from decodery.search.weighted_vote import WeightedVote
 from decodery.testing import TableModel, decode
+from decodery.testing.scripted import ScriptedLM
 from decodery.testing.statistics import chi_square
 from methods import DRAFTERS, SEARCHES, STEPPED, Even
 from sampled import MODEL, OTHER, PLAIN, PROMPT, SETTINGS, Constant, Failing, plain, run, told
@@ -251,3 +252,6 @@ def test_a_delimiter_that_the_tokenizer_cannot_write_is_refused() -> None:
             search.bind(spoken)
     with pytest.raises(SettingsError, match="'Wait', which this model's tokenizer cannot write"):
         BudgetForcing(end="#", wait="Wait").bind(spoken)
+    # Whoever writes whole texts alone can write it, and is refused for the steps.
+    with pytest.raises(UnsupportedModel, match="only writes texts"):
+        ScriptedLM(["so"]).search("?", StepBeam(Even()), temperature=1.0)

@@ -44,7 +44,8 @@ class Pieces:
         """Numbers of its words, which is all that is known of its tokens."""
         return [self.id_of(word) for word in _WORD.findall(text)]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
+        """The text of these numbers. special: makes no difference, as nobody hears of special tokens."""
         return "".join(self._texts[id] for id in ids)
 
     def stream(self) -> PieceStream:
