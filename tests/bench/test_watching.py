@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decodery.bench import report, result
-from decodery.bench.watching import job, recall
+from decodery.bench.watching import codes, job, recall
 from decodery.bench.watching.control import effect
 from decodery.bench.watching.figures import (
     Judged,
@@ -115,6 +115,8 @@ def test_controls_of_the_testbeds_are_what_they_are_called() -> None:
     assert drawn.shape == (5, 2 * recall._PAIRS) and effect([(0.0, 2.0), (1.0, 3.0)]) == 2.828
     low, high = of_the_mean(np.array([0.1, 0.2, 0.3]))
     assert low == pytest.approx(0.2 - 4.3 * 0.1 / 3**0.5) and high == pytest.approx(0.4 - low)
+    half, other = (torch.tensor(law, dtype=torch.double) for law in ([0.5, 0.5, 0.0], [0.0, 0.0, 1.0]))
+    assert codes.divergence(half, half) == 0 and codes.divergence(half, other) == pytest.approx(np.log(2))
     assert ranks([3.0, 1.0, 3.0]).tolist() == [1.5, 0.0, 1.5]
     assert both_ways([True, False, False], [False, True, True]) == {
         "wrong to right": 2,

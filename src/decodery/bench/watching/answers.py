@@ -29,7 +29,7 @@ from .price import both_ways, price
 from .settings import WatchSettings
 
 NAME, TRANSFER = "answers", "answers, transfer"
-MOST_ACTED_ON = 96
+MOST_ACTED_ON, _FEWEST = 96, 300
 Scores = Callable[[list[Answered]], list[float]]
 
 
@@ -74,17 +74,28 @@ _POOLS: tuple[Rows, Rows] = ("prompt", "new")
 
 
 def _kept(answers: list[Answered]) -> tuple[list[Answered], str]:
-    """The answers of kinds of which a quarter to three quarters are right, and what there was of all kinds."""
+    """The answers of kinds of which a quarter to three quarters are right, and what there was of all kinds.
+
+    Where these are too few to learn from, the kinds that are nearest to that join them.
+    """
     strata: dict[str, list[bool]] = {}
     for each in answers:
         strata.setdefault(each.question.stratum, []).append(each.wrong)
-    good = {name for name, kinds in strata.items() if 0.25 <= np.mean(kinds) <= 0.75}
+    good, count = set[str](), 0
+    for name in sorted(strata, key=lambda each: abs(float(np.mean(strata[each])) - 0.5)):
+        if abs(np.mean(strata[name]) - 0.5) <= 0.25 or count < _FEWEST:
+            good.add(name)
+            count += len(strata[name])
     kept = [each for each in answers if each.question.stratum in good]
     told = ", ".join(
         f"{name} {sum(kinds)}/{len(kinds)}{'' if name in good else ' (left out)'}"
         for name, kinds in sorted(strata.items())
     )
     return kept, f"answers: {len(answers)} questions, {len(kept)} kept; answered wrongly: {told}"
+
+
+_UNUSED = 0.5
+"""A rate that few right answers allow, for a threshold that nothing is flagged by."""
 
 
 def transferred(answers: list[Answered], site: str, settings: WatchSettings) -> list[Row]:
@@ -104,7 +115,7 @@ def transferred(answers: list[Answered], site: str, settings: WatchSettings) -> 
                 [replace(each, prompt={site: own}) for each, own in zip(some, states, strict=True)]
                 for some, states in zip((source, target), rows, strict=True)
             )
-            probe = train_probe(learned, (site,), "prompt", rate=settings.rate, inner=(), seed=settings.seed)
+            probe = train_probe(learned, (site,), "prompt", rate=_UNUSED, inner=(), seed=settings.seed)
             labels, groups = [each.wrong for each in asked], [each.question.group for each in asked]
             low, high = interval(scores := worst(probe, asked), labels, groups)
             row |= {f"AUROC, {name}": round(auroc(scores, labels), 3), f"95 %, {name}": f"{low:.2f} to {high:.2f}"}

@@ -17,48 +17,68 @@ from ...model.transformer import Transformer
 from ...monitor.codebook import Codebooks, coding
 from ...train.codebook import train_codebook
 from ...train.puzzle_model import Shape, random_transformer
-from .figures import Row
+from .figures import Row, of_the_mean
 from .settings import WatchSettings
 
 NAME = "codes"
-_STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 600, 200
-_SITES = ("mlp_out.0", "mlp_out.1")
+_STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 1500, 200
+_SITES = ("head_out.0", "mlp_out.0", "head_out.1", "mlp_out.1")
 _SHAPE = Shape(64, 2, 4, 176, 64)
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Models and codes are trained here, with codes and without; nothing of the watched model is used."""
-    random = np.random.default_rng(settings.seed)
-    machine = np.stack([random.choice(_STATES, _EDGES, replace=False) for _ in range(_STATES)])
-    plain = random_transformer(_SHAPE, settings.seed)
-    coded = random_transformer(_SHAPE, settings.seed)
-    draw = walks(machine)
-    _train(plain, draw, settings.seed, progress)
-    books = train_codebook(
-        coded, draw, _SITES, codes=_CODES, k=1, steps=_STEPS, lr=1e-3, whole=True, seed=settings.seed, progress=progress
-    )
-    acts: list[Row] = [
-        {"testbed": NAME, "what": "without codes", "next state allowed": allowed(plain, machine, ()), "loss": None}
-        | _NOTHING,
-        {
-            "testbed": NAME,
-            "what": f"codes at {' and '.join(_SITES)}",
-            "next state allowed": allowed(coded, machine, coding(books)),
-            "loss": books.facts["loss"],
-        }
-        | _of_states(coded, books, machine, random),
-    ]
-    for name, moved in _forced(coded, books, machine, random).items():
-        acts.append({"testbed": NAME, "what": name, "next state allowed": None, "loss": None} | _NOTHING | moved)
+    found: dict[str, list[Row]] = {}
+    for seed in range(settings.seed, settings.seed + settings.rounds):
+        for name, row in _measured(seed, progress).items():
+            found.setdefault(name, []).append(row)
+    acts = [{"testbed": NAME, "what": name, **_mean(rows)} for name, rows in found.items()]
     note = (
-        f"codes: {_STATES} states with {_EDGES} edges each, two digits a state; a guess by chance is allowed "
-        f"with {_EDGES / _STATES:.3f}; precision and recall of each state's best code; forcing: the chance of a first "
-        "digit that the forced state allows"
+        f"codes: {settings.rounds} machines of {_STATES} states with {_EDGES} edges each, two digits a state, and "
+        f"models of their own; chance is allowed with {_EDGES / _STATES:.3f}; precision and recall of each state's "
+        "best code; forcing: the chance of a first digit that the forced state allows, and the Jensen-Shannon "
+        "divergence (nats) of the first digit's law from the one of that state's successors"
     )
     return [], acts, [note]
 
 
-_NOTHING: Row = {"precision": None, "recall": None, "codes in use": None, "forced state followed": None}
+_COLUMNS = (
+    *("next state allowed", "loss", "precision", "recall", "codes in use", "forced state followed"),
+    "divergence from its successors",
+)
+
+
+def _measured(seed: int, progress: Progress) -> dict[str, Row]:
+    """One machine's figures, by what was done."""
+    random = np.random.default_rng(seed)
+    machine = np.stack([random.choice(_STATES, _EDGES, replace=False) for _ in range(_STATES)])
+    plain, coded = (random_transformer(_SHAPE, seed) for _ in range(2))
+    draw = walks(machine)
+    _train(plain, draw, seed, progress)
+    books = train_codebook(
+        coded, draw, _SITES, codes=_CODES, k=1, steps=_STEPS, lr=1e-3, whole=True, seed=seed, progress=progress
+    )
+    found: dict[str, Row] = {
+        "without codes": {"next state allowed": allowed(plain, machine, ())},
+        f"codes at {' and '.join(_SITES)}": {
+            "next state allowed": allowed(coded, machine, coding(books)),
+            "loss": float(books.facts["loss"]),
+            **_of_states(coded, books, machine),
+        },
+        **_forced(coded, books, machine, random),
+    }
+    return found
+
+
+def _mean(rows: list[Row]) -> Row:
+    """Of every figure the mean over seeds, and the interval of what is asked: what is allowed, or followed."""
+    found: Row = {}
+    for name in _COLUMNS:
+        values = np.array([row[name] for row in rows if name in row], dtype=float)
+        found[name] = round(float(values.mean()), 4) if len(values) else None
+    asked = "next state allowed" if "next state allowed" in rows[0] else "forced state followed"
+    low, high = of_the_mean(np.array([row[asked] for row in rows]))
+    return found | {"95 % of what is allowed or followed": f"{low:.3f} to {high:.3f}"}
 
 
 def walks(machine: np.ndarray, count: int = 64) -> Callable[[torch.Generator], torch.Tensor]:
@@ -119,61 +139,75 @@ def allowed(model: Transformer, machine: np.ndarray, changes: tuple[Intervention
     return round(float(np.mean(found)), 4)
 
 
-def _of_states(model: Transformer, books: Codebooks, machine: np.ndarray, random: np.random.Generator) -> Row:
+def _of_states(model: Transformer, books: Codebooks, machine: np.ndarray) -> Row:
     """Of every state the code that tells it best, at the rows of its second digit."""
     states, ids = _seen(model, books, machine)
     values = [_best(states, ids, state) for state in range(_STATES)]
     return {
         "precision": round(float(np.mean([precision for precision, _, _ in values])), 4),
         "recall": round(float(np.mean([recall for _, recall, _ in values])), 4),
-        "codes in use": int(sum(len(np.unique(each)) for each in ids)),
-        "forced state followed": None,
+        "codes in use": int(sum(len(np.unique(each)) for each in ids.values())),
     }
 
 
-def _seen(model: Transformer, books: Codebooks, machine: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """[rows] states, and of every site [rows] codes."""
-    states, ids = list[int](), [list[int]() for _ in _SITES]
+_Place = tuple[int, int]
+"""The number of a site, and a group of it: a head, or 0."""
+
+
+def _seen(model: Transformer, books: Codebooks, machine: np.ndarray) -> tuple[np.ndarray, dict[_Place, np.ndarray]]:
+    """[rows] states, and of every place [rows] codes."""
+    states, ids = list[int](), dict[_Place, list[int]]()
     taps = [f"given.{tap}" for tap in _SITES]
     for walk in walks(machine, 96)(torch.Generator().manual_seed(7)).tolist():
         _, hidden = _rows(model, walk, coding(books), taps)
         states += [walk[at] * 10 + walk[at + 1] for at in range(0, len(walk), 2)]
         for number, tap in enumerate(taps):
-            ids[number] += books.ids(number, hidden[tap])[1::2, 0, 0].tolist()
-    return np.array(states), [np.array(each) for each in ids]
+            found = books.ids(number, hidden[tap])[1::2, :, 0]
+            for group in range(found.shape[1]):
+                ids.setdefault((number, group), []).extend(found[:, group].tolist())
+    return np.array(states), {place: np.array(each) for place, each in ids.items()}
 
 
-def _best(states: np.ndarray, ids: list[np.ndarray], state: int) -> tuple[float, float, tuple[int, int]]:
-    """Precision, recall, and site and code, of what tells a state best by the mean of the two."""
-    found = (0.0, 0.0, (0, 0))
-    for number, own in enumerate(ids):
+def _best(states: np.ndarray, ids: dict[_Place, np.ndarray], state: int) -> tuple[float, float, tuple[_Place, int]]:
+    """Precision, recall, and place and code, of what tells a state best by the mean of the two."""
+    found: tuple[float, float, tuple[_Place, int]] = (0.0, 0.0, ((0, 0), 0))
+    for place, own in ids.items():
         for code in np.unique(own[states == state]):
             hits = float(((own == code) & (states == state)).sum())
             precision, recall = hits / (own == code).sum(), hits / (states == state).sum()
             if precision + recall > found[0] + found[1]:
-                found = (float(precision), float(recall), (number, int(code)))
+                found = (float(precision), float(recall), (place, int(code)))
     return found
 
 
 def _forced(model: Transformer, books: Codebooks, machine: np.ndarray, random: np.random.Generator) -> dict[str, Row]:
-    """Force the code of another state at the end of a walk, or any code: is what follows that state likelier?"""
+    """Force the code of another state at the end of a walk, or any code: does what follows that state come?"""
     states, ids = _seen(model, books, machine)
     best = {state: _best(states, ids, state)[2] for state in range(_STATES)}
-    shares: dict[str, list[float]] = {"no code forced": [], "the other state's code": [], "a random code": []}
+    shares: dict[str, list[tuple[float, float]]] = {}
     for walk in walks(machine, 48)(torch.Generator().manual_seed(11)).tolist():
         other = int(random.integers(_STATES))
-        digits = sorted({int(after) // 10 for after in machine[other]})
-        number, code = best[other]
-        anyone = int(random.choice(np.unique(ids[number])))
+        wanted = torch.bincount(torch.from_numpy(machine[other] // 10), minlength=10).double() / _EDGES
+        place, code = best[other]
+        anyone = int(random.choice(np.unique(ids[place])))
         for name, edit in (("no code forced", None), ("the other state's code", code), ("a random code", anyone)):
-            changes = coding(books) if edit is None else _at_the_end(books, number, edit, len(walk) - 1)
+            changes = coding(books) if edit is None else _at_the_end(books, place, edit, len(walk) - 1)
             chances, _ = _rows(model, walk, changes, [])
-            shares[name].append(float(chances[-1][digits].sum()))
-    return {name: {"forced state followed": round(float(np.mean(own)), 4)} for name, own in shares.items()}
+            given = chances[-1].double()
+            followed = float(given[:10][wanted > 0].sum())
+            shares.setdefault(name, []).append((followed, divergence(given[:10], wanted)))
+    return {name: dict(zip(_COLUMNS[-2:], np.mean(own, axis=0).tolist(), strict=True)) for name, own in shares.items()}
 
 
-def _at_the_end(books: Codebooks, number: int, code: int, position: int) -> tuple[Intervention, ...]:
-    plain, forced = coding(books), coding(books, [(number, 0, code)])
+def divergence(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Jensen and Shannon's, in nats, of two laws [n]."""
+    middle = (one + other) / 2
+    apart = [(each * (each.clamp_min(1e-12) / middle.clamp_min(1e-12)).log()).sum() for each in (one, other)]
+    return float(sum(apart)) / 2
+
+
+def _at_the_end(books: Codebooks, place: _Place, code: int, position: int) -> tuple[Intervention, ...]:
+    plain, forced = coding(books), coding(books, [(*place, code)])
 
     def change(at: int) -> Intervention:
         def last(rows: torch.Tensor, segment: Segment) -> torch.Tensor:
