@@ -51,8 +51,7 @@ def test_a_head_learns(kind: str, target: LoadedModel, corpus: Corpus, tmp_path:
     head = made(TrainedHead(kind, tensors, settings), model)
     learned, held = corpus.split()
     features = FeatureStore(model, corpus, head.taps, tmp_path, 8, silent)
-    course = _Course(head, _Store(features, learned, held), None, RECIPE, 45)
-    course = _Course(head, features, learned, held, RECIPE, 30)
+    course = _Course(head, _Store(features, learned, held), None, RECIPE, 30)
     optimizer = torch.optim.Adam(course.parameters.values(), lr=3e-3)
     before = course.validate()["cross_entropy"]
     for step in range(30):
