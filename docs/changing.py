@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from figures import load, table
+from figures import load, runs_of, table
 
 
 def transforms() -> str:
@@ -49,4 +49,15 @@ def compression() -> str:
     return f"`{found['command']}`\n\n{table(head, rows)}"
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"transforms": transforms, "compression": compression}
+def ffn_split() -> str:
+    """What is left where rows take some of the experts, and what that is worth as a draft."""
+    found = load("ffn-split")
+    rows = [
+        [name, *(f"{each[key]:g}" if key in each else "" for key in ("perplexity", "tokens per pass", "multiply-adds"))]
+        for name, each in runs_of(found).items()
+    ]
+    about = f"`{found['command']}` ({found['texts']} puzzles held out, and as many to calibrate)"
+    return f"{about}\n\n{table(['', 'perplexity', 'tokens per pass', 'multiply-adds'], rows)}"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"transforms": transforms, "compression": compression, "ffn-split": ffn_split}
