@@ -297,8 +297,7 @@ LOCAL = {
     ("diffuse", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("auto", "deer", "draft-model", "easyspec")),
-    *(("draft", name, "model") for name in ("nested", "pearl", "rapid")),
+    *(("draft", name, "model") for name in ("auto", "deer", "draft-model", "easyspec", "nested", "pearl", "rapid")),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),
