@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from decodery.errors import UnsupportedModel
 from decodery.model.adapter import TransformersModel
@@ -26,16 +27,22 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
 from decodery.model.transformer import Transformer
-from small_configs import small_model
-from tiny_models import CASES, TREE_PARENTS, make_model, random_ids, reference, save, tree_mask
+from tiny_models import CASES, SHAPE, TREE_PARENTS, make_model, random_ids, randomize, reference, save, tree_mask
 
 ROOT = Path(__file__).parents[1]
 KEPT = [0, 1, 3, 6]
-ADAPTED = (
-    *("zamba2", "falcon_h1", "jamba", "mamba", "deepseek_v3", "glm4_moe", "granite", "cohere2", "olmoe", "phi"),
-    *("gpt_oss", "gpt_neo"),
-)
-"""Families that the lean model does not run."""
+_PARTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "topk_group": 1}
+ADAPTED: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("granite", "cohere2", "phi", "gpt_oss", "mamba", "falcon_h1")},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": _PARTS | {"head_dim": 16, "n_group": 1},
+    "deepseek_v3": _PARTS | {"n_group": 2, "kv_lora_rank": 24, "q_lora_rank": 20, "first_k_dense_replace": 1,
+                             "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20},
+    "jamba": {"num_experts": 2},
+    "zamba2": {"mamba_d_state": 8, "mamba_headdim": 16, "mamba_ngroups": 1, "n_mamba_heads": 8, "num_mem_blocks": 1,
+               "hybrid_layer_ids": [1], "layers_block_type": ["mamba", "hybrid", "mamba"]},
+}  # fmt: skip
+"""Families that the lean model does not run, and what their smallest configurations need."""
 
 
 def differences(model: LanguageModel, theirs: Any) -> tuple[dict[str, float], list[int], int]:
@@ -80,8 +87,8 @@ def compared(case: str, folder: Path) -> dict[str, Any]:
 
 def adapted(family: str) -> dict[str, Any]:
     """The figures of one family through the adapter, or what it is refused with."""
-    theirs = small_model(family)
-    assert theirs is not None, family
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | {"pad_token_id": 0} | ADAPTED[family]))
+    theirs = randomize(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     try:
         model = TransformersModel(theirs)
     except UnsupportedModel as error:

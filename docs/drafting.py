@@ -223,6 +223,37 @@ def joint_depths() -> str:
     return table(["drafter", *(f"token {depth}" for depth in depths)], rows)
 
 
+def sweeps() -> str:
+    """What more text and larger drafts bring, and what the laws of both foretell."""
+    rows, commands = [], []
+    for axis, name in (("data", "tokens learned from"), ("size", "weights")):
+        found = load(f"draft-sweep-{axis}")
+        low, high = found["slope_interval"]
+        held, following = found["held_out"], found["next"]
+        rows.append(
+            [
+                name,
+                " / ".join(f"{each:,.0f}" for each in found["amounts"]),
+                " / ".join(f"{each:.2f}" for each in found["values"]),
+                f"{found['slope']:.2f} ({low:.2f} to {high:.2f})",
+                f"{found['r2']:.3f}",
+                f"{held['expected']:.2f} ({held['low']:.2f} to {held['high']:.2f})",
+                f"{following['expected']:.2f} ({following['low']:.2f} to {following['high']:.2f})",
+            ]
+        )
+        commands += [found["made"]] * (axis == "data") + [found["command"]]
+    header = [
+        "amount",
+        "measured at",
+        "tokens per pass",
+        "slope",
+        "R2",
+        "the last, from the others",
+        "at twice the last",
+    ]
+    return table(header, rows) + "\n\n" + "\n\n".join(f"`{each}`" for each in commands)
+
+
 def pruning() -> str:
     """What routing a prompt's tokens around layers costs in perplexity."""
     found = load("pruning")
@@ -392,6 +423,19 @@ def _cells(found: dict[str, dict[str, float]], budgets: list[str]) -> str:
     return " | ".join(f"{each['tokens_per_pass']:.2f} ({each['acceptance']:.2f})" if each else "" for each in known)
 
 
+def cppd() -> str:
+    """What drafting a whole text by place saves, and what the slots' own texts are worth."""
+    found = load("draft-cppd")
+    names = {"slots": "slots", "plainer": "slots that learned the tokens alone"}
+    rows = []
+    for name, each in runs_of(found).items():
+        alone = [f"{each[key]:.1%}" if key in each else "" for key in ("alone as the model", "alone right")]
+        figures = [f"{each[key]:.2f}" for key in ("passes per text", "tokens per pass")]
+        rows.append([names.get(name, name), *figures, *alone, f"{each['right']:.1%}"])
+    header = ["", "passes per text", "tokens per pass", "slots alone as the decoder", "slots alone right", "right"]
+    return f"`{found['command']}`, {found['texts']} sources nobody trained on, greedy.\n\n{table(header, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "units": units,
     "in-pass": in_pass,
@@ -400,10 +444,12 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "heads-by-category": heads_by_category,
     "head-depths": head_depths,
     "own-layers": own_layers,
+    "cppd": cppd,
     "orders-hierarchical": partial(orders, "hierarchical"),
     "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),
     "orders-joint": joint,
+    "sweeps": sweeps,
     "orders-joint-depths": joint_depths,
     "pruning": pruning,
     "growth": growth,

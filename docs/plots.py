@@ -11,6 +11,8 @@ from typing import Any
 
 from figures import ROOT, load
 
+from decodery.bench import scaling
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444")
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP, LEGEND = 230, 210, 46, 34, 44, 36, 150
 
@@ -152,6 +154,10 @@ def intervals(title: str, rows: Sequence[tuple[str, float, float, float]]) -> st
         for tick in (0, 0.25, 0.5, 0.75, 1)
     ]
     return "".join(parts) + "</svg>\n"
+def law(axis: str, label: str) -> str:
+    """What a sweep of drafts has measured, and the law fitted to it."""
+    found = load(f"draft-sweep-{axis}")
+    return scaling.plot(scaling.Law.fit(found["amounts"], found["values"]), label, found["values_are"]) + "\n"
 
 
 RESULTS = ROOT / "docs" / "results"
@@ -160,4 +166,6 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-tokens.svg": partial(searches, "search-steps", STEPS, "tokens", "generated tokens"),
     RESULTS / "search-scorer-calls.svg": partial(searches, "search-steps", STEPS, "scorer_calls", "scorer calls"),
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
+    RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
+    RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
 }

@@ -1,8 +1,8 @@
 """What is gained where a short text is drafted at once, by place, and what learning to count and order adds to it.
 
     decodery train seq2seq normalise --steps 1200 --out normalise
-    decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --lr 3e-3 --out slots
-    decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --lr 3e-3 --aside 0 --out plainer
+    decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --out slots
+    decodery train cppd normalise -m normalise --texts 4000 --steps 500 --batch 16 --aside 0 --out plainer
     python benchmarks/draft/cppd.py normalise slots plainer
 
 Writes `benchmarks/results/draft-cppd.json`: on sources nobody has trained on, greedy: passes of the decoder for a text
@@ -33,7 +33,7 @@ OUT = Path(__file__).parents[1] / "results" / "draft-cppd.json"
 @click.command()
 @click.argument("model")
 @click.argument("folders", nargs=-1, required=True)
-@click.option("--texts", default=200, show_default=True)
+@click.option("--texts", default=100, show_default=True)
 def main(model: str, folders: tuple[str, ...], texts: int) -> None:
     """Measure the slots in FOLDERS as drafters of MODEL, a folder of `decodery train seq2seq normalise`."""
     torch.set_num_threads(1)

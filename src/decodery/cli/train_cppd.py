@@ -18,7 +18,7 @@ from .training import command_line, out_option, resumable, seed_option
 @click.option("--texts", default=8000, show_default=True, type=click.IntRange(1), help="Sources at most.")
 @click.option("--steps", default=3000, show_default=True, help="Training steps at most.")
 @click.option("--batch", default=32, show_default=True, help="Texts in a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@click.option("--lr", default=3e-3, show_default=True, help="Learning rate at its highest.")
 @click.option("--longest", default=25, show_default=True, help="Tokens of a text that are drafted, at most.")
 @click.option("--aside", default=1.0, show_default=True, help="What counting and ordering weigh beside the tokens.")
 @seed_option("weights and the order of texts")

@@ -60,7 +60,7 @@ class CPPDRecipe:
     aside: float = 1.0
     steps: int = 3000
     batch: int = 32
-    lr: float = 1e-3
+    lr: float = 3e-3
     seed: int = 0
     every: int = 250
 
