@@ -154,6 +154,8 @@ def intervals(title: str, rows: Sequence[tuple[str, float, float, float]]) -> st
         for tick in (0, 0.25, 0.5, 0.75, 1)
     ]
     return "".join(parts) + "</svg>\n"
+
+
 def law(axis: str, label: str) -> str:
     """What a sweep of drafts has measured, and the law fitted to it."""
     found = load(f"draft-sweep-{axis}")
