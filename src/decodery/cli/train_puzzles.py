@@ -9,6 +9,8 @@ import click
 
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option
 
+_SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
+
 
 @click.command("puzzle-model", short_help="Train a small model that solves puzzles, sometimes.")
 @click.argument("puzzle")
@@ -87,6 +89,51 @@ def prm(
     click.echo(
         f"on puzzles held out: AUC {facts['auc']}, cross-entropy {facts['cross_entropy']} against "
         f"{facts['cross_entropy_of_the_mean']} of the mean"
+    )
+
+
+@click.command(short_help="Let a small model learn from what a search preferred.")
+@click.argument("puzzle")
+@out_option
+@model_option("that solves the puzzles, and learns")
+@click.option("--search", "spec", default=_SEARCHED, show_default=True, help="Over steps; {scorer} is the reward.")
+@click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
+@click.option("--problems", default=100, show_default=True, help="Puzzles that are searched.")
+@click.option("--margin", default=0.1, show_default=True, help="Of scores, for two steps to be learned from.")
+@click.option("--weight", default=0.1, show_default=True, help="Of the odds against the worse step.")
+@click.option("--steps", default=200, show_default=True, help="Training steps.")
+@seed_option("puzzles, searches and training")
+def orpo(
+    puzzle: str,
+    out: Path,
+    model: str,
+    spec: str,
+    reward: str,
+    problems: int,
+    margin: float,
+    weight: float,
+    steps: int,
+    seed: int,
+) -> None:
+    """Search PUZZLE by MODEL, and train a copy of it by ORPO on the best and the worst step behind each text.
+
+    As COS(M+O)S does. This is one round: for the next one name the folder as MODEL, with another seed. Stop with Ctrl-C
+    whenever you like: the same command goes on where it stopped.
+    """
+    from ..bench.searches.settings import SearchSettings
+    from ..model.load import load
+    from ..puzzles import puzzle as named
+    from ..train.orpo import ORPORecipe, train_orpo
+
+    recipe = ORPORecipe(problems, margin, weight, steps, seed=seed)
+    asked, loaded = named(puzzle), load(model)
+    search = SearchSettings(model, puzzle=puzzle).search(spec, 1, reward)
+    with resumable(out) as progress:
+        found = train_orpo(loaded.model, asked, search, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"the model is ready: {out}")
+    click.echo(
+        f"of pairs held out it finds the better step likelier in {found['preferred']:.1%}, before in "
+        f"{found['preferred_before']:.1%}"
     )
 
 

@@ -144,7 +144,7 @@ def train_puzzle_model(
     )
     values = history.metrics[str(history.best_step)]
     found = {name: values[name] for name in ("greedy", f"pass@{_SAMPLES}")}
-    _write(quantized(model), out, puzzle, recipe, history, found, command)
+    save(quantized(model), out, "".join(_card(puzzle, recipe, history, found, command)))
     return found
 
 
@@ -244,21 +244,14 @@ def random_transformer(shape: Shape, seed: int) -> Transformer:
     return Transformer(config, Weights(table, layers, torch.ones(shape.hidden), Dense(table)))
 
 
-def _write(
-    model: Transformer,
-    out: Path,
-    puzzle: Puzzle,
-    recipe: PuzzleRecipe,
-    history: History,
-    found: dict[str, float],
-    command: str,
-) -> None:
+def save(model: Transformer, out: Path, card: str) -> None:
+    """Leave a model of puzzles in a folder, ready to be loaded. model: as `quantized` gives it."""
     fused.save(out / WEIGHTS, model.weights)
     with replacing(out / TOKENIZER) as temporary:
         tokenizer().backend.save(str(temporary), pretty=False)
     write_text(out / DESCRIPTION, Description(model.config, "int8", {}, None).text())
     # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, "".join(_card(puzzle, recipe, history, found, command)))
+    write_text(out / CARD, card)
 
 
 def _card(

@@ -1,0 +1,196 @@
+"""ORPO on the trees of a search: the step that it found best is learned, against the worst one beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Ordered
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import logsigmoid
+
+from ..core.trace import Grown
+from ..decode.engine import Engine
+from ..decode.request import Request
+from ..errors import SettingsError
+from ..model.protocol import LanguageModel
+from ..model.store import Progress, silent, write_text
+from ..model.transformer import Transformer
+from ..model.weights import Dense, Layer, Weights, copied, floating
+from ..puzzles import Puzzle, drawn
+from ..puzzles.alphabet import END_ID, encoded, tokenizer
+from ..sample.sampler import Sampler
+from ..search.base import Search
+from .cut import parameters, quantized
+from .loop import Plan, batches, train
+from .puzzle_model import check_folder, predicted, save
+
+PAIRS = "pairs.json"
+
+
+@dataclass(frozen=True)
+class ORPORecipe:
+    """One round. problems: puzzles that are searched. margin: of scores, below which two steps say nothing. weight: of
+    the odds, 0 for learning the better steps alone. COS(M+O)S gives no numbers but that it does several rounds.
+    """
+
+    problems: int = 100
+    margin: float = 0.1
+    weight: float = 0.1
+    steps: int = 200
+    batch: int = 32
+    lr: float = 1e-4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.problems, self.batch, self.steps) < 1 or self.margin <= 0 or self.weight < 0:
+            raise SettingsError("orpo needs problems, steps and batch of at least 1, a margin above 0, and weight >= 0")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Token ids. begin: what stands before both; better, worse: the steps that were written there."""
+
+    begin: list[int]
+    better: list[int]
+    worse: list[int]
+
+
+def pairs(prompt: Ordered[int], grown: Ordered[Grown], margin: float) -> list[Pair]:
+    """Behind every text that a search went on from in several ways: the best and the worst of them by its scorer."""
+    found, ways = [], dict[int, list[int]]()
+    for number, part in enumerate(grown):
+        if part.score is not None and part.tokens:
+            ways.setdefault(part.parent, []).append(number)
+    for parent, numbers in ways.items():
+        ranked = sorted(numbers, key=lambda number: grown[number].score or 0.0)
+        best, worst = grown[ranked[-1]], grown[ranked[0]]
+        if (best.score or 0.0) - (worst.score or 0.0) >= margin:
+            begin, at = list[int](), parent
+            while at >= 0:
+                begin, at = [*grown[at].tokens, *begin], grown[at].parent
+            found.append(Pair([*prompt, *begin], best.tokens, worst.tokens))
+    return found
+
+
+def orpo(better: torch.Tensor, worse: torch.Tensor, weight: float) -> torch.Tensor:
+    """[n] losses of pairs whose steps have these mean log-probabilities of a token, [n], below 0 (ORPO, 2024)."""
+    return -better - weight * logsigmoid(_log_odds(better) - _log_odds(worse))
+
+
+def train_orpo(
+    model: LanguageModel,
+    puzzle: Puzzle,
+    search: Search,
+    out: Path,
+    *,
+    recipe: ORPORecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> dict[str, float]:
+    """One round: search puzzles, learn from the trees, and leave the model in the folder `out`, in int8.
+
+    search: over steps, of this model. Returns what held-out pairs say of the model that is kept: their `loss`, and
+    the share of them whose better step it finds likelier (`preferred`), and the same before. Interrupted, it goes on
+    when called again. Raises SettingsError where the trees hold too few pairs.
+    """
+    recipe = recipe or ORPORecipe()
+    check_folder(out)
+    if not isinstance(model, Transformer):
+        raise SettingsError("orpo trains models that this package runs itself, such as one of train puzzle-model")
+    found = _searched(model, puzzle, search, out, recipe, progress)
+    if len(found) < 10:
+        raise SettingsError(f"the trees hold {len(found)} pairs: search more problems, wider, or with a smaller margin")
+    held, learned = found[::10], [pair for number, pair in enumerate(found) if number % 10]
+    policy = _changeable(model)
+    batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
+
+    def loss(step: int) -> torch.Tensor:
+        return orpo(*_likely(policy, [learned[int(number)] for number in batch(step)]), recipe.weight).mean()
+
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        better, worse = _likely(policy, held)
+        return {
+            "loss": float(orpo(better, worse, recipe.weight).mean()),
+            "preferred": float((better > worse).float().mean()),
+        }
+
+    history = train(
+        parameters(policy),
+        loss,
+        Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 10)),
+        out / "training",
+        validate=validate,
+        metric="loss",
+        settings={"puzzle": repr(puzzle), "search": repr(search), "recipe": asdict(recipe), "model": model.fingerprint},
+        progress=progress,
+        what="learning from trees",
+    )
+    values = dict(history.metrics[str(history.best_step)])
+    values |= {f"{name}_before": value for name, value in history.metrics["0"].items()}
+    told = f"`{json.dumps(asdict(recipe))}`, by\n\n    {command or 'decodery train orpo'}\n\n"
+    told += f"{len(found)} pairs of steps from the trees of {recipe.problems} puzzles; of held-out ones: {values}\n"
+    save(quantized(policy), out, f"# A model that learned {puzzle.spec} from what a search preferred\n\n{told}")
+    return values
+
+
+def _searched(
+    model: Transformer, puzzle: Puzzle, search: Search, out: Path, recipe: ORPORecipe, progress: Progress
+) -> list[Pair]:
+    """The pairs of all trees, kept in `out` once they are there."""
+    path = out / PAIRS
+    made = f"{model.fingerprint} {puzzle!r} {search!r} {recipe.problems} {recipe.margin} {recipe.seed}"
+    if path.is_file() and (known := json.loads(path.read_text("utf-8")))["made"] == made:
+        return [Pair(**each) for each in known["pairs"]]
+    found, bound = list[Pair](), search.bind(tokenizer())
+    for number, prompt in enumerate(islice(drawn(puzzle, "train", recipe.seed), recipe.problems)):
+        tokens = encoded(prompt)
+        request = Request(
+            tokens,
+            puzzle.length + 8,
+            sampler=Sampler.from_settings(temperature=1.0),
+            eos_ids=(END_ID,),
+            seed=(recipe.seed << 32) + (number << 20),
+        )
+        best = bound.run(Engine(model, detokenizer=tokenizer().stream), request)[0]
+        found += pairs(tokens, best.trace.grown, recipe.margin)
+        progress("searching", number + 1, recipe.problems)
+    write_text(path, json.dumps({"made": made, "pairs": [asdict(pair) for pair in found]}))
+    return found
+
+
+def _likely(model: Transformer, found: Ordered[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n] mean log-probabilities of a token, of the better and of the worse steps of these pairs."""
+    rows = [(pair.begin, step) for pair in found for step in (pair.better, pair.worse)]
+    longest = max(len(begin) + len(step) for begin, step in rows)
+    tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
+    counted = np.zeros((len(rows), longest), dtype=np.float32)
+    for number, (begin, step) in enumerate(rows):
+        tokens[number, : len(begin) + len(step)] = [*begin, *step]
+        counted[number, len(begin) : len(begin) + len(step)] = 1 / len(step)
+    texts = torch.from_numpy(tokens)
+    logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
+    means = (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
+    return means[::2], means[1::2]
+
+
+def _log_odds(means: torch.Tensor) -> torch.Tensor:
+    # Of what is all but sure the odds are bounded, as they have no gradient otherwise.
+    means = means.clamp(max=-1e-6)
+    return means - torch.log(-torch.expm1(means))
+
+
+def _changeable(model: Transformer) -> Transformer:
+    """A copy in float32, whose embedding and head are one table."""
+
+    def changeable(part: Any) -> Any:
+        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
+
+    table = copied(model.weights.embedding)
+    layers = [Layer(**{name: changeable(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
+    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), Dense(table)))
