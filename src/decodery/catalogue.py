@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .tables import tables_of
+from .tables import statements, tables_of
 
 _ROOT = Path(__file__).parent
 _MARKS = ("\n@register(", "\n__all__ = ")
@@ -106,7 +106,8 @@ def _parsed(family: str) -> list[tuple[str, list[ast.stmt]]]:
     for path in sorted(_ROOT.joinpath(*family.split(".")).glob("*.py")):
         source = path.read_text(encoding="utf-8")
         if path.stem != "__init__" and any(mark in source for mark in _MARKS):
-            found.append((f"{__package__}.{family}.{path.stem}", ast.parse(source, str(path)).body))
+            module = f"{__package__}.{family}.{path.stem}"
+            found.append((module, statements(module)))
     return found
 
 

@@ -63,7 +63,8 @@ def _inherited(node: ast.ClassDef, module: str, table: str) -> dict[str, str]:
 
 
 @cache
-def _body(module: str) -> list[ast.stmt]:
+def statements(module: str) -> list[ast.stmt]:
+    """What a module of this package consists of; parsed once."""
     path = _ROOT.joinpath(*module.split(".")[1:])
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(path.read_text(encoding="utf-8")).body
@@ -71,7 +72,7 @@ def _body(module: str) -> list[ast.stmt]:
 
 def _class(name: str, module: str) -> tuple[ast.ClassDef, str] | None:
     """A class by the name a module knows it under, and the module of this package that defines it."""
-    for each in _body(module):
+    for each in statements(module):
         if isinstance(each, ast.ClassDef) and each.name == name:
             return each, module
         if isinstance(each, ast.ImportFrom) and each.level and name in [alias.name for alias in each.names]:
