@@ -12,6 +12,7 @@ import click
 from .train_codes import codebook, sae
 from .train_cppd import cppd
 from .train_diffusion import diffusion
+from .train_drafts import deer, draft, nested
 from .train_dscd import dscd
 from .train_exits import calm, sec
 from .train_ftp import ftp
@@ -19,7 +20,7 @@ from .train_head import head
 from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
-from .train_own_texts import acceptance, contexts, deer, draft, hidden_transfer, nested, ngrams, ppd, swift, units
+from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, orpo, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq

@@ -1,0 +1,171 @@
+"""The commands of `decodery train` that make drafts out of texts which the model writes first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .training import (
+    FILE,
+    OwnTexts,
+    command_line,
+    model_option,
+    out_option,
+    own_texts,
+    resumable,
+    seed_option,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command(short_help="Train a small draft model for a model.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder to make.")
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--pretrain", multiple=True, type=FILE, help="A text file to learn from first; may be repeated.")
+@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@click.option("--layers", default=1, show_default=True, help="Layers of the draft.")
+@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@seed_option("texts and training")
+def draft(
+    out: Path,
+    model: str,
+    own: OwnTexts,
+    pretrain: tuple[Path, ...],
+    epochs: float,
+    layers: int,
+    inner: int | None,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Train a small model that guesses what MODEL writes, for --drafter draft-model:model=DIR.
+
+    MODEL, which must be one that this package runs itself, first writes the texts to learn from, which takes most of
+    the time; a twentieth of them tells how much. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
+    """
+    from ..model.load import load
+    from ..train.cut import Shape
+    from ..train.data import cut_files
+    from ..train.draft import check_folder, check_target, train_draft
+
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    config = check_target(loaded).config
+    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
+    shape.check(config)
+    with resumable(out) as progress:
+        plain = None
+        if pretrain:
+            plain = cut_files(
+                pretrain,
+                out / "text" / "plain",
+                tokenizer=loaded.tokenizer,
+                vocab_size=loaded.model.vocab_size,
+                progress=progress,
+            )
+        click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        written = sum(len(text.tokens) - text.written for text in corpus)
+        click.echo(f"the draft learns {epochs:g} times from the {written:,} tokens of {len(corpus):,} texts", err=True)
+        scores = train_draft(
+            loaded, corpus, out, shape=shape, epochs=epochs, pretraining=plain, seed=seed, progress=progress
+        )
+    click.echo(f"the draft is ready: {out}")
+    click.echo(f"acceptance {scores['acceptance']:.1%}, greedy agreement {scores['agreement']:.1%} on texts held out")
+
+
+@click.command(short_help="Train a draft model with exits at several depths.")
+@out_option
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--epochs", default=4.0, show_default=True, metavar="E", help="How often all texts are learned from.")
+@click.option("--exits", default="4/8/12", show_default=True, metavar="N/N", help="Layers behind which it is a draft.")
+@click.option("--inner", type=int, help="Inner units of a layer (all that MODEL has).")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens the draft can predict.")
+@seed_option("texts and training")
+def nested(
+    out: Path, model: str, own: OwnTexts, epochs: float, exits: str, inner: int | None, tokens: int, seed: int
+) -> None:
+    """Train one draft model that is several in one, for --drafter nested:model=DIR.
+
+    It is the first layers of MODEL, and all its exits learn together, under one norm and head, what MODEL finds likely
+    (sorted fine-tuning). The draft serves every model with MODEL's vocabulary. MODEL, which must be one that this
+    package runs itself, first writes the texts to learn from. Stop with Ctrl-C whenever you like: the same command goes
+    on where it stopped.
+    """
+    from ..model.load import load
+    from ..train.cut import Shape
+    from ..train.draft import check_folder, check_target, train_draft
+
+    try:
+        leaves = tuple(int(number) for number in exits.split("/"))
+    except ValueError:
+        raise click.BadParameter(f"{exits} is no list of layers such as 4/8/12", param_hint="--exits") from None
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    config = check_target(loaded).config
+    shape = Shape(max(leaves), config.intermediate_size if inner is None else inner, tokens, exits=leaves)
+    shape.check(config)
+    with resumable(out) as progress:
+        click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        scores = train_draft(loaded, corpus, out, shape=shape, epochs=epochs, seed=seed, progress=progress)
+    click.echo(f"the draft is ready: --drafter nested:model={out}")
+    for leave in leaves:
+        figures = scores[f"acceptance {leave}"], scores[f"agreement {leave}"]
+        click.echo("{} layers: acceptance {:.1%}, greedy agreement {:.1%} on texts held out".format(leave, *figures))
+
+
+@click.command(short_help="Train a drafter of whole blocks.")
+@out_option
+@model_option("that is to be drafted for")
+@own_texts()
+@click.option("--block", default=8, show_default=True, help="Tokens of the longest block.")
+@click.option("--epochs", default=3.0, show_default=True, metavar="E", help="How often texts are continued (stage 1).")
+@click.option("--refining", default=1.0, show_default=True, metavar="E", help="How often blocks are refined (stage 2).")
+@click.option("--layers", default=3, show_default=True, help="Layers of the drafter.")
+@click.option("--inner", type=int, help="Inner units of a layer (768, or all that MODEL has).")
+@click.option("--tokens", default=6144, show_default=True, help="Tokens it can predict.")
+@seed_option("texts and training")
+def deer(
+    out: Path,
+    model: str,
+    own: OwnTexts,
+    block: int,
+    epochs: float,
+    refining: float,
+    layers: int,
+    inner: int | None,
+    tokens: int,
+    seed: int,
+) -> None:
+    """Train a small diffusion model that drafts a block of tokens in one pass, for --drafter deer:model=DIR.
+
+    It begins as the first layers of MODEL, which must be one that this package runs itself and first writes the texts
+    to learn from. It learns to continue texts of which any share is masked, then to say a whole block from nothing,
+    what stands next to the text above all. Stop with Ctrl-C whenever you like: the same command goes on where it
+    stopped.
+    """
+    from ..model.load import load
+    from ..train.cut import Shape
+    from ..train.deer import DeerRecipe, check_folder, train_deer
+    from ..train.draft import check_target
+
+    recipe = DeerRecipe(block, continuing=epochs, refining=refining, seed=seed)
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    config = check_target(loaded).config
+    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
+    shape.check(config)
+    with resumable(out) as progress:
+        click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        found = train_deer(loaded, corpus, out, shape=shape, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"the block drafter is ready: --drafter deer:model={out}")
+    click.echo(f"{found['accepted']:.2f} tokens of a block are right in a row on texts held out")
