@@ -436,6 +436,21 @@ def cppd() -> str:
     return f"`{found['command']}`, {found['texts']} sources nobody trained on, greedy.\n\n{table(header, rows)}"
 
 
+def overlap() -> str:
+    """What drafting while the target verifies takes, beside drafting in turns."""
+    found = load("draft-overlap")
+    pairs = {name: each for name, each in found.items() if isinstance(each, dict)}
+    rows = []
+    for name, times in pairs.items():
+        lengths = [key.removeprefix("pearl").strip() for key in times if key.startswith("pearl")]
+        for length in lengths:
+            turns, beside = (times[f"{method} {length}".strip()] for method in ("draft-model", "pearl"))
+            who = f"{name}, drafts of {length}" if length else name
+            rows.append([who, f"{times['plain']:.1f}", f"{turns:.1f}", f"{beside:.1f}", f"{turns / beside:.2f}"])
+    header = ["milliseconds per token", "plain", "`draft-model`", "`pearl`", "times as fast"]
+    return f"`{found['command']}`\n\n{table(header, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "units": units,
     "in-pass": in_pass,
@@ -445,6 +460,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "head-depths": head_depths,
     "own-layers": own_layers,
     "cppd": cppd,
+    "overlap": overlap,
     "orders-hierarchical": partial(orders, "hierarchical"),
     "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),
