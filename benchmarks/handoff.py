@@ -1,11 +1,13 @@
-"""What a text is worth to the larger model when that writes a share of it: its beginning, its end, or pieces by chance.
+"""What a text is worth to the larger model when that writes a share of it: beginning, end, by chance, by difficulty.
 
     python benchmarks/handoff.py [--questions 26] [--new 64] [--out benchmarks/results/search-handoff.json]
 
 The embedded model and the draft that comes with it write answers to questions of Spec-Bench (DECODERY_DATA), as many of
 every category, greedily and without an end. Reported is the mean negative log-likelihood, in nats per token, of each
 answer under the larger model, with the standard error over questions. If the early tokens matter most, a share is worth
-more at the beginning than at the end, and by chance in between. Nothing is timed.
+more at the beginning than at the end, and by chance in between. By difficulty it writes from where the draft has lost
+its way until it is sure itself; its share then is what comes of it. What is in the results file of as many questions
+and tokens is not measured again. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import json
 import shlex
 import statistics
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from decodery.search.steps import Node
 
 RESULTS = Path(__file__).parent / "results"
 BLOCK = 8
+LIMITS = ((2.0, 0.5), (1.5, 0.5), (1.0, 0.5), (0.5, 0.25))
+"""Nats: the draft's own entropy above which the larger model takes over, and its own below which it gives back."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,23 @@ class Interleaved(PhaseHandoff):
 
     def _by_model(self, node: Node) -> bool:
         return node.depth in self.chosen
+
+
+@dataclass(frozen=True)
+class Noted(PhaseHandoff):
+    """Notes who begins to write where."""
+
+    begun: list[tuple[int, bool]] = field(default_factory=list, compare=False)
+
+    def _by_model(self, node: Node) -> bool:
+        own = super()._by_model(node)
+        self.begun.append((len(node.seq.generated), own))
+        return own
+
+    def share(self, new: int) -> float:
+        """The model's share of the `new` tokens that came of it."""
+        ends = [start for start, _ in self.begun[1:]] + [new]
+        return sum(end - start for (start, own), end in zip(self.begun, ends, strict=True) if own) / new
 
 
 def searches(share: float, new: int, number: int) -> dict[str, PhaseHandoff]:
@@ -74,25 +95,40 @@ def main() -> None:
     options = parser.parse_args()
     lm = decodery.load("smollm2")
     prompts = [lm.encode(each["turns"][0]) for each in questions(options.questions)]
-    runs: dict[str, dict[str, float]] = {}
+    about = {"questions": len(prompts), "tokens": options.new}
+    known = json.loads(options.out.read_text("utf-8")) if options.out.is_file() else {}
+    runs = known if about == {name: known.get(name) for name in about} else {}
+    runs |= {"command": shlex.join(["python", *sys.argv]), **about}
+
+    def nats(number: int, search: PhaseHandoff) -> float:
+        request = lm.request(prompts[number], max_new_tokens=options.new, ignore_eos=True, drafter=None)
+        (seq,) = search.run(lm.engine(), replace(request, search=search))
+        assert len(seq.generated) == options.new
+        return likelihood(lm.model, prompts[number], seq.generated)
+
+    def note(name: str, share: float, values: list[float]) -> None:
+        error = statistics.stdev(values) / len(values) ** 0.5
+        runs[name] = {
+            "share": round(share, 4),
+            "nats": round(statistics.mean(values), 4),
+            "standard error": round(error, 4),
+        }
+        print(name, runs[name], flush=True)
+        options.out.write_text(json.dumps(runs, indent=1) + "\n", "utf-8")
+
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        found: dict[str, list[float]] = {}
-        for number, prompt in enumerate(prompts):
-            request = lm.request(prompt, max_new_tokens=options.new, ignore_eos=True, drafter=None)
-            for name, search in searches(share, options.new, number).items():
-                (seq,) = search.run(lm.engine(), replace(request, search=search))
-                assert len(seq.generated) == options.new
-                found.setdefault(name, []).append(likelihood(lm.model, prompt, seq.generated))
-        for name, values in found.items():
-            error = statistics.stdev(values) / len(values) ** 0.5
-            runs[f"{name} {share:g}"] = {
-                "share": share,
-                "nats": round(statistics.mean(values), 4),
-                "standard error": round(error, 4),
-            }
-            print(name, share, runs[f"{name} {share:g}"], flush=True)
-    result = {"command": shlex.join(["python", *sys.argv]), "questions": len(prompts), "tokens": options.new, **runs}
-    options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        for place in searches(share, options.new, 0):
+            if (name := f"{place} {share:g}") not in runs:
+                every = range(len(prompts))
+                note(name, share, [nats(each, searches(share, options.new, each)[place]) for each in every])
+    for above, below in LIMITS:
+        if (name := f"difficulty {above:g}/{below:g}") not in runs:
+            noted = [
+                Noted(step_tokens=options.new, rounds=options.new, begins="second", above=above, below=below)
+                for _ in prompts
+            ]
+            values = [nats(number, search) for number, search in enumerate(noted)]
+            note(name, statistics.mean(search.share(options.new) for search in noted), values)
 
 
 if __name__ == "__main__":

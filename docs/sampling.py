@@ -192,7 +192,8 @@ def handoff() -> str:
     """What a text is worth to the larger model by the share of it that this wrote, and where."""
     found = load("search-handoff")
     runs = runs_of(found)
-    shares = sorted({each["share"] for each in runs.values() if 0 < each["share"] < 1})
+    hard = {name: each for name, each in runs.items() if name.startswith("difficulty ")}
+    shares = sorted({each["share"] for name, each in runs.items() if 0 < each["share"] < 1 and name not in hard})
     rows = []
     for where in ("beginning", "end", "by chance"):
         cells = [runs[f"{where} {share:g}"] for share in shares]
@@ -202,7 +203,18 @@ def handoff() -> str:
         f"`{found['command']}` ({found['questions']} questions, {found['tokens']} tokens each)\n\n"
         + table(["the larger model writes", *(f"{share:.0%}" for share in shares)], rows)
         + f"\n\nNothing of it: {none['nats']:.2f} ± {none['standard error']:.2f}; all of it: "
-        f"{all_of_it['nats']:.2f} ± {all_of_it['standard error']:.2f}."
+        f"{all_of_it['nats']:.2f} ± {all_of_it['standard error']:.2f}.\n\n"
+        + table(
+            ["from the draft's entropy above / to its own below", "its share", "nats per token"],
+            [
+                [
+                    name.removeprefix("difficulty ").replace("/", " / "),
+                    f"{each['share']:.0%}",
+                    f"{each['nats']:.2f} ± {each['standard error']:.2f}",
+                ]
+                for name, each in hard.items()
+            ],
+        )
     )
 
 
