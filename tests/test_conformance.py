@@ -184,7 +184,7 @@ def test_budgets_keep_text_batch_and_state(budget: str) -> None:
         sampler, rule = SAMPLERS["everything"], RULES["rejection"]
         settings = {"drafter": drafter, "budget": policy}
         check_identical(TARGET, PROMPTS[READ], sampler=sampler, eos_ids=(0,), seeds=(0,), **settings)
-        check_batch(TARGET, PROMPTS[READ], seeds=(0,), tested="drafted", **settings)
+        check_batch(TARGET, PROMPTS[:3], seeds=(0,), **settings)
         check_state(TARGET, PROMPTS[1:2], rule=rule, max_new_tokens=12, **settings)
 
 

@@ -19,7 +19,17 @@ from .training import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from ..model.config import ModelConfig
+    from ..train.cut import Shape
+
+
+def _shape(layers: int, inner: int | None, tokens: int, config: ModelConfig) -> Shape:
+    """The shape of a small model, as wide inside as is usual where the target's own is not narrower."""
+    from ..train.cut import Shape
+
+    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
+    shape.check(config)
+    return shape
 
 
 @click.command(short_help="Train a small draft model for a model.")
@@ -50,15 +60,12 @@ def draft(
     stopped.
     """
     from ..model.load import load
-    from ..train.cut import Shape
     from ..train.data import cut_files
     from ..train.draft import check_folder, check_target, train_draft
 
     check_folder(out)
     lines, loaded = own.lines(), load(model)
-    config = check_target(loaded).config
-    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
-    shape.check(config)
+    shape = _shape(layers, inner, tokens, check_target(loaded).config)
     with resumable(out) as progress:
         plain = None
         if pretrain:
@@ -153,16 +160,13 @@ def deer(
     stopped.
     """
     from ..model.load import load
-    from ..train.cut import Shape
     from ..train.deer import DeerRecipe, check_folder, train_deer
     from ..train.draft import check_target
 
     recipe = DeerRecipe(block, continuing=epochs, refining=refining, seed=seed)
     check_folder(out)
     lines, loaded = own.lines(), load(model)
-    config = check_target(loaded).config
-    shape = Shape(layers, min(Shape.inner, config.intermediate_size) if inner is None else inner, tokens)
-    shape.check(config)
+    shape = _shape(layers, inner, tokens, check_target(loaded).config)
     with resumable(out) as progress:
         click.echo(f"{loaded.name} writes {own.count:,} texts of at most {own.max_new_tokens} tokens", err=True)
         corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
