@@ -7,7 +7,6 @@ from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,11 @@ from ..errors import SettingsError
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Weights, copied, floating
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, encoded, tokenizer
 from ..sample.sampler import Sampler
 from ..search.base import Search
-from .cut import parameters, quantized
+from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
 from .puzzle_model import check_folder, predicted, save
 
@@ -106,7 +104,7 @@ def train_orpo(
     if len(found) < 10:
         raise SettingsError(f"the trees hold {len(found)} pairs: search more problems, wider, or with a smaller margin")
     held, learned = found[::10], [pair for number, pair in enumerate(found) if number % 10]
-    policy = _changeable(model)
+    policy = changeable(model)
     batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
@@ -183,14 +181,3 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
     # Of what is all but sure the odds are bounded, as they have no gradient otherwise.
     means = means.clamp(max=-1e-6)
     return means - torch.log(-torch.expm1(means))
-
-
-def _changeable(model: Transformer) -> Transformer:
-    """A copy in float32, whose embedding and head are one table."""
-
-    def changeable(part: Any) -> Any:
-        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
-
-    table = copied(model.weights.embedding)
-    layers = [Layer(**{name: changeable(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
-    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), Dense(table)))
