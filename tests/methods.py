@@ -91,6 +91,7 @@ from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
 from decodery.model.exits import ExitHeads
 from decodery.model.key_channels import KeyChannels
+from decodery.model.micro_steps import MicroSteps, shapes
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
@@ -197,6 +198,7 @@ from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
 from decodery.source.ftp import FTP
 from decodery.source.guidance import Guidance
+from decodery.source.hamburger import Hamburger
 from decodery.source.partial_attention import PartialAttention, PartialWeights
 from decodery.source.sec import SEC
 from decodery.source.sven import SVEN
@@ -619,12 +621,22 @@ def _exit_heads() -> ExitHeads:
     return ExitHeads(1, classifier, down / 6, up)
 
 
+@cache
+def random_micro_steps(seed: int = 0, most: int = 4) -> MicroSteps:
+    """Some that fit the tiny model, whose groups end here and there."""
+    draws, sizes = torch.Generator().manual_seed(seed), dict(shapes(32, 1, most, 64, (4, 2, 8)))
+    tensors = {name: torch.randn(shape, generator=draws) * shape[-1] ** -0.5 for name, shape in sizes.items()}
+    tensors["stop.2.weight"] *= 8
+    return MicroSteps(tensors, (1, 2), 4, 2, 1e4)
+
+
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "guidance": lambda other: Guidance(scale=1.7, negative=(9, 8, 7, 6, 5)),
     "uscd": lambda other: USCD((4, 3, 2), confident=0.5, deferred=True),
     "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),
     "calm": lambda other: CALM(0.5, "softmax", every=1),
     "ftp": lambda other: FTP(TokenRouters((0.0, 0.9)), sinks=1),
+    "hamburger": lambda other: Hamburger(random_micro_steps(), confidence=0.4),
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),

@@ -311,7 +311,7 @@ LOCAL = {
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
     ("draft", "cppd", "slots"),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
-    ("source", "ftp", "routers"),
+    *(("source", "ftp", "routers"), ("source", "hamburger", "micro")),
     *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),
     ("diffuse", "phase-handoff", "model"),
     *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),

@@ -16,6 +16,7 @@ from .train_drafts import deer, draft, nested
 from .train_dscd import dscd
 from .train_exits import calm, sec
 from .train_ftp import ftp
+from .train_hamburger import hamburger
 from .train_head import head
 from .train_kv import kv
 from .train_learn2pd import learn2pd
@@ -49,6 +50,7 @@ for learned in (
     draft,
     dscd,
     ftp,
+    hamburger,
     head,
     hidden_transfer,
     kv,

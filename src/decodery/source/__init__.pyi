@@ -5,6 +5,7 @@ from .dola import DoLa as DoLa
 from .entropy_adaptive import EntropyAdaptive as EntropyAdaptive
 from .ftp import FTP as FTP
 from .guidance import Guidance as Guidance
+from .hamburger import Hamburger as Hamburger
 from .partial_attention import PartialAttention as PartialAttention
 from .partial_attention import PartialWeights as PartialWeights
 from .sec import SEC as SEC
