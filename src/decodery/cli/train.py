@@ -14,7 +14,7 @@ from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_drafts import deer, draft, nested
 from .train_dscd import dscd
-from .train_exits import calm, sec
+from .train_exits import calm, del_, sec
 from .train_ftp import ftp
 from .train_hamburger import hamburger
 from .train_head import head
@@ -46,6 +46,7 @@ for learned in (
     contexts,
     cppd,
     deer,
+    del_,
     diffusion,
     draft,
     dscd,
