@@ -96,8 +96,8 @@ def train_grpo(
 ) -> dict[str, float]:
     """Let a copy of `model` learn from what `scorer` says of its texts, and leave it in the folder `out`, in int8.
 
-    Returns what held-out puzzles say of the model that is kept: its mean `reward`, how often the best of n of its texts
-    beats that of the untrained one (`win_rate`) and one text another (`win_rate_of_one`), how far it is from that
+    Returns what held-out puzzles say of the int8 model that is kept: its mean `reward`, how often the best of n of its
+    texts beats that of the untrained one (`win_rate`) and one text another (`win_rate_of_one`), how far it is from that
     (`kl`, nats of a whole text), and the `objective`; and the reward before. Interrupted, it goes on when called again.
     """
     recipe = recipe or GRPORecipe()
@@ -110,7 +110,9 @@ def train_grpo(
 
     def loss(step: int) -> torch.Tensor:
         numbers = batch(step)
-        groups = world.draw(quantized(policy), numbers, recipe.group, step + 1)
+        # From the weights themselves: steps are smaller than what int8 can tell apart.
+        with torch.no_grad():
+            groups = world.draw(policy, numbers, recipe.group, step + 1)
         rows = [
             (world.tokens[number], seq.generated)
             for number, group in zip(numbers, groups, strict=True)
@@ -123,13 +125,13 @@ def train_grpo(
         return surrogate(logs, known, torch.tensor(np.array(worth), dtype=logs.dtype), recipe.beta).mean()
 
     @torch.no_grad()
-    def validate() -> dict[str, float]:
+    def judged(by: Transformer) -> dict[str, float]:
         numbers = range(recipe.problems, recipe.problems + recipe.held)
-        groups = world.draw(quantized(policy), numbers, recipe.reference, 0)
+        groups = world.draw(by, numbers, recipe.reference, 0)
         found: list[tuple[float, ...]] = []
         for number, group in zip(numbers, groups, strict=True):
             rows = [(world.tokens[number], seq.generated) for seq in group]
-            kl = float((log_probability(policy, rows) - log_probability(base, rows)).mean())
+            kl = float((log_probability(by, rows) - log_probability(base, rows)).mean())
             rewards, worth = world.rewards(number, group), float(world.worth(number, group).mean())
             wins = [win_rate(rewards, world.reference[number], n) for n in (recipe.n, 1)]
             found.append((float(rewards.mean()), *wins, kl, worth - recipe.beta * kl))
@@ -141,18 +143,18 @@ def train_grpo(
         loss,
         Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 5)),
         out / "training",
-        validate=validate,
+        validate=lambda: judged(policy),
         metric="objective",
         higher=True,
         settings={"puzzle": repr(puzzle), "scorer": repr(scorer), "recipe": asdict(recipe), "model": model.fingerprint},
         progress=progress,
         what="learning from rewards",
     )
-    values = dict(history.metrics[str(history.best_step)])
-    values["reward_before"] = history.metrics["0"]["reward"]
+    kept = quantized(policy)
+    values = judged(changeable(kept)) | {"reward_before": history.metrics["0"]["reward"]}
     told = f"`{json.dumps(asdict(recipe))}`, by\n\n    {command or 'decodery train grpo'}\n\n"
     told += f"Step {history.best_step} was kept; on {recipe.held} puzzles held out: {values}\n"
-    save(quantized(policy), out, f"# A model that learned {puzzle.spec} from rewards of its own texts\n\n{told}")
+    save(kept, out, f"# A model that learned {puzzle.spec} from rewards of its own texts\n\n{told}")
     return values
 
 
