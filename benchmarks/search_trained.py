@@ -118,7 +118,7 @@ LABELS: dict[str, dict[str, Any]] = {
 
 def labels(bench: Bench) -> dict[str, Any]:
     """Reward heads of the same solutions: what labelling wrote, and what the heads tell of texts held out."""
-    problems = 80
+    problems = 60
     found: dict[str, Any] = {"problems": problems, "solutions": 4}
     for name, settings in LABELS.items():
         recipe = replace(PRMRecipe(problems=problems, solutions=4, steps=300), **settings)
