@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +27,7 @@ from ..model.side_by_side import SideBySide
 from ..model.sites import Visits
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Weights
+from ..model.weights import Dense, Layer, Weights, copied, floating
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from ..search.estimators import pass_at
@@ -186,6 +188,30 @@ def predicted(model: Transformer, tokens: torch.Tensor, visits: Visits | None = 
     run, visits = stops(WHOLE, model.config.num_layers), Visits.reading(()) if visits is None else visits
     hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
+
+
+def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordered[int]]]) -> torch.Tensor:
+    """[n] log-probabilities of what is written behind beginnings, token ids both, with gradients."""
+    longest = max(len(begin) + len(written) for begin, written in rows)
+    tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
+    counted = np.zeros((len(rows), longest), dtype=np.float32)
+    for number, (begin, written) in enumerate(rows):
+        tokens[number, : len(begin) + len(written)] = [*begin, *written]
+        counted[number, len(begin) : len(begin) + len(written)] = 1
+    texts = torch.from_numpy(tokens)
+    logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
+    return (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
+
+
+def changeable(model: Transformer) -> Transformer:
+    """A copy in float32, whose embedding and head are one table."""
+
+    def part_of(part: Any) -> Any:
+        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
+
+    table = copied(model.weights.embedding)
+    layers = [Layer(**{name: part_of(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
+    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), Dense(table)))
 
 
 def random_transformer(shape: Shape, seed: int) -> Transformer:
