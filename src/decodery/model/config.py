@@ -111,7 +111,8 @@ class ModelConfig:
     centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases behind them.
     norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
     the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
-    heads at once. learned_positions: every position has an embedding that is added to the token's.
+    heads at once. learned_positions: every position has an embedding that is added to the token's. joined_norms: a
+    layer's two norms are those of the stream with what its sublayers found, and the last one is that of embeddings.
     mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
     where layers have no MLP.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
@@ -167,6 +168,7 @@ class ModelConfig:
     gated: bool = True
     wide_qk_norm: bool = False
     learned_positions: bool = False
+    joined_norms: bool = False
     mamba: Mamba | None = None
     mamba_layers: tuple[bool, ...] = ()
     latent: Latent | None = None
@@ -185,7 +187,7 @@ class ModelConfig:
     def usual(self) -> bool:
         """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
         others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
-        others = others or self.mamba is not None or self.latent is not None
+        others = others or self.mamba is not None or self.latent is not None or self.joined_norms
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
@@ -199,6 +201,11 @@ class ModelConfig:
         if self.mamba is None:
             return self.num_layers
         return self.num_layers + sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether some layer reads its rows one after the other, so that none can see a later one."""
+        return self.mamba is not None
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""

@@ -95,7 +95,7 @@ _CONFIG: dict[str, Kind] = {
     "exits": Listed(LAYERS, MOST_LAYERS),
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
-    **dict.fromkeys(("normed_experts", "summed_experts"), Flag()),
+    **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms"), Flag()),
 }
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),

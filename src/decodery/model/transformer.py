@@ -51,7 +51,7 @@ class Transformer:
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear) and config.mamba is None and config.latent is None:
+            elif isinstance(weights.head, Int8Linear) and not (config.mamba or config.latent or config.joined_norms):
                 self._stack = PortableStack(config, weights, self.angles)
         self._mixtures: dict[int, Mixture] = {}
         if config.experts and self._stack is None:
@@ -146,12 +146,15 @@ class Transformer:
         self, hidden: torch.Tensor, batch: Batch, visits: Visits | None = None, route: Route = WHOLE
     ) -> torch.Tensor:
         """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
-        layers, visits = self.config.num_layers, Visits.reading(()) if visits is None else visits
-        _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
+        config, layers = self.config, self.config.num_layers
+        visits = Visits.reading(()) if visits is None else visits
+        _open_caches(batch, config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
         first = run[0].layer if run else 0
         if self.weights.positions is not None and first == 0:
             hidden = hidden + self.weights.positions[_to_device(batch.positions, self.device)].to(self.dtype)
+        if config.joined_norms and first == 0:
+            hidden = self._norm(hidden, self.weights.norm)
         hidden = visits.enter(first, hidden)
         stack, step = self._stack, _Pass(self, batch)
 
@@ -202,6 +205,8 @@ class Transformer:
         """See `OpenModel.final_norm`."""
         if self._stack is not None:
             return self._stack.final_norm(hidden)
+        if self.config.joined_norms:
+            return hidden
         return self._norm(hidden, self.weights.norm.to(hidden.dtype))
 
     def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
@@ -224,7 +229,7 @@ class Transformer:
             context = self._attention(index, layer, self._reads(hidden, layer.attention_norm), step)
             branch = layer.output(visits.visit(Site("head_out", index), context))
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
-            turned = turned + visits.visit(Site("attn_out", index), branch)
+            turned = self._joined(turned + visits.visit(Site("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.intermediate_size:
@@ -238,7 +243,7 @@ class Transformer:
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
-            turned = turned + visits.visit(Site("mlp_out", index), branch)
+            turned = self._joined(turned + visits.visit(Site("mlp_out", index), branch), layer.mlp_norm)
         return visits.visit(Site("residual", index + 1), turned)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
@@ -247,13 +252,18 @@ class Transformer:
 
     def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         """What a sublayer reads of the stream."""
-        return stream if self.config.norms_after else self._norm(stream, norm)
+        plain = self.config.norms_after or self.config.joined_norms
+        return stream if plain else self._norm(stream, norm)
 
     def _adds(self, branch: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
         """What a sublayer adds to the stream."""
         if self.config.norms_after:
             return self._norm(branch, norm)
         return branch if post_norm is None else self._norm(branch, post_norm)
+
+    def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """The stream behind a sublayer."""
+        return self._norm(stream, norm) if self.config.joined_norms else stream
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         if self.config.centred_norms:

@@ -113,6 +113,7 @@ class Kept:
 class Weights:
     """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
 
+    norm is the last one, or that of the embeddings where `ModelConfig.joined_norms`.
     kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
     """
 

@@ -7,6 +7,7 @@ from .ftp import FTP as FTP
 from .guidance import Guidance as Guidance
 from .partial_attention import PartialAttention as PartialAttention
 from .partial_attention import PartialWeights as PartialWeights
+from .prefix_lm import PrefixLM as PrefixLM
 from .sec import SEC as SEC
 from .sven import SVEN as SVEN
 from .base import Source as Source
