@@ -12,8 +12,9 @@ from decodery.draft.draft_model import DraftModel
 from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.families import read_config
+from decodery.model.kept_rows import parents
 from decodery.model.load import load
-from decodery.model.recurrence import advance, parents, tree_scan
+from decodery.model.recurrence import advance, tree_scan
 from decodery.model.transformer import Transformer
 from decodery.testing import check_cache, check_identical, check_state, decode
 from decodery.train.draft import check_target

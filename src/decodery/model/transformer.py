@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from .recurrence import Recurrence
 from .resident import forget, mapped_files
 from .rope import rope_table
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
+from .short_conv import ShortConvolution
 from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
 from .weights import Layer, Linear, Weights
@@ -51,7 +52,7 @@ class Transformer:
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear) and not (config.mamba or config.latent or config.joined_norms):
+            elif isinstance(weights.head, Int8Linear) and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
         self._mixtures: dict[int, Mixture] = {}
         if config.experts and self._stack is None:
@@ -61,6 +62,10 @@ class Transformer:
             index: Recurrence(layer, index, config)
             for index, layer in enumerate(weights.layers)
             if config.recurrent(index)
+        }
+        self._convolutions = {
+            index: ShortConvolution(layer, index, config)
+            for index, layer in enumerate(weights.layers if config.short_conv is not None else ())
         }
         self.static: StaticPasses | None = None
         if self.device.type == "cuda" and config.static_shapes:
@@ -77,9 +82,9 @@ class Transformer:
         return Capabilities(
             exact_rows=exact,
             states=True,
-            routes=not self.config.shortcuts and self.config.mamba is None,
+            routes=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
-            policies=self.config.mamba is None,
+            policies=not self.config.keeps_order,
             parts=True,
             gradients=not exact,
         )
@@ -97,7 +102,7 @@ class Transformer:
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=self.config.mamba is None)
+        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=not self.config.keeps_order)
         if self.static is not None and route == WHOLE:
             scores = self.static.forward(self, batch, visits)
             if scores is not None:
@@ -276,22 +281,35 @@ class Transformer:
         if index in self._mixers:
             assert isinstance(step, _Pass)
             return step.mix(self._mixers[index], layer.qkv(normed))
-        queries, keys, values = self._heads(layer, normed, *step.angles(index))
+        mix = None
+        if index in self._convolutions:
+            assert isinstance(step, _Pass)
+            mix = partial(step.convolve, self._convolutions[index], normed)
+        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
         context = step.attend(index, queries, keys, values)
         return context if self.config.latent is None else values_of(layer, self.config, context)
 
     def _heads(
-        self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        layer: Layer,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mix: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2]."""
+        """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2].
+
+        mix: what becomes of them [N, all heads * head_dim] before they are turned.
+        """
         config = self.config
         if config.latent is not None:
             queries, keys = queries_and_latents(layer, config, normed, cos, sin)
             return queries, keys, keys
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        turning, values = (
-            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
-        )
+        projected = layer.qkv(normed)
+        if mix is not None:
+            projected = mix(projected)
+        turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         if config.wide_qk_norm or config.qk_norm:
             queries, keys = turning.split((heads, kv_heads), dim=1)
             if config.wide_qk_norm:
@@ -314,6 +332,8 @@ class Transformer:
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden] before a layer."""
+        if self._convolutions:
+            raise UnsupportedModel("what this model's layers keep of a row is made of the rows before it too")
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
         return self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
@@ -373,6 +393,11 @@ class _Pass:
     def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""
         return torch.cat([mixer(projected[first:last], segment) for segment, first, last in self.spans])
+
+    def convolve(self, convolution: ShortConvolution, normed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of every segment behind a layer's convolution."""
+        parts = [convolution(projected[first:last], normed[first:last], segment) for segment, first, last in self.spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mask(self, number: int, layer: int) -> torch.Tensor | None:
         segment = self.spans[number][0]
