@@ -200,6 +200,7 @@ from decodery.source.ftp import FTP
 from decodery.source.guidance import Guidance
 from decodery.source.hamburger import Hamburger
 from decodery.source.partial_attention import PartialAttention, PartialWeights
+from decodery.source.prefix_lm import PrefixLM
 from decodery.source.sec import SEC
 from decodery.source.sven import SVEN
 from decodery.source.transfer_q import TransferQ
@@ -640,6 +641,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),
+    "prefix-lm": lambda other: PrefixLM(),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
     "sec": lambda other: SEC(_exit_heads(), t_exit=0.3, t_stop=1.0),
     "sven": lambda other: SVEN("unsafe", _prefixes()),

@@ -8,6 +8,7 @@ from .guidance import Guidance as Guidance
 from .hamburger import Hamburger as Hamburger
 from .partial_attention import PartialAttention as PartialAttention
 from .partial_attention import PartialWeights as PartialWeights
+from .prefix_lm import PrefixLM as PrefixLM
 from .sec import SEC as SEC
 from .sven import SVEN as SVEN
 from .base import Source as Source
