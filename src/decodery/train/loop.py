@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -158,6 +159,11 @@ def batches(count: int, size: int, seed: int) -> Callable[[int], list[int]]:
         return [int(order(at // count)[at % count]) for at in range(step * size, (step + 1) * size)]
 
     return batch
+
+
+def content(data: object) -> str:
+    """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan) -> torch.optim.AdamW:
