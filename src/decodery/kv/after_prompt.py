@@ -73,12 +73,17 @@ class Prompt:
 
     def turned(self, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
         """Rows [..., rows, head_dim] as they would be `by` positions further on."""
-        by = np.broadcast_to(np.asarray(by), rows.shape[-2:-1])
-        cos, sin = angles(self.config, self.layer, np.abs(by))
-        sin = sin * torch.from_numpy(np.sign(by))[:, None]
-        first, second = rows.chunk(2, dim=-1)
-        cos, sin = cos.to(rows), sin.to(rows)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned(self.config, self.layer, rows, by)
+
+
+def turned(config: ModelConfig, layer: int, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
+    """A layer's queries or keys [..., rows, head_dim] as they would be `by` positions further on."""
+    by = np.broadcast_to(np.asarray(by), rows.shape[-2:-1])
+    cos, sin = angles(config, layer, np.abs(by))
+    sin = sin * torch.from_numpy(np.sign(by))[:, None]
+    first, second = rows.chunk(2, dim=-1)
+    cos, sin = cos.to(rows), sin.to(rows)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def angles(config: ModelConfig, layer: int, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -96,6 +96,11 @@ def require_budget(name: str, budget: float) -> None:
         )
 
 
+def window_begins(budget: float, sinks: int, position: int) -> int:
+    """Where the window of a row at `position` begins, when a budget holds the first `sinks` tokens and the window."""
+    return position + 1 - max(entries(budget, position + 1) - sinks, 1)
+
+
 def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | None = None) -> np.ndarray:
     """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
 
