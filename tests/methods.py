@@ -77,6 +77,7 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.kv.actqkv import ActQKV
 from decodery.kv.base import CachePolicy
 from decodery.kv.d2o import D2O
 from decodery.kv.dapq import DapQ
@@ -645,6 +646,7 @@ _HEADS = torch.tensor([[0.2, 0.9], [0.8, 0.1]])
 """Of tiny models: two layers, two key-value heads, of which each layer has one that streams."""
 
 KVS: dict[str, CachePolicy] = {
+    "actqkv": ActQKV(0.4, block=3, window=8, representatives=2, sinks=2),
     "d2o": D2O(0.4, dense=0, sinks=2),
     "dapq": DapQ(0.5, queries=4, recent=2),
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 
 from decodery.errors import SettingsError
+from decodery.kv.actqkv import ActQKV, Fetching
 from decodery.kv.base import CachePolicy, State
 from decodery.kv.evicting import Evicting
 from decodery.kv.h2o import H2O
@@ -130,6 +132,19 @@ class StoredByPass(WriteGate):
         return OfThePass(right.method, right.gate, model.config, prompt)
 
 
+class OfAllRows(Fetching):
+    """The rows of a pass ask together."""
+
+    def _asking(self, attention: Attention, history: torch.Tensor | None) -> torch.Tensor:
+        asking = super()._asking(attention, history)
+        return asking.mean(dim=1, keepdim=True).expand_as(asking)
+
+
+class AskedTogether(ActQKV):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        return OfAllRows(self, model.config, prompt)
+
+
 @dataclass(frozen=True)
 class Common(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
@@ -141,6 +156,7 @@ BROKEN = [
     OfTheBlock(0.2, page=3, dense_layers=0, least=1),
     ChosenByPass(**{**vars(KVS["lserve"]), "page": 8, "reuse": 8}),
     StoredByPass(**vars(KVS["write-gate"])),
+    AskedTogether(**vars(KVS["actqkv"])),
     Common(),
 ]
 

@@ -183,7 +183,7 @@ def test_what_is_written_is_stored_where_the_gate_says_so(tmp_path: Path) -> Non
     assert not kept[prompt:].all() and kept[prompt:].any(), "the gate tells tokens apart"
     assert cache.positions[1, : int(cache.lengths[1])].tolist() == np.flatnonzero(kept).tolist()
     assert int(cache.lengths[0]) == len(tokens) == cache.next_position
-    whole = school.behind(tokens, None)
+    whole = school.whole(tokens)
     assert not torch.allclose(whole, wanted, atol=1e-3), "what is not stored is missed"
 
 

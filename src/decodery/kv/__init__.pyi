@@ -1,4 +1,5 @@
 # Written by docs/generate.py.
+from .actqkv import ActQKV as ActQKV
 from .base import CachePolicy as CachePolicy
 from .d2o import D2O as D2O
 from .dapq import DapQ as DapQ

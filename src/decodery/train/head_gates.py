@@ -128,6 +128,7 @@ class School:
         self.model, self.recipe = model, recipe
         shape = model.config.num_layers, model.config.num_kv_heads
         self.gates = torch.ones(shape, device=model.device).requires_grad_(True)
+        self._full: dict[Document, torch.Tensor] = {}
 
     def states(self, document: Document, policy: AttentionPolicy | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Last hidden states [m, hidden] and logits [m, vocab] of the rows that the answers follow."""
@@ -144,7 +145,9 @@ class School:
         """What the gates change at the answers, and what they cost."""
         with torch.no_grad():
             self.gates.clamp_(0, 1)
-            full, _ = self.states(document, None)
+            if document not in self._full:
+                self._full[document] = self.states(document, None)[0]
+        full = self._full[document]
         found, _ = self.states(document, self.mixed(self.gates))
         return (found - full).square().mean() / full.square().mean() + self.recipe.price * self.gates.abs().mean()
 

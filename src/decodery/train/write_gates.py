@@ -116,16 +116,26 @@ class School:
         self.model, self.recipe = model, recipe
         made = WriteGates.initial(model.config, recipe.layer, recipe.sizes, recipe.seed)
         self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+        self._full: dict[tuple[int, ...], torch.Tensor] = {}
 
     def prompt(self, tokens: Sequence[int]) -> int:
         return max(1, round(self.recipe.prompt * len(tokens)))
 
     def behind(self, tokens: Sequence[int], policy: AttentionPolicy | None) -> torch.Tensor:
         """Log-probabilities [m, vocab] of all rows behind the prompt."""
-        first, cache = self.prompt(tokens), TracedCache.empty(self.model, policy)
-        rows = list(range(first, len(tokens)))
-        segment = Segment(np.arange(len(tokens)), np.asarray(tokens), cache=cache, logit_rows=rows)
-        return self.model.forward(Batch([segment])).logits.log_softmax(dim=-1)
+        return self.model.project(self._states(tokens, policy)).log_softmax(dim=-1)
+
+    @torch.no_grad()
+    def whole(self, tokens: Sequence[int]) -> torch.Tensor:
+        """`behind` where everything is stored. What is kept of a text is its last states, which are small."""
+        if (key := tuple(tokens)) not in self._full:
+            self._full[key] = self._states(tokens, None)
+        return self.model.project(self._full[key]).log_softmax(dim=-1)
+
+    def _states(self, tokens: Sequence[int], policy: AttentionPolicy | None) -> torch.Tensor:
+        first, cache, last = self.prompt(tokens), TracedCache.empty(self.model, policy), self.model.config.num_layers
+        segment = Segment(np.arange(len(tokens)), np.asarray(tokens), cache=cache, logit_rows=[])
+        return self.model.final_norm(self.model.forward(Batch([segment]), taps=[last]).hidden[last][first:])
 
     def choosing(self, tokens: Sequence[int], step: int | None = None) -> Choosing:
         """step: of training, None for the choice without noise."""
@@ -139,9 +149,7 @@ class School:
 
     def judged(self, tokens: Sequence[int], step: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """How far a text without what is not stored is from the whole one, in nats a token, and the share stored."""
-        with torch.no_grad():
-            full = self.behind(tokens, None)
-        policy = self.choosing(tokens, step)
+        full, policy = self.whole(tokens), self.choosing(tokens, step)
         found = self.behind(tokens, policy)
         assert policy.stored is not None
         return (full.exp() * (full - found)).sum(dim=-1).mean(), policy.stored[self.prompt(tokens) :].mean()
