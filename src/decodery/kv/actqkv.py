@@ -28,8 +28,8 @@ from .base import CachePolicy, best, entries, require_budget, shared_out
 class ActQKV(CachePolicy):
     """Reads first and last tokens and the blocks that a probe of the row's window answers to best; keeps everything.
 
-    budget: see `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens. sinks: first tokens that are
-    always read. recent: the share of the budget that the last tokens have; blocks of either are always read, and at
+    budget: see `CachePolicy`, the mean over layers, rounded up to blocks of `block` tokens. sinks: first tokens that
+    are always read. recent: the share of the budget that the last tokens have; blocks of either are always read, and at
     least one more. window: how many tokens of a prompt ask together; each row asks with the queries of its window up to
     its own, a row behind the prompt with its own alone. probe: "weighted" by how far a query is from the window's mean,
     squared, in units of each channel's spread; "mean" as InfLLM does; "last" is the row's own. A block of the prompt is
