@@ -79,6 +79,7 @@ from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.kv.actqkv import ActQKV
 from decodery.kv.base import CachePolicy
+from decodery.kv.coprocessor import Coprocessor
 from decodery.kv.d2o import D2O
 from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
@@ -92,6 +93,7 @@ from decodery.kv.snapkv import SnapKV
 from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
 from decodery.kv.write_gate import WriteGate
+from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels
@@ -639,6 +641,15 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""
 
+
+def _coprocessor() -> CoprocessorWeights:
+    """One that fits the tiny model and does something."""
+    config, generator = tiny_transformer(0).config, torch.Generator().manual_seed(0)
+    made = CoprocessorWeights.initial(config, torch.randn(3, config.hidden_size, generator=generator), 4)
+    made.tensors["up"].normal_(generator=generator)
+    return made
+
+
 _CHANNELS = torch.arange(8).flip(0).repeat(2, 2, 1)
 """Of tiny models: two layers, two key-value heads, eight channels."""
 
@@ -647,6 +658,7 @@ _HEADS = torch.tensor([[0.2, 0.9], [0.8, 0.1]])
 
 KVS: dict[str, CachePolicy] = {
     "actqkv": ActQKV(0.4, block=3, window=8, representatives=2, sinks=2),
+    "coprocessor": Coprocessor(_coprocessor()),
     "d2o": D2O(0.4, dense=0, sinks=2),
     "dapq": DapQ(0.5, queries=4, recent=2),
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),

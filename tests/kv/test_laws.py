@@ -12,6 +12,7 @@ import torch
 from decodery.errors import SettingsError
 from decodery.kv.actqkv import ActQKV, Fetching
 from decodery.kv.base import CachePolicy, State
+from decodery.kv.coprocessor import Augmented, Coprocessor
 from decodery.kv.evicting import Evicting
 from decodery.kv.h2o import H2O
 from decodery.kv.lserve import LServe, Serving
@@ -145,6 +146,22 @@ class AskedTogether(ActQKV):
         return OfAllRows(self, model.config, prompt)
 
 
+class FirstRows(Augmented):
+    """Only the first row of a pass reads the latents."""
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        found = super().merge(attention)
+        assert attention.context is not None
+        return torch.cat((found[:1], attention.context[1:]))
+
+
+class ReadByFirst(Coprocessor):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        right = super().state(model, prompt)
+        assert isinstance(right, Augmented)
+        return FirstRows(right.method, right.weights, model.config, prompt)
+
+
 @dataclass(frozen=True)
 class Common(CachePolicy):
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
@@ -157,6 +174,7 @@ BROKEN = [
     ChosenByPass(**{**vars(KVS["lserve"]), "page": 8, "reuse": 8}),
     StoredByPass(**vars(KVS["write-gate"])),
     AskedTogether(**vars(KVS["actqkv"])),
+    ReadByFirst(**vars(KVS["coprocessor"])),
     Common(),
 ]
 

@@ -103,3 +103,42 @@ def write_gate(
     with resumable(out) as progress:
         train_write_gate(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"The gate is ready: --kv write-gate:gate={out}")
+
+
+@kv.command("coprocessor", short_help="Train --kv coprocessor:trained=DIR.")
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@out_option
+@model_option("that is helped")
+@texts_options
+@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@click.option("--latents", default=8, show_default=True, help="Entries that are written behind a prompt.")
+@click.option("--ahead", default=16, show_default=True, help="Tokens behind a prompt that are to be foreseen.")
+@click.option("--static", is_flag=True, help="Learn entries that are the same for every prompt, to compare with.")
+@seed_option("where it begins, and the order and places of the texts")
+def coprocessor(
+    files: tuple[Path, ...],
+    out: Path,
+    model: str,
+    texts: int,
+    length: int,
+    steps: int,
+    latents: int,
+    ahead: int,
+    static: bool,
+    seed: int,
+) -> None:
+    """Train adapters with which MODEL writes entries behind a prompt that help it go on: --kv coprocessor:trained=DIR.
+
+    It learns from text FILES. MODEL itself stays as it is; it is read in floating point. An interrupted run goes on
+    where it stopped.
+    """
+    from ..model.load import load
+    from ..train.coprocessor import CoprocessorRecipe, check_folder, train_coprocessor
+
+    recipe = CoprocessorRecipe(steps=steps, latents=latents, ahead=ahead, static=static, seed=seed)
+    check_folder(out)
+    loaded = load(model, dtype=learning_dtype())
+    read = pieces(loaded, files, texts, length)
+    with resumable(out) as progress:
+        train_coprocessor(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"The coprocessor is ready: --kv coprocessor:trained={out}")
