@@ -89,6 +89,7 @@ from decodery.kv.quest import Quest
 from decodery.kv.snapkv import SnapKV
 from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
+from decodery.model.adapters import Adapter, Columns
 from decodery.model.exits import ExitHeads
 from decodery.model.key_channels import KeyChannels
 from decodery.model.placeholders import Placeholders
@@ -190,6 +191,7 @@ from decodery.search.step_beam import StepBeam
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
+from decodery.source.adapter import Tuned
 from decodery.source.base import Source
 from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
@@ -612,6 +614,14 @@ def _prefixes() -> Prefixes:
 
 
 @cache
+def _adapter() -> Adapter:
+    """One that fits the tiny model and does something."""
+    draws = torch.Generator().manual_seed(0)
+    delta = torch.randn(32, 3, generator=draws)
+    return Adapter({"layers.0.down": Columns(torch.tensor([1, 5, 30]), delta)})
+
+
+@cache
 def _exit_heads() -> ExitHeads:
     """Heads that fit the tiny model and do something, for the check behind its first layer."""
     generator = torch.Generator().manual_seed(0)
@@ -631,6 +641,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
     "sec": lambda other: SEC(_exit_heads(), t_exit=0.3, t_stop=1.0),
     "sven": lambda other: SVEN("unsafe", _prefixes()),
+    "adapter": lambda other: Tuned(_adapter()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""
 
@@ -653,6 +664,7 @@ KVS: dict[str, CachePolicy] = {
 """Cache policies, set so that texts of a few dozen tokens lose something."""
 
 TRANSFORMS = [
+    "bitnet",
     "evopress:generations=2,children=2,tokens=16/24",
     "ffn-split:experts=4,active=2",
     "fp4:points=4",

@@ -106,6 +106,21 @@ def transformed(
     SettingsError where one of them must read texts and there are none, UnsupportedModel for a model that this package
     does not run itself.
     """
+    now = first = transformable(model)
+    if not transforms:
+        raise SettingsError("there is nothing to do: name a transformation, such as int8")
+    for transform in transforms:
+        if transform.reads and not texts:
+            raise SettingsError(f"{type(transform).__name__} must read a text: give one to calibrate with")
+    changes = []
+    for transform in transforms:
+        changes.append((repr(transform), transform.change(now, texts, progress)))
+        now = changes[-1][1].model
+    return now, reported(first, changes)
+
+
+def transformable(model: LanguageModel) -> Transformer:
+    """The model, where it is one that can be changed. Raises UnsupportedModel for others."""
     if not isinstance(model, Transformer):
         raise UnsupportedModel(
             "only models that this package runs itself can be transformed: this one is run by others"
@@ -116,23 +131,21 @@ def transformed(
         raise UnsupportedModel("mixtures of experts cannot be transformed yet: load them with dtype=int8")
     if not model.config.usual:
         raise UnsupportedModel(f"layers of {model.config.family} cannot be transformed yet: load them with dtype=int8")
-    if not transforms:
-        raise SettingsError("there is nothing to do: name a transformation, such as int8")
-    for transform in transforms:
-        if transform.reads and not texts:
-            raise SettingsError(f"{type(transform).__name__} must read a text: give one to calibrate with")
-    before, now, stages, known = sizes(model), model, [], dict[str, Size]()
-    for transform in transforms:
-        done = transform.change(now, texts, progress)
-        now = done.model
-        known = {part.name: part.size for part in done.parts}
-        error = sum(part.error for part in done.parts) / max(1, len(done.parts))
-        stages.append(Stage(repr(transform), error, done.parts))
-    after = sizes(now) | known
+    return model
+
+
+def reported(model: Transformer, changes: Sequence[tuple[str, Change]]) -> Report:
+    """What changes made of a model, one after another, each with what it is called."""
+    stages = []
+    for method, change in changes:
+        error = sum(part.error for part in change.parts) / max(1, len(change.parts))
+        stages.append(Stage(method, error, change.parts))
+    last = changes[-1][1]
+    after = sizes(last.model) | {part.name: part.size for part in last.parts}
     linears = [name for name in after if name != "embedding" and not name.endswith(("norm", "shortcut"))]
-    weights = sum(each.shape[0] * each.shape[1] for each in map(_linears(now).__getitem__, linears))
+    weights = sum(each.shape[0] * each.shape[1] for each in map(_linears(last.model).__getitem__, linears))
     bits = 8 * sum(after[name].bytes for name in linears) / weights
-    return now, Report(tuple(stages), _total(before), _total(after), bits)
+    return Report(tuple(stages), _total(sizes(model)), _total(after), bits)
 
 
 def sizes(model: Transformer) -> dict[str, Size]:
