@@ -670,6 +670,7 @@ TRANSFORMS = [
     "fp4:points=4",
     "int4",
     "int8",
+    "jlcm:bits=2,steps=20",
     "lq-lora:rank=2",
     "nm-sparsity:by=activation",
     "slicegpt",
