@@ -663,6 +663,9 @@ KVS: dict[str, CachePolicy] = {
 }
 """Cache policies, set so that texts of a few dozen tokens lose something."""
 
+OF_MIXTURES = ["mc-moe"]
+"""Specs of transformations that change mixtures of experts alone."""
+
 TRANSFORMS = [
     "bitnet",
     "evopress:generations=2,children=2,tokens=16/24",

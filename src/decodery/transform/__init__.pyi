@@ -7,6 +7,7 @@ from .int4 import Int4 as Int4
 from .int8 import Int8 as Int8
 from .jlcm import JLCM as JLCM
 from .lq_lora import LQLoRA as LQLoRA
+from .mc_moe import MCMoE as MCMoE
 from .nm_sparsity import NMSparsity as NMSparsity
 from .base import Report as Report
 from .base import Size as Size

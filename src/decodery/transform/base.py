@@ -66,6 +66,11 @@ class Transform(Contract):
         """Whether it must read calibration texts."""
         return False
 
+    @property
+    def mixes(self) -> bool:
+        """Whether it changes mixtures of experts."""
+        return False
+
     @abstractmethod
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         """The changed model. texts: what activations are measured on; none where nobody gave any."""
@@ -106,7 +111,7 @@ def transformed(
     SettingsError where one of them must read texts and there are none, UnsupportedModel for a model that this package
     does not run itself.
     """
-    now = first = transformable(model)
+    now = first = transformable(model, mixtures=all(transform.mixes for transform in transforms))
     if not transforms:
         raise SettingsError("there is nothing to do: name a transformation, such as int8")
     for transform in transforms:
@@ -119,16 +124,19 @@ def transformed(
     return now, reported(first, changes)
 
 
-def transformable(model: LanguageModel) -> Transformer:
-    """The model, where it is one that can be changed. Raises UnsupportedModel for others."""
+def transformable(model: LanguageModel, *, mixtures: bool = False) -> Transformer:
+    """The model, where it is one that can be changed. Raises UnsupportedModel for others.
+
+    mixtures: whether mixtures of experts can.
+    """
     if not isinstance(model, Transformer):
         raise UnsupportedModel(
             "only models that this package runs itself can be transformed: this one is run by others"
         )
     if model.config.kept_tokens:
         raise UnsupportedModel("this model has outputs for some of its tokens only: transform the one it was made from")
-    if model.config.experts:
-        raise UnsupportedModel("mixtures of experts cannot be transformed yet: load them with dtype=int8")
+    if model.config.experts and not mixtures:
+        raise UnsupportedModel("of transformations, mc-moe alone changes mixtures of experts: use it, or dtype=int8")
     if not model.config.usual:
         raise UnsupportedModel(f"layers of {model.config.family} cannot be transformed yet: load them with dtype=int8")
     return model
@@ -152,6 +160,10 @@ def sizes(model: Transformer) -> dict[str, Size]:
     """What every part of a model takes as it is."""
     weights = model.weights
     found = {name: _stored(linear) for name, linear in _linears(model).items()}
+    if model.config.experts:
+        share = model.config.experts_per_token / model.config.experts
+        for name in (name for name in found if name.endswith(("gate_up", "down"))):
+            found[name] = replace(found[name], macs=share * found[name].macs)
     for name, tensor in _others(weights).items():
         macs = tensor.numel() if name.endswith("shortcut") else 0
         found[name] = Size(tensor.numel() * tensor.itemsize, macs)
