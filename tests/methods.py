@@ -94,6 +94,7 @@ from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
 from decodery.kv.write_gate import WriteGate
 from decodery.model.coprocessors import CoprocessorWeights
+from decodery.model.adapters import Adapter, Columns
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels
@@ -198,6 +199,7 @@ from decodery.search.step_beam import StepBeam
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
+from decodery.source.adapter import Tuned
 from decodery.source.base import Source
 from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
@@ -622,6 +624,14 @@ def _prefixes() -> Prefixes:
 
 
 @cache
+def _adapter() -> Adapter:
+    """One that fits the tiny model and does something."""
+    draws = torch.Generator().manual_seed(0)
+    delta = torch.randn(32, 3, generator=draws)
+    return Adapter({"layers.0.down": Columns(torch.tensor([1, 5, 30]), delta)})
+
+
+@cache
 def _exit_heads() -> ExitHeads:
     """Heads that fit the tiny model and do something, for the check behind its first layer."""
     generator = torch.Generator().manual_seed(0)
@@ -652,6 +662,7 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
     "sec": lambda other: SEC(_exit_heads(), t_exit=0.3, t_stop=1.0),
     "sven": lambda other: SVEN("unsafe", _prefixes()),
+    "adapter": lambda other: Tuned(_adapter()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""
 
@@ -689,12 +700,17 @@ KVS: dict[str, CachePolicy] = {
 }
 """Cache policies, set so that texts of a few dozen tokens lose something."""
 
+OF_MIXTURES = ["mc-moe"]
+"""Specs of transformations that change mixtures of experts alone."""
+
 TRANSFORMS = [
+    "bitnet",
     "evopress:generations=2,children=2,tokens=16/24",
     "ffn-split:experts=4,active=2",
     "fp4:points=4",
     "int4",
     "int8",
+    "jlcm:bits=2,steps=20",
     "lq-lora:rank=2",
     "nm-sparsity:by=activation",
     "slicegpt",

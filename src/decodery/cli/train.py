@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_codes import codebook, sae
+from .train_copies import bitnet, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_drafts import deer, draft, nested
@@ -40,6 +41,7 @@ def train() -> None:
 for learned in (
     acceptance,
     axis,
+    bitnet,
     calm,
     codebook,
     compute_optimal,
@@ -57,9 +59,12 @@ for learned in (
     hidden_transfer,
     kv,
     learn2pd,
+    lora,
     los,
+    lq_lora,
     nested,
     ngrams,
+    nm_sparsity,
     ppd,
     orpo,
     prm,
@@ -67,6 +72,7 @@ for learned in (
     program_probe,
     puzzle_model,
     router,
+    s2ft,
     sae,
     sec,
     sequential,

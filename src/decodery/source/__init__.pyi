@@ -13,5 +13,6 @@ from .sec import SEC as SEC
 from .sven import SVEN as SVEN
 from .base import Source as Source
 from .transfer_q import TransferQ as TransferQ
+from .adapter import Tuned as Tuned
 from .uscd import USCD as USCD
 from .uscd import without_examples as without_examples
