@@ -93,8 +93,8 @@ from decodery.kv.snapkv import SnapKV
 from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
 from decodery.kv.write_gate import WriteGate
-from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.adapters import Adapter, Columns
+from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels

@@ -87,7 +87,7 @@ class Fetching(Noting):
         slots, method = attention.seen.shape[-1], self.method
         places = np.asarray(segment.cache.positions[layer, :slots], dtype=np.int64)
         at = np.asarray(segment.positions, dtype=np.int64)
-        seen = attention.seen if attention.seen.ndim == 2 else attention.seen.any(axis=0)
+        seen = attention.seen_by_any
         worth = self._worth(attention, places, seen)
         blocks, own = np.arange(worth.shape[-1]), at // method.block
         totals = np.array([self._total(layer, position) for position in at.tolist()])

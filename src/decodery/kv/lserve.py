@@ -120,7 +120,7 @@ class Serving(State):
         """The pages that each row reads."""
         layer, segment, method = attention.layer, attention.segment, self.method
         stays, content = segment.stays, len(places) - segment.stays - len(segment)
-        seen = attention.seen if attention.seen.ndim == 2 else attention.seen.any(axis=0)
+        seen = attention.seen_by_any
         states = self._behind.get(layer, [])[:stays]
         chosen: dict[int, np.ndarray] = {}
         for row, position in enumerate(segment.positions.tolist()):

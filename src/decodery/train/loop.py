@@ -171,17 +171,11 @@ def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan, shares: Mappi
         groups.setdefault((decay, shares.get(name, 1.0)), []).append(tensor)
     options = [{"params": tensors, "weight_decay": decay, "share": share} for (decay, share), tensors in groups.items()]
     return torch.optim.AdamW(options, lr=plan.lr, betas=plan.betas)
+
+
 def content(data: object) -> str:
     """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
     return hashlib.sha256(json.dumps(data).encode()).hexdigest()
-
-
-def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan) -> torch.optim.AdamW:
-    # Gains and biases are not pulled towards zero.
-    matrices = [tensor for tensor in parameters.values() if tensor.ndim > 1]
-    others = [tensor for tensor in parameters.values() if tensor.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=plan.lr, betas=plan.betas)
 
 
 def _save(

@@ -24,7 +24,7 @@ from ..sample.sampler import Sampler
 from ..search.base import Search
 from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
-from .puzzle_model import changeable, check_folder, log_probability, save
+from .puzzle_model import check_folder, log_probability, save
 
 PAIRS = "pairs.json"
 

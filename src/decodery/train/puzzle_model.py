@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from ..model.side_by_side import SideBySide
 from ..model.sites import Visits
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Weights, copied, floating
+from ..model.weights import Dense, Layer, Weights
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from ..search.estimators import pass_at
@@ -201,17 +200,6 @@ def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordere
     texts = torch.from_numpy(tokens)
     logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
     return (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
-
-
-def changeable(model: Transformer) -> Transformer:
-    """A copy in float32, whose embedding and head are one table."""
-
-    def part_of(part: Any) -> Any:
-        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
-
-    table = copied(model.weights.embedding)
-    layers = [Layer(**{name: part_of(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
-    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), Dense(table)))
 
 
 def random_transformer(shape: Shape, seed: int) -> Transformer:
