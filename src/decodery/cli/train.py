@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_codes import codebook, sae
+from .train_copies import bitnet, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_drafts import deer, draft, nested
@@ -22,7 +23,7 @@ from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, orpo, prm, puzzle_model, text_prm
+from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
@@ -40,6 +41,7 @@ def train() -> None:
 for learned in (
     acceptance,
     axis,
+    bitnet,
     calm,
     codebook,
     compute_optimal,
@@ -52,13 +54,17 @@ for learned in (
     dscd,
     ftp,
     hamburger,
+    grpo,
     head,
     hidden_transfer,
     kv,
     learn2pd,
+    lora,
     los,
+    lq_lora,
     nested,
     ngrams,
+    nm_sparsity,
     ppd,
     orpo,
     prm,
@@ -66,6 +72,7 @@ for learned in (
     program_probe,
     puzzle_model,
     router,
+    s2ft,
     sae,
     sec,
     sequential,

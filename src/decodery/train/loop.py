@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -170,6 +171,11 @@ def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan, shares: Mappi
         groups.setdefault((decay, shares.get(name, 1.0)), []).append(tensor)
     options = [{"params": tensors, "weight_decay": decay, "share": share} for (decay, share), tensors in groups.items()]
     return torch.optim.AdamW(options, lr=plan.lr, betas=plan.betas)
+
+
+def content(data: object) -> str:
+    """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _save(

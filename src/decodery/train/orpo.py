@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
@@ -25,7 +24,7 @@ from ..sample.sampler import Sampler
 from ..search.base import Search
 from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
-from .puzzle_model import check_folder, predicted, save
+from .puzzle_model import check_folder, log_probability, save
 
 PAIRS = "pairs.json"
 
@@ -165,15 +164,7 @@ def _searched(
 def _likely(model: Transformer, found: Ordered[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
     """[n] mean log-probabilities of a token, of the better and of the worse steps of these pairs."""
     rows = [(pair.begin, step) for pair in found for step in (pair.better, pair.worse)]
-    longest = max(len(begin) + len(step) for begin, step in rows)
-    tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
-    counted = np.zeros((len(rows), longest), dtype=np.float32)
-    for number, (begin, step) in enumerate(rows):
-        tokens[number, : len(begin) + len(step)] = [*begin, *step]
-        counted[number, len(begin) : len(begin) + len(step)] = 1 / len(step)
-    texts = torch.from_numpy(tokens)
-    logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
-    means = (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
+    means = log_probability(model, rows) / torch.tensor([len(step) for _, step in rows])
     return means[::2], means[1::2]
 
 

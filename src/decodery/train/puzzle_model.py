@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -186,6 +187,19 @@ def predicted(model: Transformer, tokens: torch.Tensor, visits: Visits | None = 
     run, visits = stops(WHOLE, model.config.num_layers), Visits.reading(()) if visits is None else visits
     hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
+
+
+def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordered[int]]]) -> torch.Tensor:
+    """[n] log-probabilities of what is written behind beginnings, token ids both, with gradients."""
+    longest = max(len(begin) + len(written) for begin, written in rows)
+    tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
+    counted = np.zeros((len(rows), longest), dtype=np.float32)
+    for number, (begin, written) in enumerate(rows):
+        tokens[number, : len(begin) + len(written)] = [*begin, *written]
+        counted[number, len(begin) : len(begin) + len(written)] = 1
+    texts = torch.from_numpy(tokens)
+    logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
+    return (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
 
 
 def random_transformer(shape: Shape, seed: int) -> Transformer:
