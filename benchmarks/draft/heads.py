@@ -11,7 +11,7 @@ step; draft, what is proposed before a pass by the tokens drafted, in units of a
 own, of the same questions, over all rounds; bytes of the head; texts that are plain decoding's. Adds what it finds to
 benchmarks/results/draft-heads.json.
 
-With --work: what `small_heads.py` has made in that folder, and del, which needs nothing, besides the SPECs; their
+With --work: what `small_heads.py` has made in that folder, beside the SPECs, or without any what comes along; their
 processor seconds of training as well. What is measured is kept there question by question, so that the same command
 goes on where it was stopped. Adds what it finds to benchmarks/results/draft-small-heads.json.
 """
@@ -38,8 +38,13 @@ from decodery.registry import resolve
 RESULTS = Path(__file__).parents[1] / "results"
 DATA = Path(os.environ.get("DECODERY_DATA", Path(__file__).parents[3] / "shared" / "data"))
 USUAL = (HEAD, "auto:head=shipped", "auto", "prompt-lookup", "suffix-tree")
-FREE = (f"{HEAD}:growth=none,length=3", "del:layers=4/12/20/26,length=6")
-"""What is measured beside what was trained in a folder."""
+FREE = (
+    f"{HEAD}:growth=none,length=3",
+    "ppd:length=8",
+    "hidden-transfer:length=8",
+    "del:layers=4/12/20/26,length=6",
+)
+"""What is measured beside what was trained in a folder: parts that come along, and what needs none."""
 Sums = dict[str, dict[str, dict[str, float]]]
 """By method and category: seconds, tokens and rows so far."""
 
