@@ -10,6 +10,7 @@
 
 #define DECODERY_TILE_ROWS 8
 #define DECODERY_BOTH_ROWS 8
+#define DECODERY_FLOAT_ROWS 8
 
 namespace avx512 {
 #include "vec.h"
