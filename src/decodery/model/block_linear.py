@@ -1,9 +1,9 @@
 """Linear layers with weights of 4, 5, 6 or 8 bits in blocks of 32 and int8 activations, summed in integers.
 
-They hold what GGUF files keep in blocks without further loss but that steps are rounded to half precision. How many bits
-a number has says what it stands for: with five, `step * number + least`; with six and eight, `step * (number - 32)` and
-`step * (number - 128)`, with a step for each half of a block; with four, `step * TABLE[number]` (IQ4_NL, IQ4_XS). Evenly
-spaced weights of four bits are an `Int4Linear`.
+They hold what GGUF files keep in blocks without further loss but that steps are rounded to half precision. How many
+bits a number has says what it stands for: with five, `step * number + least`; with six and eight, `step * (number -
+32)` and `step * (number - 128)`, with a step for each half of a block; with four, `step * TABLE[number]` (IQ4_NL,
+IQ4_XS). Evenly spaced weights of four bits are an `Int4Linear`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HALF = packed.BLOCK // 2
 class BlockLinear:
     """weight: [out, in * bits / 8] uint8; scales: [out, in / 32, 2] float16; bias: [out] float32 or None.
 
-    A row of the weight begins with the lowest four bits of all numbers, the even input in the low half, and goes on with
-    the others, eight inputs a byte or four, the first lowest; numbers of eight bits are bytes. The two scales of a block
-    are its step and its least value, or the steps of its halves.
+    A row of the weight begins with the lowest four bits of all numbers, the even input in the low half, and goes on
+    with the others, eight inputs a byte or four, the first lowest; numbers of eight bits are bytes. The two scales of a
+    block are its step and its least value, or the steps of its halves.
     """
 
     weight: torch.Tensor

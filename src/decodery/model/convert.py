@@ -54,9 +54,9 @@ def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, prog
     """Write the weights to `path`.
 
     precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding, whose
-    rows are only looked up, is bfloat16, and all else float32. A checkpoint's own blocks stay as they are: in int8 those
-    of more than four bits, in int4 all of them where some have four, as whoever gave a layer more had a reason. What is
-    fused of parts in different blocks is int8 there, and so is the head.
+    rows are only looked up, is bfloat16, and all else float32. A checkpoint's own blocks stay as they are: in int8
+    those of more than four bits, in int4 all of them where some have four, as whoever gave a layer more had a reason.
+    What is fused of parts in different blocks is int8 there, and so is the head.
     """
     quantized = precision not in _FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]

@@ -75,8 +75,8 @@ def q6_k(raw: np.ndarray) -> Blocks:
     low = blocks[..., :128].reshape(len(raw), -1, 2, 1, 64)
     low = np.concatenate((low & 15, low >> 4), axis=-2).reshape(len(raw), -1, 2, 4, 32)
     high = blocks[..., 128:192].reshape(len(raw), -1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    steps = blocks[..., 192:208].view(np.int8) * _halves(blocks[..., 208:]).astype(np.float32)
-    steps = steps.astype(np.float16).reshape(len(raw), -1, 2)
+    products = blocks[..., 192:208].view(np.int8) * _halves(blocks[..., 208:]).astype(np.float32)
+    steps = products.astype(np.float16).reshape(len(raw), -1, 2)
     return _planes(low | high << 4, 6), steps[..., 0], steps[..., 1]
 
 
@@ -126,7 +126,7 @@ def _halves(raw: np.ndarray) -> np.ndarray:
 
 
 def _six_bits(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and least values of Q4_K and Q5_K [n, in / 32], which begin with two scales and 12 bytes of 6-bit numbers."""
+    """Steps and least values [n, in / 32] of Q4_K and Q5_K: two scales and 12 bytes of 6-bit numbers come first."""
     scales = _halves(blocks[..., :4]).astype(np.float32)
     first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
     # Blocks 0-3 have six bits in one byte each; those of 4-7 have four there and two at the top of the others'.
