@@ -1,6 +1,7 @@
 # Written by docs/generate.py.
 from .actqkv import ActQKV as ActQKV
 from .base import CachePolicy as CachePolicy
+from .coprocessor import Coprocessor as Coprocessor
 from .d2o import D2O as D2O
 from .dapq import DapQ as DapQ
 from .double_sparsity import DoubleSparsity as DoubleSparsity
