@@ -6,11 +6,12 @@ Counts and nats alone, no times. Gates, write gate and coprocessor are trained o
 of four heads) and its puzzles, and measured on others, with the model in floating point:
 
 gates: nats of solutions where a share of the heads streams (4 first tokens and 8 last ones): those that the gates
-choose, as many at random (mean of 8 draws), and those with the highest gates. write-gate: divergence from the whole model in
-nats a token where half of what is written is stored, by the gate, at random, every second token, or the newest ones.
-coprocessor: nats of tokens by how far ahead they are: alone, with latents of the trained coprocessor, with latents that
-were trained to be the same everywhere, and with random ones. probes: on the embedded model, how often the block that
-holds a needle is among the quarter of the blocks that answer best, by what the question's tokens ask with together.
+choose, as many at random (mean of 8 draws), and those with the highest gates. write-gate: divergence from the whole
+model in nats a token where half of what is written is stored, by the gate, at random, every second token, or the
+newest ones. coprocessor: nats of tokens by how far ahead they are: alone, with latents of the trained coprocessor,
+with latents that were trained to be the same everywhere, and with random ones. probes: on the embedded model, in how
+many heads and layers the block that holds a needle is among the quarter that answers best, by what the question asks
+with.
 """
 
 from __future__ import annotations
