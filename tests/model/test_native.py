@@ -232,7 +232,7 @@ def long_text(name, dtype):
 
 
 def branches(name, dtype):
-    """One row of each of many forks of a long text, which have gone on for some tokens or begun anew halfway; a tree."""
+    """One row each of many forks of a long text, which have gone on for some tokens or begun anew halfway; a tree."""
     model, _, stack = make(CONFIGS[name])
     forks = [long_text(name, dtype).fork() for _ in range(9)]
     forks[4].truncate(301)

@@ -76,13 +76,8 @@ def serve(
     from ..serve.run import serve as run
     from .decoding import note
 
-    server = Server(
-        load(model, dtype=dtype, kv_dtype=kv_dtype),
-        settings,
-        host=host,
-        port=port,
-        told=lambda url: _tell(url, settings, note),
-    )
+    loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
+    server = Server(loaded, settings, host=host, port=port, told=lambda url: _tell(url, settings, note))
     run(server)
     if not server.started:
         raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")

@@ -105,8 +105,8 @@ class Transformer:
         """
         if self._stack is None:
             raise SettingsError(
-                "keys and values can be kept in float16 where rows are exact: load with dtype int8 or int4, or in 16 bits"
-                " on a CPU that has native kernels"
+                "keys and values can be kept in float16 where rows are exact: load with dtype int8 or int4, "
+                "or in 16 bits on a CPU that has native kernels"
             )
         self.cache_dtype = torch.float16
 
