@@ -67,14 +67,14 @@ constexpr int32_t side_by_side = R > DECODERY_BOTH_ROWS ? vectors / 2 : vectors;
 
 // Which part of a panel is multiplied: groups of inputs, or inputs of weights in floating point; how many bytes ahead of its
 // reading it asks for weights, 0: it does not.
-struct Span {
+struct Stretch {
     int32_t begin, end;
     int64_t ahead;
 };
 
 // Adds R rows and one panel to sums[r][32].
 template <int R>
-static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Span span) {
+static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
     constexpr int32_t V = side_by_side<R>, bytes = 4 * lanes, group_bytes = group_size * panel_width;
     const int32_t groups = a.groups();
     const int64_t stride = a.width;
@@ -129,7 +129,7 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
 
 // The same for blocks.
 template <int R, Form form>
-static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Span span) {
+static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
     constexpr int32_t V = side_by_side<R>, parts = has_least(form) ? 1 : 2, steps = block_size / 4 / parts;
     constexpr int32_t middle = form == blocks6 ? 32 : weight_offset;
     const int32_t blocks = a.groups() * 2;
@@ -176,7 +176,7 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
 }
 
 template <int R>
-INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Span span) {
+INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
     switch (form) {
         case blocks4: return tile_blocks<R, blocks4>(w, a, row, sums, span);
         case table4: return tile_blocks<R, table4>(w, a, row, sums, span);
@@ -187,7 +187,7 @@ INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t ro
     }
 }
 
-static void tile_rows(int32_t r, Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Span span) {
+static void tile_rows(int32_t r, Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
     switch (r) {
         case 1: return tile_any<1>(form, w, a, row, sums, span);
         case 2: return tile_any<2>(form, w, a, row, sums, span);
@@ -208,7 +208,7 @@ constexpr int32_t float_rows = DECODERY_FLOAT_ROWS;    // that share a load of w
 
 // The same for rows of floats and weights in bfloat16 or half precision, summed in the order of the inputs.
 template <int R, bool half>
-static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Span span) {
+static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Stretch span) {
     // What is read at once gives two vectors of outputs, 16 apart.
     constexpr int32_t V = R > 2 ? 1 : 16 / lanes;
     each<16 / lanes / V>([&](auto side) ALWAYS_INLINE {
@@ -246,7 +246,7 @@ static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Sp
 }
 
 template <bool half>
-static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, Span span) {
+static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, Stretch span) {
     switch (r) {
         case 1: return tile16<1, half>(w, x, in, sums, span);
         case 2: return tile16<2, half>(w, x, in, sums, span);
@@ -290,7 +290,7 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
                 end = blocks == 1 || begin + part > length ? length : begin + part;
                 for (int32_t block = 0; block < blocks; ++block) {
                     const Range some = share(count, block, blocks);
-                    const Span span = {begin, end, first == 0 && block == 0 ? ahead : 0};
+                    const Stretch span = {begin, end, first == 0 && block == 0 ? ahead : 0};
                     const int32_t row = first + some.begin, n = some.end - some.begin;
                     const float* x = a.floats + int64_t(row) * linear.in;
                     float* to = sums + some.begin * panel_width;
