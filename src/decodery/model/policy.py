@@ -41,8 +41,7 @@ class Attention:
     @property
     def sight(self) -> np.ndarray:
         """[n, slots] bool: what each row sees in one head at least."""
-        sight: np.ndarray = self.seen if self.seen.ndim == 2 else self.seen.any(axis=0)
-        return sight
+        return self.seen if self.seen.ndim == 2 else np.asarray(self.seen.any(axis=0))
 
 
 class AttentionPolicy(Contract):
