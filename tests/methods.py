@@ -147,6 +147,7 @@ from decodery.score.program_tests import ProgramTests
 from decodery.score.puzzle_examples import PuzzleExamples
 from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
+from decodery.score.reward_model import RewardModel
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
@@ -497,6 +498,7 @@ SCORERS: dict[str, Scorer] = {
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "reward-model": RewardModel(LogProbability("mean"), model=tiny_transformer(2)),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
     "puzzle-examples": PuzzleExamples(_Numbers(), decode=_numbers),
     "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),

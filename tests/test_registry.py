@@ -321,7 +321,7 @@ LOCAL = {
     ("source", "entropy-adaptive", "small"),
     *(("source", "partial-attention", "weights"), ("source", "sven", "prefix"), ("source", "transfer-q", "baseline")),
     *(("budget", "specdec++", "head"), ("score", "value-head", "head")),
-    ("score", "process-reward", "head"),
+    *(("score", "process-reward", "head"), ("score", "reward-model", "model")),
     *(("score", "program-tests", name) for name in ("file", "head", "setup", "tests")),
     *(("constrain", "monitor", name) for name in ("project", "path", "prefix")),
     *(("search", name, "model") for name in ("arbitrage", "phase-handoff", "spec-reason")),
