@@ -98,8 +98,8 @@ class Bench:
 def grid(bench: Bench) -> dict[str, Any]:
     """Share of puzzles right by one text and by a vote of 8, by temperature and top-p."""
     found: dict[str, Any] = {}
-    for temperature in (0.6, 0.8, 1.0, 1.2):
-        for top_p in (0.6, 0.8, 0.9, 1.0):
+    for temperature in (0.6, 0.8, 1.0):
+        for top_p in (0.6, 0.8, 1.0):
             pools = bench.pools(bench.lm, temperature=temperature, top_p=top_p)
             one, vote = (bench.method(pools, "self-consistency", n) for n in (1, VOTES))
             most = bench.method(pools, "pass@n", VOTES)

@@ -23,9 +23,9 @@ from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, encoded, tokenizer
 from ..score.base import Candidates, Scorer, judge
 from ..score.infalign import transformed
-from .cut import parameters, quantized
+from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
-from .puzzle_model import changeable, check_folder, log_probability, save
+from .puzzle_model import check_folder, log_probability, save
 from .solving import solved
 
 REFERENCE = "reference.json"

@@ -22,9 +22,9 @@ from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, encoded, tokenizer
 from ..sample.sampler import Sampler
 from ..search.base import Search
-from .cut import parameters, quantized
+from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
-from .puzzle_model import changeable, check_folder, log_probability, save
+from .puzzle_model import check_folder, log_probability, save
 
 PAIRS = "pairs.json"
 

@@ -10,11 +10,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
 from ..errors import SettingsError
 from ..model import fused
@@ -23,10 +22,11 @@ from ..model.description import Description
 from ..model.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
 from ..model.load import choose_dtype
 from ..model.route import WHOLE, stops
+from ..model.side_by_side import SideBySide
 from ..model.sites import Visits
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Weights, copied, floating
+from ..model.weights import Dense, Layer, Weights
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from ..search.estimators import pass_at
@@ -179,32 +179,13 @@ def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tens
     return torch.from_numpy(tokens), torch.from_numpy(taught)
 
 
-class _Texts:
-    """Texts of one length side by side, each of which sees itself alone."""
-
-    def __init__(self, model: Transformer, count: int, length: int) -> None:
-        self._shape, self._config = (count, length), model.config
-        cos, sin = model.angles(model.config.rope, np.tile(np.arange(length), count))
-        self._angles = cos[:, None], sin[:, None]
-
-    def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._angles
-
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
-        seen = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self._config.attention_scale, enable_gqa=True
-        )
-        return seen.transpose(1, 2).flatten(0, 1).flatten(1)
-
-
 def predicted(model: Transformer, tokens: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
     """Logits [count, length, vocab] behind every token of texts [count, length], with gradients.
 
     visits: what is done with rows on the way, those of all texts in one [count * length, width].
     """
     run, visits = stops(WHOLE, model.config.num_layers), Visits.reading(()) if visits is None else visits
-    hidden = model.blocks(model.embed_tokens(tokens.flatten()), _Texts(model, *tokens.shape), run, visits)
+    hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
 
 
@@ -219,17 +200,6 @@ def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordere
     texts = torch.from_numpy(tokens)
     logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
     return (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
-
-
-def changeable(model: Transformer) -> Transformer:
-    """A copy in float32, whose embedding and head are one table."""
-
-    def part_of(part: Any) -> Any:
-        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
-
-    table = copied(model.weights.embedding)
-    layers = [Layer(**{name: part_of(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
-    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), Dense(table)))
 
 
 def random_transformer(shape: Shape, seed: int) -> Transformer:
