@@ -41,7 +41,7 @@ class Attention:
     @property
     def sight(self) -> np.ndarray:
         """[n, slots] bool: what each row sees in one head at least."""
-        sight: np.ndarray = self.seen if self.seen.ndim == 2 else self.seen.any(axis=0)
+        sight: np.ndarray = self.seen if self.seen.ndim == 2 else np.logical_or.reduce(self.seen, axis=0)
         return sight
 
 
