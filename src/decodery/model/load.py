@@ -33,6 +33,7 @@ from .resident import trim
 from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
+from .unixcoder import is_unixcoder, load_unixcoder
 from .uses import use
 from .vocabularies import speaks
 from .weights import Weights
@@ -86,6 +87,8 @@ def load(
             from .t5 import load_t5
 
             return load_t5(source.folder, source.name, dtype, target)
+        if is_unixcoder(described):
+            return load_unixcoder(source.folder, source.name, dtype, target)
         try:
             read_config(described)
         except UnsupportedModel as error:

@@ -39,10 +39,11 @@ class Attention:
     context: torch.Tensor | None = None
 
     @property
-    def sight(self) -> np.ndarray:
-        """[n, slots] bool: what each row sees in one head at least."""
-        sight: np.ndarray = self.seen if self.seen.ndim == 2 else np.logical_or.reduce(self.seen, axis=0)
-        return sight
+    def seen_by_any(self) -> np.ndarray:
+        """[n, slots] bool, what each row sees in some head at least."""
+        if self.seen.ndim == 2:
+            return self.seen
+        return np.asarray(self.seen.any(axis=0))
 
 
 class AttentionPolicy(Contract):
