@@ -86,6 +86,7 @@ from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.expected_attention import ExpectedAttention
 from decodery.kv.h2o import H2O
 from decodery.kv.lserve import LServe
+from decodery.kv.meta_soft import MetaSoft
 from decodery.kv.pyramid_kv import PyramidKV
 from decodery.kv.quantized import Quantized
 from decodery.kv.quest import Quest
@@ -98,6 +99,7 @@ from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels
+from decodery.model.meta_tokens import MetaTokens
 from decodery.model.micro_steps import MicroSteps, shapes
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
@@ -692,6 +694,7 @@ KVS: dict[str, CachePolicy] = {
     "expected-attention": ExpectedAttention(0.5, future=6),
     "h2o": H2O(0.4),
     "lserve": LServe(0.3, window=0.3, sinks=2, gates=HeadGates(_HEADS), page=4, logical=2, reuse=2, least=1),
+    "meta-soft": MetaSoft(0.5, MetaTokens.initial(tiny_transformer(0).config, 1.0, 6, 3, 2), sinks=1),
     "pyramid-kv": PyramidKV(0.5, window=3),
     "quantized": Quantized(4, group=4, residual=6),
     "quest": Quest(0.3, page=4, dense_layers=0, least=1),
