@@ -47,9 +47,17 @@ constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
 template <int R>
 constexpr int32_t side_by_side = R > DECODERY_BOTH_ROWS ? vectors / 2 : vectors;
 
-// sums[r][32] for R rows and one panel. `ahead`: how many bytes ahead of its reading it asks for weights.
+// Where the weights are that are asked for while others are multiplied, and how many bytes further at every step: every
+// four inputs, every block of 4-bit weights, every input of weights in floating point. Into the second-level cache:
+// asked for the first level, they cost a third of the speed at 8 rows and more.
+struct Ahead {
+    const uint8_t* next;
+    int64_t step;
+};
+
+// sums[r][32] for R rows and one panel.
 template <int R>
-static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     constexpr int32_t V = side_by_side<R>, bytes = 4 * lanes;
     const int32_t groups = a.groups();
     const int64_t stride = a.width;
@@ -57,15 +65,15 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
     const float* scale = a.scale + int64_t(row) * groups;
     const int32_t* offset = a.offset + int64_t(row) * groups;
     for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
-    for (int32_t g = 0; g < groups; ++g, w += group_size * panel_width, q += group_size)
+    for (int32_t g = 0; g < groups; ++g, w += group_size * panel_width, q += group_size) {
         for (int32_t first = 0; first < vectors; first += V) {
             Ints acc[R][V];
             for (int r = 0; r < R; ++r)
                 for (int v = 0; v < V; ++v) acc[r][v] = ints(offset[r * groups + g]);
             const uint8_t* p = w + bytes * first;
 #pragma GCC unroll 4
-            for (int32_t k = 0; k < group_size; k += 4, p += 4 * panel_width) {
-                for (int32_t i = 0; i < V * bytes; i += 64) __builtin_prefetch(p + i + ahead, 0, 2);
+            for (int32_t k = 0; k < group_size; k += 4, p += 4 * panel_width, ahead.next += ahead.step) {
+                for (int32_t i = 0; i < V * bytes; i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
 #pragma GCC unroll 4
                 for (int v = 0; v < V; ++v) {
                     const Bytes of = weights(p + bytes * v);
@@ -79,11 +87,12 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
                     store_lanes(sum, load_lanes(sum) + floats(acc[r][v]) * scale[r * groups + g]);
                 }
         }
+    }
 }
 
 // The same for 4-bit weights: blocks of 32 inputs, each with a step and a least value per output.
 template <int R>
-static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     constexpr int32_t V = side_by_side<R>;
     const int32_t blocks = a.groups() * 2;
     const int64_t stride = a.width;
@@ -92,7 +101,8 @@ static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums
     const float* halves = a.halves + int64_t(row) * blocks;
     for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
     for (int32_t b = 0; b < blocks; ++b, w += block_bytes, q += block_size) {
-        for (int32_t i = 0; i < block_bytes; i += 64) __builtin_prefetch(w + i + ahead, 0, 2);
+        for (int32_t i = 0; i < block_bytes; i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
+        ahead.next += ahead.step;
         for (int32_t first = 0; first < vectors; first += V) {
             Sums4 acc[R][V] = {};
             const uint8_t* p = w + 128;
@@ -121,12 +131,12 @@ static void tile4(const uint8_t* w, const Quantized& a, int32_t row, float* sums
 }
 
 template <int R>
-INLINE void tile_any(int32_t bits, const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+INLINE void tile_any(int32_t bits, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     if (bits == 4) tile4<R>(w, a, row, sums, ahead);
     else tile<R>(w, a, row, sums, ahead);
 }
 
-static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized& a, int32_t row, float* sums, int64_t ahead) {
+static void tile_rows(int32_t r, int32_t bits, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     switch (r) {
         case 1: return tile_any<1>(bits, w, a, row, sums, ahead);
         case 2: return tile_any<2>(bits, w, a, row, sums, ahead);
@@ -147,7 +157,7 @@ constexpr int32_t float_rows = 4;    // that share a load of weights of 16 bits
 
 // The same for rows of floats and weights in bfloat16 or half precision, summed in the order of the inputs.
 template <int R, bool half>
-static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, int64_t ahead) {
+static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
     // What is read at once gives two vectors of outputs, 16 apart.
     constexpr int32_t V = R > float_rows / 2 ? 1 : 16 / lanes;
     for (int32_t first = 0; first < 16 / lanes; first += V) {
@@ -155,7 +165,7 @@ static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, in
         const uint8_t* p = w;
 #pragma GCC unroll 2
         for (int32_t k = 0; k < in; ++k, p += 2 * panel_width) {
-            if (first == 0) __builtin_prefetch(p + ahead, 0, 2);
+            if (first == 0) __builtin_prefetch(ahead.next, 0, 2), ahead.next += ahead.step;
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
                 Floats low, high;
@@ -177,7 +187,7 @@ static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, in
 }
 
 template <bool half>
-static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, int64_t ahead) {
+static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
     switch (r) {
         case 1: return tile16<1, half>(w, x, in, sums, ahead);
         case 2: return tile16<2, half>(w, x, in, sums, ahead);
@@ -189,8 +199,6 @@ static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in,
 // out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
-    // Into the second-level cache: asked for the first level, they cost a third of the speed at 8 rows and more.
-    constexpr int64_t ahead = 4096;
     const bool floating = linear.bits == 16;
     const int32_t most = floating ? float_rows : DECODERY_TILE_ROWS;
     alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
@@ -198,6 +206,7 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
     const int64_t panel_bytes = floating           ? int64_t(linear.in) * 2 * panel_width
                                 : linear.bits == 4 ? int64_t(a.groups()) * 2 * block_bytes
                                                    : int64_t(a.width) * panel_width;
+    const int64_t step = floating ? 2 * panel_width : linear.bits == 4 ? block_bytes : 4 * panel_width;
     const Range mine = share(panels(linear), thread, team.threads);
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * panel_bytes;
@@ -207,7 +216,9 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
         for (int32_t block = 0; block < blocks; ++block) {
             const Range span = share(rows, block, blocks);
             const int32_t count = span.end - span.begin;
-            const int64_t asked = block == 0 ? ahead : 0;
+            // Of several blocks of rows the first would wait for its weights: all ask for a part of the next panel's, so
+            // that memory is read while any of them multiplies.
+            const Ahead asked = blocks == 1 ? Ahead{w + 4096, step} : Ahead{w + panel_bytes + panel_bytes / blocks * block, step / blocks};
             const float* x = a.floats + int64_t(span.begin) * linear.in;
             if (floating && linear.half) tile_floats<true>(count, w, x, linear.in, sums, asked);
             else if (floating) tile_floats<false>(count, w, x, linear.in, sums, asked);
