@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from covering import FULL
@@ -134,6 +135,7 @@ from decodery.sample import (
     MinP,
     Mirostat,
     Momentum,
+    NoCitation,
     NoRepeatNGram,
     PresencePenalty,
     RepetitionPenalty,
@@ -145,6 +147,7 @@ from decodery.sample import (
     Typical,
     Warp,
 )
+from decodery.sample.no_citation import Citations
 from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
 from decodery.score.curiosity import Curiosity
@@ -455,6 +458,8 @@ BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
 }
 """By name: a budget policy, given the model that drafts."""
 
+_UNCITED = NoCitation(Citations.of([np.arange(40) % 24, np.arange(40) * 7 % 64]), 2)
+
 WARPS: dict[str, Warp] = {
     "temperature": Temperature(0.7),
     "top-k": TopK(20),
@@ -466,6 +471,7 @@ WARPS: dict[str, Warp] = {
     "repetition-penalty": RepetitionPenalty(1.2),
     "presence-penalty": PresencePenalty(0.5),
     "frequency-penalty": FrequencyPenalty(0.5),
+    "no-citation": _UNCITED,
     "no-repeat-ngram": NoRepeatNGram(2),
     "logit-bias": LogitBias(((3, 1.5),)),
     "min-new-tokens": MinNewTokens(20, (3,)),
@@ -482,7 +488,7 @@ SAMPLERS: dict[str, Sampler] = {
     "greedy-penalties": Sampler.from_settings(repetition_penalty=1.3, frequency_penalty=0.4, no_repeat_ngram=3),
     "plain": Sampler.from_settings(temperature=1.0),
     "nucleus": Sampler.from_settings(temperature=0.7, top_p=0.9),
-    "steered": Sampler([DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
+    "steered": Sampler([_UNCITED, DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
     "everything": Sampler.from_settings(
         temperature=1.3,
         top_k=30,

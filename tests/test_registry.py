@@ -295,6 +295,7 @@ LOCAL = {
     *(("search", name, files) for name in ("drag", "iter-drag") for files in ("documents", "examples")),
     ("search", "cheatsheet", "file"),
     ("source", "adapter", "file"),
+    ("sample", "no-citation", "texts"),
     ("diffuse", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
