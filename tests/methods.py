@@ -83,6 +83,7 @@ from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.expected_attention import ExpectedAttention
 from decodery.kv.h2o import H2O
+from decodery.kv.localist import Localist
 from decodery.kv.pyramid_kv import PyramidKV
 from decodery.kv.quantized import Quantized
 from decodery.kv.quest import Quest
@@ -645,6 +646,7 @@ KVS: dict[str, CachePolicy] = {
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),
     "expected-attention": ExpectedAttention(0.5, future=6),
     "h2o": H2O(0.4),
+    "localist": Localist(0.8, block=7, sinks=2),
     "pyramid-kv": PyramidKV(0.5, window=3),
     "quantized": Quantized(4, group=4, residual=6),
     "quest": Quest(0.3, page=4, dense_layers=0, least=1),

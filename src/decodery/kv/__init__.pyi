@@ -5,6 +5,7 @@ from .dapq import DapQ as DapQ
 from .double_sparsity import DoubleSparsity as DoubleSparsity
 from .expected_attention import ExpectedAttention as ExpectedAttention
 from .h2o import H2O as H2O
+from .localist import Localist as Localist
 from .pyramid_kv import PyramidKV as PyramidKV
 from .quantized import Quantized as Quantized
 from .quest import Quest as Quest
