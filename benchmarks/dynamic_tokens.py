@@ -63,9 +63,8 @@ def main() -> None:
         return merged([text.tokens[len(text.tokens) - len(text.spans) :] for text in texts], lm.tokenizer, merges=0)
 
     ways = {"none": merged(prompts, lm.tokenizer, merges=0), "words": merged(prompts, lm.tokenizer)}
-    ways |= {
-        f"sentences, {share:g}": merged(prompts, lm.tokenizer, shorter=share, within="sentence") for share in SHARES
-    }
+    for share in SHARES:
+        ways[f"sentences, {share:g}"] = merged(prompts, lm.tokenizer, shorter=share, within="sentence")
     rows = {}
     for name, texts in ways.items():
         shorter = float(np.mean([text.shorter for text in texts]))

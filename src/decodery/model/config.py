@@ -133,7 +133,9 @@ class ModelConfig:
     short_conv: convolutions on queries, keys and values of every layer, None for none.
     experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
     beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
-    in place of experts. latent: what attention keeps in place of keys and values, of which there is one head.
+    in place of experts. experts_floor: of every layer, the share of the likeliest expert's weight below which a row
+    does without another one, () where none goes without. latent: what attention keeps in place of keys and values, of
+    which there is one head.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
@@ -190,6 +192,7 @@ class ModelConfig:
     shared_inner: int = 0
     dense_layers: int = 0
     dense_inner: int = 0
+    experts_floor: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -236,6 +239,10 @@ class ModelConfig:
         """How many positions back layer `layer` sees, itself included; None means all of them."""
         return self.sliding_window if self.sliding_layers[layer] else None
 
+    def floor(self, layer: int) -> float:
+        """`experts_floor` of a layer, 0 where there is none."""
+        return self.experts_floor[layer] if self.experts_floor else 0.0
+
     def layer_rope(self, layer: int) -> Rope:
         """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
         return self.local_rope if self.local_rope and self.sliding_layers[layer] else self.rope
@@ -255,6 +262,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
         raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
+    if config.experts_floor and (len(config.experts_floor) != config.num_layers or not config.experts):
+        raise CorruptFile(f"{origin}: floors of experts do not fit {config.num_layers} layers")
     if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):
         raise CorruptFile(f"{origin}: {config.dense_layers} dense layers of {config.num_layers} do not fit")
     if (latent := config.latent) is not None and (

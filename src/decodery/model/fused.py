@@ -81,8 +81,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
                 "short_out": (short.rank * short.kernel, fused),
                 "short_static": (short.kernel, fused),
             }
-            for name, size in sizes.items():
-                yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",))
+            for name, sides in sizes.items():
+                yield Slot(f"{prefix}{name}.weight", sides, (f"{prefix}{name}.weight",))
         if config.qk_norm:
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)

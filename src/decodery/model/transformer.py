@@ -57,7 +57,9 @@ class Transformer:
         self._mixtures: dict[int, Mixture] = {}
         if config.experts and self._stack is None:
             mixed = range(config.dense_layers, config.num_layers)
-            self._mixtures = {index: Mixture(weights.layers[index], config, self._activation) for index in mixed}
+            self._mixtures = {
+                index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
+            }
         self._mixers = {
             index: Recurrence(layer, index, config)
             for index, layer in enumerate(weights.layers)
