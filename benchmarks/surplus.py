@@ -125,8 +125,8 @@ def judged(probe: torch.nn.Module, rows: torch.Tensor, laws: torch.Tensor) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=96, help="texts drawn")
-    parser.add_argument("--length", type=int, default=96, help="tokens of each")
+    parser.add_argument("--texts", type=int, default=48, help="texts drawn")
+    parser.add_argument("--length", type=int, default=64, help="tokens of each")
     parser.add_argument("--steps", type=int, default=400, help="of training each probe")
     parser.add_argument("--batch", type=int, default=128)
     args = parser.parse_args()
