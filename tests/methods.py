@@ -86,6 +86,7 @@ from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.expected_attention import ExpectedAttention
 from decodery.kv.h2o import H2O
+from decodery.kv.localist import Localist
 from decodery.kv.lserve import LServe
 from decodery.kv.meta_soft import MetaSoft
 from decodery.kv.pyramid_kv import PyramidKV
@@ -699,6 +700,7 @@ KVS: dict[str, CachePolicy] = {
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),
     "expected-attention": ExpectedAttention(0.5, future=6),
     "h2o": H2O(0.4),
+    "localist": Localist(0.8, block=7, sinks=2),
     "lserve": LServe(0.3, window=0.3, sinks=2, gates=HeadGates(_HEADS), page=4, logical=2, reuse=2, least=1),
     "meta-soft": MetaSoft(0.5, MetaTokens.initial(tiny_transformer(0).config, 1.0, 6, 3, 2), sinks=1),
     "pyramid-kv": PyramidKV(0.5, window=3),
