@@ -128,10 +128,32 @@ def programs() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
+def _share(cell: dict[str, Any]) -> str:
+    low, high = cell["interval"]
+    return f"{cell['share']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def labels() -> str:
+    """Reward heads by who labelled their steps."""
+    result = load("search-labels")
+    found, rows = result["figures"], []
+    for name, each in found.items():
+        if isinstance(each, dict) and "labelling_tokens" in each:
+            cells = [f"{each['labelling_tokens']}", f"{each['auc_of_steps']:.3f}", f"{each['auc_of_texts']:.3f}"]
+            rows.append([name, *cells, _share(each["best_of_8"]), _share(each["weighted_vote_of_8"])])
+    about = (
+        f"{found['problems']} problems with {found['solutions']} solutions each; {result['settings']['prompts']} other "
+        f"puzzles, of which one text solves {_share(found['one text'])} and a vote of 8 {_share(found['vote of 8'])}."
+    )
+    head = ["labels", "tokens written for them", "AUC of steps", "AUC of texts", "best of 8", "weighted vote of 8"]
+    return f"{about}\n\n{table(head, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "puzzles": puzzles,
     "steps": steps,
     "gsm8k": gsm8k,
     "programs": programs,
+    "labels": labels,
     "search-cost": search_cost,
 }
