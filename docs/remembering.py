@@ -52,8 +52,8 @@ def cache_parts() -> str:
             f"*`lserve`*: nats of a solution's tokens ({gates['none']:.3f} where no head streams), by the share of "
             "heads that stream.",
             table(["heads that stream", *(f"{float(share):.0%}" for share in shares)], streams),
-            "Part of the attention of the embedded model's rows (first tokens left aside) that falls on a quarter of the "
-            "text, by the tokens of a page and of its parts.",
+            "Part of the attention of the embedded model's rows (first tokens left aside) that falls on a quarter of "
+            "the text, by the tokens of a page and of its parts.",
             table(["pages", "attention"], pages),
             "*`write-gate`*: divergence in nats a token where half of what is written is stored.",
             table(["what is stored", "divergence"], stored),
