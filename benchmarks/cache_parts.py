@@ -13,7 +13,8 @@ with latents that were trained to be the same everywhere, and with random ones. 
 16 tokens look at, of what tokens look at that were composed for the prompt, that are the same for all, or untrained,
 and of what the prompt's last 8 tokens look at; and nats of those 16 tokens behind 0.3 of the prompt. probes: on the
 embedded model, in how many heads and layers the block that holds a needle is among the quarter that answers best, by
-what the question asks with.
+what the question asks with. pages: what part of a row's attention falls on the quarter of a text in pages that are
+chosen by bounds, in large pages by the best of their parts, in large pages, and in small ones.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ from decodery.kv.actqkv import ActQKV, Fetching
 from decodery.kv.actqkv import probes as asked
 from decodery.kv.base import CachePolicy
 from decodery.kv.meta_soft import MetaSoft
+from decodery.kv.quest import best_pages
+from decodery.kv.selecting import Asked as RowsThatSelect
 from decodery.kv.snapkv import SnapKV
 from decodery.model.batch import Batch, Segment
 from decodery.model.config import ModelConfig
 from decodery.model.head_gates import HeadGates
 from decodery.model.load import LoadedModel
-from decodery.model.policy import Attention
+from decodery.model.policy import Attention, AttentionPolicy
 from decodery.model.protocol import LanguageModel
 from decodery.model.store import terminal_progress
 from decodery.model.transformer import Transformer
@@ -55,6 +58,8 @@ from decodery.train import coprocessor, head_gates, meta_tokens, write_gates
 COMMAND = "python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json"
 TEXTS, TRIED = 160, 40
 SHARES = (0.25, 0.5, 0.75)
+PAGES, ROWS = ((32, 8), (32, 32), (8, 8)), 8
+"""Tokens of a page and of its parts, and how many last rows of a text select."""
 
 
 def tiny() -> LoadedModel:
@@ -279,18 +284,48 @@ def probes(words: int = 6) -> dict[str, Any]:
     return {kind: [round(value, 3) for value in values] for kind, values in found.items()}
 
 
+class Captured(AttentionPolicy):
+    """Reads everything, and notes how much attention the pages get that would be read, first tokens left aside."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], list[float]] = {}
+
+    def select(self, attention: Attention) -> None:
+        read = RowsThatSelect(attention, np.arange(len(attention.segment))[-ROWS:])
+        scores = torch.einsum("krgd,ksd->krgs", read.queries, read.keys)
+        paid = scores.masked_fill(~torch.from_numpy(read.seen)[None, :, None], -torch.inf).softmax(dim=-1)
+        paid = paid.mean(dim=2)[..., 4:].numpy()
+        for page, logical in PAGES:
+            chosen = best_pages(read, 0.25, page, 1, logical)[..., read.positions[4:] // page]
+            share = (paid * chosen).sum(axis=-1) / paid.sum(axis=-1)
+            self.found.setdefault((page, logical), []).append(float(share.mean()))
+
+
+def pages() -> dict[str, Any]:
+    """The mean over texts, rows, layers and heads of the embedded model, at a quarter of the text."""
+    from long_context import Bench
+
+    bench, captured = Bench(decodery.load("smollm2")), Captured()
+    for tokens in bench.texts:
+        cache = bench.model.new_cache()
+        cache.policy = captured
+        bench.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
+    return {f"{page} by {logical}": round(float(np.mean(each)), 4) for (page, logical), each in captured.found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="Where what is trained is kept.")
     parser.add_argument("--out", type=Path, required=True)
     parts = {"gates": gates, "write-gate": write_gate, "coprocessor": thinking, "meta-soft": meta_soft}
-    parser.add_argument("--only", nargs="*", default=[*parts, "probes"])
+    others = {"probes": probes, "pages": pages}
+    parser.add_argument("--only", nargs="*", default=[*parts, *others])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     known["command"] = COMMAND
     for name in arguments.only:
-        known[name] = parts[name](tiny(), arguments.work) if name in parts else probes()
+        known[name] = parts[name](tiny(), arguments.work) if name in parts else others[name]()
         print(name, json.dumps(known[name]), flush=True)
         arguments.out.write_text(json.dumps(known, indent=1) + "\n")
 

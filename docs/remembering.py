@@ -41,6 +41,7 @@ def cache_parts() -> str:
     streams = [[way, *(f"{gates[share][way]:.3f}" for share in shares)] for way in ways]
     stored = [[way, f"{each['divergence']:.4f}"] for way, each in found["write-gate"].items()]
     thought = [[way, *(f"{found['coprocessor'][way][n]:.4f}" for n in ahead)] for way in found["coprocessor"]]
+    pages = [[each, f"{share:.3f}"] for each, share in found["pages"].items()]
     tokens = found["meta-soft"]
     looks = [[way, f"{each:.3f}"] for way, each in tokens["kl"].items()]
     written = [[way, f"{each:.3f}"] for way, each in tokens["nats"].items()]
@@ -51,6 +52,9 @@ def cache_parts() -> str:
             f"*`lserve`*: nats of a solution's tokens ({gates['none']:.3f} where no head streams), by the share of "
             "heads that stream.",
             table(["heads that stream", *(f"{float(share):.0%}" for share in shares)], streams),
+            "Part of the attention of the embedded model's rows (first tokens left aside) that falls on a quarter of "
+            "the text, by the tokens of a page and of its parts.",
+            table(["pages", "attention"], pages),
             "*`write-gate`*: divergence in nats a token where half of what is written is stored.",
             table(["what is stored", "divergence"], stored),
             "*`coprocessor`*: mean nats of the next tokens, up to so many ahead.",

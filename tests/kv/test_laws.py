@@ -195,6 +195,12 @@ def test_what_is_kept_is_what_was_promised() -> None:
     assert text.cache.length <= 20 + 16
 
 
+@pytest.mark.parametrize("kv", ["quest:budget=0.5,dense_layers=0", "actqkv:budget=0.5"])
+def test_a_prompt_may_be_shorter_than_a_page(kv: str) -> None:
+    full, limited = (decode(EXACT, [[3, 4, 5]], kv=each, max_new_tokens=6)[0] for each in (None, kv))
+    assert limited.generated == full.generated, "the page a row stands in is always read"
+
+
 def test_what_does_not_go_together_is_said() -> None:
     refused = {"quest:budget=0": "is a share of the text", "h2o:recent=2": "share of the budget"}
     for spec, words in refused.items():

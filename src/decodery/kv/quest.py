@@ -76,7 +76,7 @@ def page_bounds(asked: Asked, page: int) -> np.ndarray:
     # Content comes in the order of positions, with none missing; the last page may go on in the rows of the pass.
     whole = asked.content // page
     size = whole * page
-    parts = asked.keys[:, :size].reshape(len(asked.keys), whole, page, -1)
+    parts = asked.keys[:, :size].reshape(len(asked.keys), whole, page, asked.keys.shape[-1])
     bounds = np.full((*asked.queries.shape[:3], count), -np.inf)
     if whole:
         bounds[..., :whole] = bounded(asked.queries, parts.amin(dim=2), parts.amax(dim=2))
