@@ -315,6 +315,7 @@ LOCAL = {
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     *(("source", "ftp", "routers"), ("source", "hamburger", "micro")),
     *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),
+    *(("kv", "lserve", "gates"), ("kv", "write-gate", "gate"), ("kv", "coprocessor", "trained")),
     ("diffuse", "phase-handoff", "model"),
     *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),
     *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head"), ("monitor", "neurofeedback", "axis")),

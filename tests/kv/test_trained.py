@@ -21,7 +21,7 @@ from decodery.model.head_gates import GATES, HeadGates
 from decodery.model.policy import Attention, AttentionPolicy
 from decodery.model.write_gates import WRITE_GATE, WriteGates
 from decodery.testing import decode, tiny_transformer, to_int8
-from decodery.train.head_gates import GateRecipe, hidden_keys, train_head_gates
+from decodery.train.head_gates import GateRecipe, hide_keys, train_head_gates
 from decodery.train.head_gates import School as GateSchool
 from decodery.train.write_gates import School as WriteSchool
 from decodery.train.write_gates import WriteGateRecipe, train_write_gate
@@ -125,14 +125,13 @@ def test_without_streams_and_parts_it_is_quest() -> None:
 def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     loaded = tiny_loaded()
     texts = [np.random.default_rng(seed).integers(0, 200, 30).tolist() for seed in range(8)]
-    recipe = GateRecipe(steps=4, sinks=2, recent=9, keys=2, price=0.5)
-    found = train_head_gates(loaded, texts, tmp_path, recipe=recipe)
+    recipe = GateRecipe(steps=4, sinks=2, recent=9, price=0.5)
+    documents = hide_keys(loaded.tokenizer, texts, keys=2)
+    found = train_head_gates(loaded, documents, tmp_path, recipe=recipe)
     assert found.gates.min() >= 0 and found.gates.max() <= 1 and not (found.gates == 1).all()
     assert HeadGates.load(tmp_path).gates.equal(found.gates)
 
-    import random
-
-    document = hidden_keys(loaded.tokenizer, texts[0], 2, random.Random(0))
+    document = documents[0]
     school = GateSchool(loaded.model, recipe)  # type: ignore[arg-type]
     assert school.loss(document).item() == pytest.approx(0.5, abs=1e-5), "heads that read everything change nothing"
     for gates in ([[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]):
@@ -148,9 +147,9 @@ def test_gates_are_learned_from_what_streaming_changes(tmp_path: Path) -> None:
     for word in ("secret number", loaded.tokenizer.decode(document.answers.tolist()).strip()[:5]):
         assert word in text
     with pytest.raises(PromptError, match="too few"):
-        train_head_gates(loaded, texts[:3], tmp_path / "few")
+        train_head_gates(loaded, documents[:3], tmp_path / "few")
     with pytest.raises(SettingsError, match="floating point"):
-        train_head_gates(replace(loaded, model=to_int8(MODEL)), texts, tmp_path / "whole")
+        train_head_gates(replace(loaded, model=to_int8(MODEL)), documents, tmp_path / "whole")
 
 
 def test_what_is_written_is_stored_where_the_gate_says_so(tmp_path: Path) -> None:

@@ -67,14 +67,14 @@ def lserve(
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
     from ..model.load import load
-    from ..train.head_gates import GateRecipe, check_folder, train_head_gates
+    from ..train.head_gates import GateRecipe, check_folder, hide_keys, train_head_gates
 
     recipe = GateRecipe(steps=steps, recent=recent, seed=seed)
     check_folder(out)
     loaded = load(model, dtype=learning_dtype())
-    read = pieces(loaded, files, texts, length)
+    documents = hide_keys(loaded.tokenizer, pieces(loaded, files, texts, length), seed=seed)
     with resumable(out) as progress:
-        train_head_gates(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
+        train_head_gates(loaded, documents, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"The gates are ready: --kv lserve:gates={out}")
 
 

@@ -87,8 +87,7 @@ class Fetching(Noting):
         slots, method = attention.seen.shape[-1], self.method
         places = np.asarray(segment.cache.positions[layer, :slots], dtype=np.int64)
         at = np.asarray(segment.positions, dtype=np.int64)
-        seen = attention.seen_by_any
-        worth = self._worth(attention, places, seen)
+        worth = self._worth(attention, places)
         blocks, own = np.arange(worth.shape[-1]), at // method.block
         totals = np.array([self._total(layer, position) for position in at.tolist()])
         recent = np.maximum(np.rint(method.recent * totals).astype(int), 1)
@@ -107,9 +106,9 @@ class Fetching(Noting):
         budget = self.method.budget if position < self.prompt else self._budgets.get(layer, self.method.budget)
         return entries(budget, position + 1)
 
-    def _worth(self, attention: Attention, places: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    def _worth(self, attention: Attention, places: np.ndarray) -> np.ndarray:
         """How well each block answers each row: [kv_heads, rows, blocks], over those of its keys which the row sees."""
-        method, kv_heads = self.method, len(attention.keys)
+        method, kv_heads, seen = self.method, len(attention.keys), attention.sight
         history = self._history(attention)
         asking = self._asking(attention, history).to(attention.keys.device)
         answers = torch.einsum("krd,ksd->krs", asking, attention.keys.double()).cpu().numpy()

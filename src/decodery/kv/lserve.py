@@ -120,11 +120,10 @@ class Serving(State):
         """The pages that each row reads."""
         layer, segment, method = attention.layer, attention.segment, self.method
         stays, content = segment.stays, len(places) - segment.stays - len(segment)
-        seen = attention.seen_by_any
-        states = self._behind.get(layer, [])[:stays]
+        states, sight = self._behind.get(layer, [])[:stays], attention.sight
         chosen: dict[int, np.ndarray] = {}
         for row, position in enumerate(segment.positions.tolist()):
-            before = np.flatnonzero(seen[row, content : content + stays + row])
+            before = np.flatnonzero(sight[row, content : content + stays + row])
             known = states[before[-1]] if len(before) else self._held.get(layer)
             if position < self.prompt:
                 known = None

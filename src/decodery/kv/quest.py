@@ -43,8 +43,9 @@ class Quest(Selective):
         return layer < self.dense_layers
 
     def choose(self, asked: Asked) -> np.ndarray:
-        chosen = best_pages(asked, self.budget, self.page, self.least)
-        return chosen[..., asked.positions // self.page]
+        pages = best_pages(asked, self.budget, self.page, self.least)
+        chosen: np.ndarray = pages[..., asked.positions // self.page]
+        return chosen
 
 
 def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int | None = None) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from .block_linear import BlockLinear
 from .config import ModelConfig
 from .int4 import Int4Linear
 from .int8 import Int8Linear
@@ -98,6 +99,8 @@ def _rows(stacked: Linear, first: int, count: int) -> Linear:
     span = slice(first, first + count)
     if isinstance(stacked, Int4Linear):
         return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span])
+    if isinstance(stacked, BlockLinear):
+        return BlockLinear(stacked.weight[span], stacked.scales[span])
     if isinstance(stacked, Int8Linear):
         return Int8Linear(stacked.weight[span], stacked.scale[span])
     assert isinstance(stacked, Dense)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 
-from ..errors import UnsupportedModel
+from ..errors import SettingsError, UnsupportedModel
 from .artifact import digest
 from .attention import Rows, attend, attend_by_policy, rotate, visibility
 from .batch import Batch, Cost, Scores, Segment
@@ -38,6 +38,7 @@ class Transformer:
     """Runs `Weights` as `ModelConfig` describes them. `embed`, `layers` and `head` can be called apart.
 
     Rows of all segments share the linear layers; attention works per segment, over its cache and its own rows.
+    cache_dtype: of the keys and values that new caches hold, the model's own; float16 where `narrow_caches` was called.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -54,6 +55,7 @@ class Transformer:
                 self.dtype = torch.float32
             elif isinstance(weights.head, Int8Linear) and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
+        self.cache_dtype = self.dtype
         self._mixtures: dict[int, Mixture] = {}
         if config.experts and self._stack is None:
             mixed = range(config.dense_layers, config.num_layers)
@@ -100,7 +102,20 @@ class Transformer:
 
     def new_cache(self) -> KVCache:
         config = self.config
-        return KVCache(config.cache_layers, config.num_kv_heads, config.head_dim, dtype=self.dtype, device=self.device)
+        shape = config.cache_layers, config.num_kv_heads, config.head_dim
+        return KVCache(*shape, dtype=self.cache_dtype, device=self.device)
+
+    def narrow_caches(self) -> None:
+        """Let new caches hold keys and values in float16, from which attention computes in float32 as before.
+
+        Raises SettingsError where the rows of a pass are not computed by themselves, bit for bit.
+        """
+        if self._stack is None:
+            raise SettingsError(
+                "keys and values can be kept in float16 where rows are exact: load with dtype int8 or int4, "
+                "or in 16 bits on a CPU that has native kernels"
+            )
+        self.cache_dtype = torch.float16
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
@@ -120,7 +135,7 @@ class Transformer:
         if not np.array_equal(rows, np.arange(batch.rows)):
             hidden = hidden[_to_device(rows, self.device)]
         logits = self.head(hidden, visits)
-        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.dtype.itemsize
+        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.cache_dtype.itemsize
         costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
         if visits.chosen:
             costs = [

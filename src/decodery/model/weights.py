@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch.nn.functional import linear
 
+from .block_linear import BlockLinear
 from .int4 import Int4Linear
 from .int8 import Int8Linear
+from .kernels import Form
 
 
 @dataclass
 class Dense:
-    """A linear layer in floating point. weight: [out, in]; bias: [out] or None. bits: as native kernels pack it."""
+    """A linear layer in floating point. weight: [out, in]; bias: [out] or None."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
-    bits: ClassVar[Literal[16]] = 16
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)"""
         return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def form(self) -> Form:
+        """What kernels call it, which take weights of 16 bits alone."""
+        return Form.FLOAT16 if self.weight.dtype == torch.float16 else Form.BFLOAT16
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a file keeps of this layer, by name."""
@@ -44,7 +49,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 def floating(linear: Linear) -> Dense:
     """A copy of a linear layer of any precision that can be changed, in float32 or float64."""
-    if isinstance(linear, (Int8Linear, Int4Linear)):
+    if isinstance(linear, (Int8Linear, Int4Linear, BlockLinear)):
         return Dense(linear.dense(), linear.bias)
     assert isinstance(linear, Dense)
     return Dense(copied(linear.weight), None if linear.bias is None else copied(linear.bias))

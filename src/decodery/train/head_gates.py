@@ -51,23 +51,20 @@ check_folder = partial(refuse_others, made=GATES, what="holds no head gates")
 class GateRecipe:
     """How gates learn. sinks, recent: first and last tokens that a streaming head reads, the row itself among them.
 
-    keys: numbers that are hidden in a text and asked for at its end. price: what a mean gate of 1 counts beside the
-    mean squared change of the last hidden states at the answers, as a part of their mean square.
+    price: what a mean gate of 1 counts beside the mean squared change of the last hidden states at the answers, as a
+    part of their mean square.
     """
 
     steps: int = 150
     lr: float = 0.05
     sinks: int = 4
     recent: int = 64
-    keys: int = 4
     price: float = 0.05
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.recent, self.keys) < 1 or self.sinks < 0 or self.keys > len(WORDS) or self.price < 0:
-            raise SettingsError(
-                f"head gates need recent >= 1, sinks >= 0, a price of at least 0 and from 1 to {len(WORDS)} keys"
-            )
+        if self.recent < 1 or self.sinks < 0 or self.price < 0:
+            raise SettingsError("head gates need recent >= 1, sinks >= 0 and a price of at least 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +79,18 @@ class Document:
         return self.tokens[self.rows + 1]
 
 
-def hidden_keys(tokenizer: Tokenizer, text: Sequence[int], keys: int, draw: random.Random) -> Document:
-    """A text in which numbers are hidden, each asked for and answered at its end, in another order."""
+def hide_keys(tokenizer: Tokenizer, texts: Sequence[Sequence[int]], keys: int = 4, seed: int = 0) -> list[Document]:
+    """Texts in which numbers are hidden, each asked for and answered at its end, in another order.
+
+    Raises PromptError for texts that are too short to hide something in.
+    """
+    if not 1 <= keys <= len(WORDS) or any(len(text) <= keys for text in texts):
+        raise PromptError(f"{keys} numbers cannot be hidden: give longer texts, and from 1 to {len(WORDS)} numbers")
+    draw = random.Random(seed)
+    return [_hidden(tokenizer, text, keys, draw) for text in texts]
+
+
+def _hidden(tokenizer: Tokenizer, text: Sequence[int], keys: int, draw: random.Random) -> Document:
     encode = partial(tokenizer.encode, special=False)
     numbers = {word: f" {draw.randrange(10000, 100000)}" for word in draw.sample(WORDS, keys)}
     cuts = [0, *sorted(draw.sample(range(1, len(text)), keys)), len(text)]
@@ -165,26 +172,24 @@ class School:
 
 def train_head_gates(
     target: LoadedModel,
-    texts: Sequence[Sequence[int]],
+    documents: Sequence[Document],
     out: Path,
     *,
     recipe: GateRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
 ) -> HeadGates:
-    """Learn gates in `texts` (token ids) with numbers hidden in them, and leave them in the folder `out`, for `lserve`.
+    """Learn from `documents` which heads their answers need, and leave the gates in the folder `out`, for `lserve`.
 
-    One text in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on from
-    its last checkpoint in `out` when called again. The model stays as it is. Raises SettingsError for a model that is
-    not in floating point, PromptError for too few texts.
+    One document in eight is held out, and the step with the least loss there is what remains. Interrupted, it goes on
+    from its last checkpoint in `out` when called again. The model stays as it is. Raises SettingsError for a model that
+    is not in floating point, PromptError for too few documents.
     """
     recipe = recipe or GateRecipe()
     check_folder(out)
     school = School(differentiable(target.model, "head gates"), recipe)
-    if len(texts) < HELD or min(map(len, texts)) <= recipe.keys:
-        raise PromptError(f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}")
-    draw = random.Random(recipe.seed)
-    documents = [hidden_keys(target.tokenizer, text, recipe.keys, draw) for text in texts]
+    if len(documents) < HELD:
+        raise PromptError(f"{len(documents)} documents are too few to learn from: give at least {HELD}")
     held = documents[HELD - 1 :: HELD]
     learned = [each for number, each in enumerate(documents) if number % HELD != HELD - 1]
     order = batches(len(learned), 1, recipe.seed)
@@ -200,13 +205,16 @@ def train_head_gates(
         out / "training",
         validate=validate,
         metric="loss",
-        settings={"recipe": vars(recipe), "texts": content([[*map(int, text)] for text in texts])},
+        settings={
+            "recipe": vars(recipe),
+            "documents": content([[each.tokens.tolist(), each.rows.tolist()] for each in documents]),
+        },
         progress=progress,
         what="training head gates",
     )
     facts = {
         "command": command,
-        "texts": len(texts),
+        "documents": len(documents),
         "best_step": history.best_step,
         "loss": round(history.best or 0.0, 4),
         "recipe": dict(vars(recipe)),

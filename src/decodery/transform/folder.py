@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import SettingsError
 from ..model import fused
+from ..model.block_linear import BlockLinear
 from ..model.description import Description
 from ..model.drafts import DESCRIPTION, TOKENIZER
 from ..model.int4 import Int4Linear
@@ -52,6 +53,6 @@ def precision(model: Transformer) -> str:
     """What `load` calls the precision of such weights."""
     if isinstance(model.weights.layers[0].qkv, Int4Linear):
         return "int4"
-    if isinstance(model.weights.layers[0].qkv, Int8Linear):
+    if isinstance(model.weights.layers[0].qkv, (Int8Linear, BlockLinear)):
         return "int8"
     return str(model.weights.norm.dtype).removeprefix("torch.")

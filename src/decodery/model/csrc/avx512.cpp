@@ -10,6 +10,8 @@
 
 #define DECODERY_TILE_ROWS 8
 #define DECODERY_BOTH_ROWS 8
+#define DECODERY_FLOAT_ROWS 8
+#define DECODERY_REGISTERS 32
 
 namespace avx512 {
 #include "vec.h"
@@ -27,6 +29,23 @@ INLINE Bytes weights(const uint8_t* p) { return _mm512_load_si512(p); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm512_and_si512(_mm512_load_si512(p), _mm512_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15));
+}
+// What these numbers of table4 stand for, plus 128.
+INLINE Bytes looked_up(Bytes low) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_values));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128))), low);
+}
+// With the fifth bit of each, of 64 at p.
+INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
+    uint64_t bits;
+    __builtin_memcpy(&bits, p, 8);
+    return _mm512_mask_add_epi8(low, bits, low, _mm512_set1_epi8(16));
+}
+// With two more bits of each: pair number `place` of those in each byte at p.
+INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
+    const __m512i all = _mm512_load_si512(p), mask = _mm512_set1_epi8(48);
+    const __m512i moved = place == 0 ? _mm512_slli_epi16(all, 4) : place == 1 ? _mm512_slli_epi16(all, 2) : place == 2 ? all : _mm512_srli_epi16(all, 2);
+    return _mm512_ternarylogic_epi32(low, moved, mask, 0xf8);    // low | moved & mask
 }
 INLINE f16 half_floats(const uint8_t* p) {
     return reinterpret_cast<f16>(_mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))));
@@ -50,19 +69,29 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
-// The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order
-// of `total`: 8 apart, 4, 2, 1.
-INLINE f16 reduce16(const f16* s) {
-    __m512 a[8], b[4], c[2];
-    for (int i = 0; i < 8; ++i) {
+// Of four vectors, lanes 8 apart are added, then 4 apart: four lanes of each, side by side.
+INLINE f16 reduce4(const f16* s) {
+    __m512 a[2];
+    for (int i = 0; i < 2; ++i) {
         const __m512 x = reinterpret_cast<__m512>(s[2 * i]), y = reinterpret_cast<__m512>(s[2 * i + 1]);
         a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
     }
-    for (int i = 0; i < 4; ++i)
-        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88), _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
-    for (int i = 0; i < 2; ++i)
-        c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+    return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd)));
+}
+// Of what that gives of four times four vectors, lanes 2 apart are added, then 1 apart.
+INLINE f16 reduce_fours(const f16* b) {
+    __m512 c[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m512 x = reinterpret_cast<__m512>(b[2 * i]), y = reinterpret_cast<__m512>(b[2 * i + 1]);
+        c[i] = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    }
     return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd)));
+}
+// The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order
+// of `total`: 8 apart, 4, 2, 1.
+INLINE f16 reduce16(const f16* s) {
+    const f16 b[4] = {reduce4(s), reduce4(s + 4), reduce4(s + 8), reduce4(s + 12)};
+    return reduce_fours(b);
 }
 
 #include "gemm.h"
