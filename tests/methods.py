@@ -86,7 +86,9 @@ from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.expected_attention import ExpectedAttention
 from decodery.kv.h2o import H2O
+from decodery.kv.localist import Localist
 from decodery.kv.lserve import LServe
+from decodery.kv.meta_soft import MetaSoft
 from decodery.kv.pyramid_kv import PyramidKV
 from decodery.kv.quantized import Quantized
 from decodery.kv.quest import Quest
@@ -99,6 +101,7 @@ from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels
+from decodery.model.meta_tokens import MetaTokens
 from decodery.model.micro_steps import MicroSteps, shapes
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
@@ -159,6 +162,7 @@ from decodery.score.program_tests import ProgramTests
 from decodery.score.puzzle_examples import PuzzleExamples
 from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
+from decodery.score.reward_model import RewardModel
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
@@ -515,6 +519,7 @@ SCORERS: dict[str, Scorer] = {
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "reward-model": RewardModel(LogProbability("mean"), model=tiny_transformer(2)),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
     "puzzle-examples": PuzzleExamples(_Numbers(), decode=_numbers),
     "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
@@ -695,7 +700,9 @@ KVS: dict[str, CachePolicy] = {
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),
     "expected-attention": ExpectedAttention(0.5, future=6),
     "h2o": H2O(0.4),
+    "localist": Localist(0.8, block=7, sinks=2),
     "lserve": LServe(0.3, window=0.3, sinks=2, gates=HeadGates(_HEADS), page=4, logical=2, reuse=2, least=1),
+    "meta-soft": MetaSoft(0.5, MetaTokens.initial(tiny_transformer(0).config, 1.0, 6, 3, 2), sinks=1),
     "pyramid-kv": PyramidKV(0.5, window=3),
     "quantized": Quantized(4, group=4, residual=6),
     "quest": Quest(0.3, page=4, dense_layers=0, least=1),
