@@ -76,6 +76,24 @@ def copies() -> str:
     return "\n\n".join(parts)
 
 
+def mc_moe() -> str:
+    """What a small mixture of experts keeps at few bits, and what it drafts for itself with fewer experts."""
+    found = load("mc-moe")
+    rows = [
+        [
+            name,
+            f"{each['bits']:.2f}" if "bits" in each else "",
+            f"{each['loss']:.3f}",
+            f"{each['tokens per pass']:.2f}",
+            f"{each['experts']:.2f}",
+        ]
+        for name, each in found["rows"].items()
+    ]
+    head = ["", "bits", "loss", "tokens per pass", "experts read"]
+    about = f"`{found['command']}` ({found['steps']} steps of training, {found['puzzles']} puzzles)"
+    return f"{about}\n\n{table(head, rows)}"
+
+
 def attention_entropy() -> str:
     """How even heads attend, five layers to a row."""
     found = load("attention-entropy")
@@ -97,5 +115,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "compression": compression,
     "copies": copies,
     "ffn-split": ffn_split,
+    "mc-moe": mc_moe,
     "attention-entropy": attention_entropy,
 }
