@@ -110,6 +110,15 @@ def attention_entropy() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
+def surplus() -> str:
+    """What probes of one size make of a token, and of a token and a state."""
+    found = load("surplus")
+    columns = ("kl", "gain", "floor", "acceptance", "entropy", "entropy of the model")
+    rows = [[name, *(f"{each[column]:.3f}" for column in columns)] for name, each in found["drafters"].items()]
+    about = f"`{found['command']}` ({found['learned']:,} places learned from, {found['held out']:,} held out)"
+    return f"{about}\n\n{table(['reads', *columns], rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "transforms": transforms,
     "compression": compression,
@@ -117,4 +126,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "ffn-split": ffn_split,
     "mc-moe": mc_moe,
     "attention-entropy": attention_entropy,
+    "surplus": surplus,
 }

@@ -20,7 +20,7 @@ from decodery.model.transformer import Transformer
 from decodery.source.prefix_lm import PrefixLM
 from decodery.testing import check_cache, check_identical, check_state, decode, tiny_transformer
 from decodery.train.draft import check_target
-from decodery.train.short_conv import with_short_convolutions
+from decodery.train.short_conv import parameters, with_short_convolutions
 from tiny_models import TREE_PARENTS, tree_mask
 
 KERNEL = 4
@@ -128,6 +128,21 @@ def test_convolutions_that_are_not_yet_trained_change_no_bit() -> None:
     assert not torch.equal(
         random_filters(plain).forward(Batch([segment])).logits, made.forward(Batch([segment])).logits
     )
+
+
+def test_filters_learn() -> None:
+    model = with_short_convolutions(tiny_transformer(0, dtype=torch.float32), ShortConv(KERNEL, 2))
+    learned = parameters(model)
+    steps = torch.optim.Adam([each.requires_grad_(True) for each in learned.values()], lr=1e-2)
+    losses = []
+    for _ in range(8):
+        logits = model.forward(Batch([Segment(np.arange(25), IDS)])).logits
+        losses.append(torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(IDS[1:])))
+        steps.zero_grad()
+        losses[-1].backward()
+        steps.step()
+    assert losses[-1] < losses[0] - 1.0
+    assert all(bool(each.any()) for each in learned.values())
 
 
 def test_it_is_saved_and_read(model: Transformer, tmp_path: Path) -> None:

@@ -36,9 +36,7 @@ class ShortConvolution:
         self._sizes = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
         width, room = sum(self._sizes), 2 * config.num_kv_heads * dim
         self._rows = KeptRows(slots_of(config, index), width, room)
-        self._in, self._static = layer.short_in, layer.short_static
-        rank, kernel = config.short_conv.rank, config.short_conv.kernel
-        self._out = layer.short_out.view(rank, kernel, width).split(self._sizes, dim=2)
+        self._in, self._out, self._static = layer.short_in, layer.short_out, layer.short_static
 
     def __call__(self, projected: torch.Tensor, normed: torch.Tensor, segment: Segment) -> torch.Tensor:
         """Rows [n, width] of one segment as they are projected from `normed` [n, hidden] -> [n, width]."""
@@ -64,5 +62,6 @@ class ShortConvolution:
     def _filters(self, normed: torch.Tensor) -> torch.Tensor:
         """[n, kernel, width] of rows [n, hidden]."""
         ranks = linear(normed, self._in).chunk(3, dim=1)
-        made = [torch.einsum("nr,rwd->nwd", each, out) for each, out in zip(ranks, self._out, strict=True)]
+        outs = self._out.unflatten(0, (self._shape.rank, self._shape.kernel)).split(self._sizes, dim=2)
+        made = [torch.einsum("nr,rwd->nwd", each, out) for each, out in zip(ranks, outs, strict=True)]
         return torch.cat(made, dim=2) + self._static
