@@ -13,7 +13,10 @@ from figures import ROOT, load
 
 from decodery.bench import scaling
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444")
+COLOURS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444"),
+    *("#E41A1C", "#332288", "#999933", "#66A61E"),
+)
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP, LEGEND = 230, 210, 46, 34, 44, 36, 150
 
 
@@ -162,12 +165,49 @@ def law(axis: str, label: str) -> str:
     return scaling.plot(scaling.Law.fit(found["amounts"], found["values"]), label, found["values_are"]) + "\n"
 
 
+WAYS = (
+    *(
+        "static",
+        "threshold",
+        "factor",
+        "local-leap",
+        "freedave",
+        "freedave-plus",
+        "cad",
+        "ccd",
+        "explore-exploit",
+        "r2",
+    ),
+    *("learn2pd", "dystruct"),
+)
+_SEVERAL = "shuffle", "insert-random", "remove-random", "replace-random"
+"""Tasks that more than one answer is right for."""
+
+
+def canvases() -> str:
+    """Ways of filling by tokens per pass, for tasks with one answer and with several; caches are left out."""
+    rows = [row for row in load("parallelbench")["rows"] if "cache=" not in row["method"]]
+    panels: dict[str, list[Line]] = {"tasks with one answer": [], "tasks with several": []}
+    for (title, lines), several in zip(panels.items(), (False, True), strict=True):
+        tasks = {row["task"] for row in rows if (row["task"] in _SEVERAL) == several}
+        for way in WAYS:
+            points = []
+            for method in dict.fromkeys(row["method"] for row in rows if row["method"].partition(":")[0] == way):
+                of = [row for row in rows if row["method"] == method and row["task"] in tasks]
+                tokens = sum(row["tokens_per_pass"] for row in of) / len(of)
+                points.append((tokens, sum(row["right"] for row in of) / sum(row["prompts"] for row in of)))
+            lines.append(Line(way, tuple(sorted(points))))
+        panels[title] = lines
+    return plot("Share of right answers by tokens per pass", "tokens per pass", panels)
+
+
 RESULTS = ROOT / "docs" / "results"
 PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-samples.svg": partial(searches, "search-puzzles", SAMPLES, "tokens", "generated tokens"),
     RESULTS / "search-tokens.svg": partial(searches, "search-steps", STEPS, "tokens", "generated tokens"),
     RESULTS / "search-scorer-calls.svg": partial(searches, "search-steps", STEPS, "scorer_calls", "scorer calls"),
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
+    RESULTS / "canvases.svg": canvases,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
 }

@@ -95,11 +95,16 @@ class CostCurve:
 
         A straight line between measured numbers of rows, and on along the last one.
         """
-        more = max(0, context - CONTEXT) * (self.token + self.row_token * rows)
-        if rows <= self.rows[-1] or len(self.rows) == 1:
-            return float(np.interp(rows, self.rows, self.times)) + more
+        near = float(self.times_of(np.array([rows]))[0])
+        return near + max(0, context - CONTEXT) * (self.token + self.row_token * rows)
+
+    def times_of(self, rows: np.ndarray) -> np.ndarray:
+        """Times of passes over `rows` [n] behind `CONTEXT` tokens: [n] float64."""
+        known = np.interp(rows, self.rows, self.times)
+        if len(self.rows) == 1:
+            return known
         slope = (self.times[-1] - self.times[-2]) / (self.rows[-1] - self.rows[-2])
-        return self.times[-1] + slope * (rows - self.rows[-1]) + more
+        return known + slope * np.maximum(rows - self.rows[-1], 0)
 
 
 def cost_curve(model: LanguageModel) -> CostCurve:

@@ -311,7 +311,7 @@ class Engine:
         if self._costs is None:
             curve = cost_curve(self.model)
             rows = np.maximum(np.arange(_COSTED_ROWS), 1)
-            self._costs = np.array([curve.seconds(n) for n in rows]), curve.token + curve.row_token * rows
+            self._costs = curve.times_of(rows), curve.token + curve.row_token * rows
         near, token = self._costs
         return near + max(0, context - CONTEXT) * token
 
