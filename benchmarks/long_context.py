@@ -1,6 +1,6 @@
 """What cache policies lose: a needle, lines of a list, drift and divergence, by budget; what they hold and read.
 
-    decodery train kv double-sparsity docs/{design,search,serving,training}.md --out runs/channels --texts 24
+    decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/channels --texts 24
     python benchmarks/long_context.py --out benchmarks/results/long-context.json --channels runs/channels
 
 Counts and shares alone, no times. Every policy has every budget (quantized its numbers of bits), between two lines that
@@ -51,6 +51,7 @@ SEPARATE = {
     "expected-attention": "expected-attention:budget={}",
     "dapq": "dapq:budget={},queries=16",
     "quest": "quest:budget={},page=8",
+    "actqkv": "actqkv:budget={},block=8,window=64,sinks=4",
     "double-sparsity": "double-sparsity:budget={},calibration=CHANNELS",
 }
 """By name: the policy at a budget, with windows and pages that suit some hundred tokens."""

@@ -2,6 +2,9 @@
 
     python benchmarks/quality.py --data ../shared/data --out benchmarks/results/quality.json
     python benchmarks/quality.py --data ../shared/data --model FILE.gguf --precisions float32,int8,int4,llama.cpp
+    python benchmarks/quality.py --data ../shared/data --precisions float32,int8,int8/float16,int4,int4/float16
+
+int8/float16 is int8 with keys and values kept in float16.
 
 Text: the passages of Spec-Bench's summarization and retrieval questions. Greedy tokens: the first turns of Spec-Bench
 questions, the float32 text being fed to every precision, so that one early difference does not count many times.
@@ -82,7 +85,8 @@ def scorer(reference: LM, model: str, precision: str) -> Score:
     """What reads tokens at a precision, or by another program."""
     if precision == "llama.cpp":
         return llama_cpp(checkpoint(model))
-    lm = reference if precision == "float32" else decodery.load(model, dtype=precision)
+    dtype, _, kept = precision.partition("/")
+    lm = reference if precision == "float32" else decodery.load(model, dtype=dtype, kv_dtype=kept or "auto")
     return lambda tokens, first: logits(lm, tokens, first)
 
 

@@ -60,4 +60,25 @@ def ffn_split() -> str:
     return f"{about}\n\n{table(['', 'perplexity', 'tokens per pass', 'multiply-adds'], rows)}"
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"transforms": transforms, "compression": compression, "ffn-split": ffn_split}
+def copies() -> str:
+    """What copies learn back of what their form takes, and models of three values from random weights."""
+    found = load("copies")
+    about = f"{found['texts']} texts of tiny-1M-chain, {found['steps']} steps where trained, one seed"
+    keys = ("cross_entropy", "acceptance", "agreement", "tokens per pass")
+    rows = [
+        [name, f"{each['bits']:.2f}", *(f"{each[key]:.3f}" for key in keys)] for name, each in found["rows"].items()
+    ]
+    head = ["", "bits", "cross-entropy", "acceptance", "agreement", "tokens per pass"]
+    parts = [f"`{found['command']}` ({about})", table(head, rows)]
+    if scratch := found["scratch"]:
+        losses = [[name, f"{each['loss']:.3f}"] for name, each in scratch.items()]
+        parts += ["From random weights:", table(["", "loss on solutions held out"], losses)]
+    return "\n\n".join(parts)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "transforms": transforms,
+    "compression": compression,
+    "copies": copies,
+    "ffn-split": ffn_split,
+}

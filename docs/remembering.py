@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from figures import load, table
@@ -32,6 +32,33 @@ def long_context() -> str:
     return "\n\n".join(parts)
 
 
+def cache_parts() -> str:
+    """What trained parts know, beside parts that know nothing."""
+    found = load("cache-parts")
+    gates, ahead = found["gates"], ("1", "4", "12")
+    shares = sorted((share for share in gates if share[0] == "0"), key=float)
+    ways = ("gates", "random", "inverted")
+    streams = [[way, *(f"{gates[share][way]:.3f}" for share in shares)] for way in ways]
+    stored = [[way, f"{each['divergence']:.4f}"] for way, each in found["write-gate"].items()]
+    thought = [[way, *(f"{found['coprocessor'][way][n]:.4f}" for n in ahead)] for way in found["coprocessor"]]
+    asked = [[way, f"{mean(each):.3f}", f"{min(each):.3f}"] for way, each in found["probes"].items()]
+    return "\n\n".join(
+        [
+            f"`{found['command']}`",
+            f"*`lserve`*: nats of a solution's tokens ({gates['none']:.3f} where no head streams), by the share of "
+            "heads that stream.",
+            table(["heads that stream", *(f"{float(share):.0%}" for share in shares)], streams),
+            "*`write-gate`*: divergence in nats a token where half of what is written is stored.",
+            table(["what is stored", "divergence"], stored),
+            "*`coprocessor`*: mean nats of the next tokens, up to so many ahead.",
+            table(["latents", *ahead], thought),
+            "*`actqkv`*: share of heads and layers that rank the needle's block in the best quarter, mean and least of "
+            "six depths.",
+            table(["the question asks by", "mean", "least"], asked),
+        ]
+    )
+
+
 def _row(name: str, each: dict[str, Any]) -> list[str]:
     tasks = ("needle known", "needle unknown", "lines known", "lines unknown")
     solved = ["{}/{}".format(*each[task]) if task in each else "" for task in tasks]
@@ -41,4 +68,4 @@ def _row(name: str, each: dict[str, Any]) -> list[str]:
     return [name, *solved, *drift, f"{median(each['first difference']):g}", *sizes, drafted]
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context}
+SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context, "cache-parts": cache_parts}

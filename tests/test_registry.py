@@ -294,6 +294,7 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
 LOCAL = {
     *(("search", name, files) for name in ("drag", "iter-drag") for files in ("documents", "examples")),
     ("search", "cheatsheet", "file"),
+    ("source", "adapter", "file"),
     ("diffuse", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
@@ -311,8 +312,9 @@ LOCAL = {
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
     ("draft", "cppd", "slots"),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
-    ("source", "ftp", "routers"),
+    *(("source", "ftp", "routers"), ("source", "hamburger", "micro")),
     *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),
+    *(("kv", "lserve", "gates"), ("kv", "write-gate", "gate"), ("kv", "coprocessor", "trained")),
     ("diffuse", "phase-handoff", "model"),
     *(("monitor", name, "probe") for name in ("factcheckmate", "program-probe", "sequential", "truthprint")),
     *(("monitor", "factcheckmate", "shift"), ("monitor", "los", "head"), ("monitor", "neurofeedback", "axis")),

@@ -44,13 +44,14 @@ def load(name: str = "smollm2", **options: Any) -> LM:
     """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
 
     options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
-    `device`, `revision`.
+    `kv_dtype` ("float16" halves what a text keeps in memory, "auto"), `device`, `revision`.
     """
     if str(name).startswith(("http://", "https://")):
         from .remote_lm import remote
 
         # A server has chosen all of these itself.
-        return remote(name, **{key: value for key, value in options.items() if (key, value) != ("dtype", "auto")})
+        own = {("dtype", "auto"), ("kv_dtype", "auto")}
+        return remote(name, **{key: value for key, value in options.items() if (key, value) not in own})
     from .lm import LM
     from .model.load import load as load_model
 

@@ -170,7 +170,7 @@ def test_row_does_not_depend_on_the_pass(name, kernels):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels):
     """Rows that stay from earlier passes count as if they were fed again: equal to the last bit."""
     made = make(CONFIGS[name])
@@ -197,7 +197,7 @@ def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels
 
 
 @pytest.mark.parametrize("name", ["wide-heads", "gemma3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_row_does_not_depend_on_where_blocks_lie(name, dtype, kernels):
     """A text in many pieces, each of its forks kept alive, equals one that lies side by side."""
     made = make(CONFIGS[name])
@@ -215,6 +215,75 @@ def test_row_does_not_depend_on_where_blocks_lie(name, dtype, kernels):
         for cache in (whole, forks[-1])
     ]
     assert torch.equal(run(model, stack, tree[:1])[0], run(model, stack, tree[1:])[0])
+
+
+LONG = np.random.default_rng(1).integers(0, LLAMA.vocab_size, 600)
+
+
+@functools.cache
+def long_text(name, dtype):
+    """What the fastest kernels make of a text so long that threads share each of its passes."""
+    model, _, stack = make(CONFIGS[name])
+    config = model.config
+    cache = KVCache(config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype)
+    run(model, stack, [Segment.chunk(LONG, cache)])
+    cache.keep(range(len(LONG)))
+    return cache
+
+
+def branches(name, dtype):
+    """One row each of many forks of a long text, which have gone on for some tokens or begun anew halfway; a tree."""
+    model, _, stack = make(CONFIGS[name])
+    forks = [long_text(name, dtype).fork() for _ in range(9)]
+    forks[4].truncate(301)
+    for i, fork in enumerate(forks):
+        part = TOKENS[9 * i : 9 * i + 1 + i % 3 * 11 + i // 4 * 60]
+        run(model, stack, [Segment.chunk(part, fork)])
+        fork.keep(range(len(part)))
+    rows = [Segment.chunk([3 + i], fork) for i, fork in enumerate(forks[:8])]
+    places = forks[8].next_position + np.asarray([0, 1, 1])
+    return [*rows, Segment(places, np.asarray([5, 6, 7]), mask=tree_mask([-1, 0, 0]), cache=forks[8])]
+
+
+@functools.cache
+def branches_alone(name, dtype):
+    """The same, each in a pass of its own on PyTorch alone: [rows, vocab]."""
+    model, stack, _ = make(CONFIGS[name])
+    return torch.cat([run(model, stack, [segment])[0] for segment in branches(name, dtype)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "wide-heads", "wider-heads", "gemma3"])
+def test_row_does_not_depend_on_who_shares_a_long_text(name, dtype, kernels):
+    """Branches whose beginning is read once for all of them, alone or among others: equal to the last bit."""
+    made = make(CONFIGS[name])
+    model, stack, segments = made[0], kernels(made), branches(name, dtype)
+    expected = branches_alone(name, dtype)
+    other = Segment.chunk(TOKENS[:3], model.new_cache())
+    for order in (segments, [other, *segments]):
+        together, _ = run(model, stack, order)
+        assert torch.equal(together[-len(expected) :], expected)
+    alone = torch.cat([run(model, stack, [segment])[0] for segment in segments])
+    assert torch.equal(alone, expected)
+    # The fork that has begun anew halfway reads what it holds, not what the others hold there.
+    changed = segments[4].cache
+    changed.blocks.own(0, changed.length, changed.length, 1)
+    changed.view(1)[0][:, 200].add_(1.0)
+    moved, _ = run(model, stack, segments)
+    assert not torch.equal(moved[4], expected[4])
+    assert torch.equal(moved[:4], expected[:4]) and torch.equal(moved[5:], expected[5:])
+
+
+def test_chunk_behind_a_long_text(kernels):
+    """A prompt's chunk, whose rows threads do not share, and its last row alone, which they do."""
+    made = make(CONFIGS["wide-heads"])
+    model, stack = made[0], kernels(made)
+    cache = long_text("wide-heads", torch.float32).fork()
+    whole, _ = run(model, stack, [Segment.chunk(TOKENS[:20], cache)])
+    run(model, stack, [Segment.chunk(TOKENS[:19], cache)])
+    cache.keep(range(19))
+    last, _ = run(model, stack, [Segment.chunk(TOKENS[19:20], cache)])
+    assert torch.equal(last[0], whole[19])
 
 
 @functools.cache
@@ -264,12 +333,12 @@ def test_a_bidirectional_mask_and_some_layers_only(kernels):
     assert not torch.equal(through(stack, changed, batch, 0, 2)[0], both[0]), "row 0 does not see row 8"
 
 
-def test_bfloat16_and_evicted_caches(kernels):
+def test_float16_and_evicted_caches(kernels):
     made = make(LLAMA)
     model, stack = made[0], kernels(made)
     logits = []
     for which in (made[1], stack):
-        cache = KVCache(3, 2, 16, dtype=torch.bfloat16)
+        cache = KVCache(3, 2, 16, dtype=torch.float16)
         for part in np.array_split(TOKENS[:90], 4):
             run(model, which, [Segment.chunk(part, cache)])
             cache.keep(range(len(part)))

@@ -11,7 +11,15 @@ import click
 
 from ..errors import DecoderyError
 from .given import given
-from .options import Command, check_diffuse, constraint_options, decoding_options, diffuse_option, model_options
+from .options import (
+    Command,
+    check_diffuse,
+    constraint_options,
+    decoding_options,
+    diffuse_option,
+    kv_dtype_option,
+    model_options,
+)
 
 if TYPE_CHECKING:
     from ..lm import LM, Output
@@ -19,10 +27,11 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command, short_help="Talk with a model.")
 @model_options
+@kv_dtype_option
 @decoding_options
 @constraint_options
 @diffuse_option
-def chat(model: str, dtype: str, diffuse: str | None, **settings: Any) -> None:
+def chat(model: str, dtype: str, kv_dtype: str, diffuse: str | None, **settings: Any) -> None:
     """Talk with a model, line by line.
 
     /reset forgets the conversation, /exit (or Ctrl-D) leaves, Ctrl-C stops an answer. Works with piped lines too.
@@ -35,7 +44,7 @@ def chat(model: str, dtype: str, diffuse: str | None, **settings: Any) -> None:
     if diffuse is not None:
         check_diffuse(settings)
         settings["diffuse"] = resolve("diffuse", diffuse)
-    lm = load(model, dtype=dtype)
+    lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
     conversation = Conversation(lm, settings)
     if sys.stdin.isatty():
         note(f"{lm.name}. /reset forgets the conversation, /exit leaves, Ctrl-C stops an answer.")

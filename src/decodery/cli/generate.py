@@ -16,6 +16,7 @@ from .options import (
     constraint_options,
     decoding_options,
     diffuse_option,
+    kv_dtype_option,
     model_options,
     output_option,
     search_option,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 @click.command(cls=Command, short_help="Answer one prompt.")
 @click.argument("prompt", required=False)
 @model_options
+@kv_dtype_option
 @decoding_options
 @constraint_options
 @search_option
@@ -49,6 +51,7 @@ def generate(
     prompt: str | None,
     model: str,
     dtype: str,
+    kv_dtype: str,
     n: int,
     raw: bool,
     as_json: bool,
@@ -74,10 +77,10 @@ def generate(
     if diffuse is not None:
         check_diffuse({"search": search, "logprobs": logprobs, **settings})
         filling = resolve("diffuse", diffuse)
-        _print_canvases(load(model, dtype=dtype), filling, text, n, raw, as_json, settings)
+        _print_canvases(load(model, dtype=dtype, kv_dtype=kv_dtype), filling, text, n, raw, as_json, settings)
         leave_if_terminated()
         return
-    lm = load(model, dtype=dtype)
+    lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
     if method is not None:
         found = _search(lm, method, text, raw=raw, logprobs=logprobs, **settings)[:n]
         if as_json:

@@ -109,6 +109,15 @@ model_options = together(
     ),
 )
 
+kv_dtype_option = _option(
+    "Model",
+    "--kv-dtype",
+    type=click.Choice(["auto", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Precision of what a text keeps in memory; float16 is half of it.",
+)
+
 decoding_options = together(
     import_option,
     _option("Length", "--max-new-tokens", type=int, metavar="N", help="Stop after N tokens (256)."),

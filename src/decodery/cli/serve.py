@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import SettingsError
-from .options import Command, model_options, server_option
+from .options import Command, kv_dtype_option, model_options, server_option
 
 if TYPE_CHECKING:
     from ..serve.settings import ServerSettings
@@ -18,6 +18,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @click.command(cls=Command, short_help="Serve a model to OpenAI's clients.")
 @model_options
+@kv_dtype_option
 @server_option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @server_option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @server_option(
@@ -35,6 +36,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def serve(
     model: str,
     dtype: str,
+    kv_dtype: str,
     host: str,
     port: int,
     api_key_file: Path | None,
@@ -65,6 +67,8 @@ def serve(
     if replicas is not None and not ray:
         raise click.UsageError("--replicas belongs to --ray")
     if ray:
+        if kv_dtype != "auto":
+            raise click.UsageError("--kv-dtype goes without --ray")
         _fleet(settings, model, dtype, host, port, replicas or "1-4", shared=kv_gib is None)
         return
     from .. import load
@@ -72,9 +76,8 @@ def serve(
     from ..serve.run import serve as run
     from .decoding import note
 
-    server = Server(
-        load(model, dtype=dtype), settings, host=host, port=port, told=lambda url: _tell(url, settings, note)
-    )
+    loaded = load(model, dtype=dtype, kv_dtype=kv_dtype)
+    server = Server(loaded, settings, host=host, port=port, told=lambda url: _tell(url, settings, note))
     run(server)
     if not server.started:
         raise SettingsError(f"cannot listen at {host}, port {port}: choose another one with --port")

@@ -78,7 +78,7 @@ class Asked:
         )
         self.queries = grouped.transpose(0, 1)
         self.keys = precise(attention.keys)
-        self.seen = attention.seen[rows] if attention.seen.ndim == 2 else attention.seen[0][rows]
+        self.seen = attention.sight[rows]
         self.positions = np.asarray(cache.positions[attention.layer, :slots], dtype=np.int64)
         self.at = np.asarray(segment.positions[rows], dtype=np.int64)
 

@@ -19,6 +19,8 @@ from .places import Places
 from .policy import AttentionPolicy
 from .states import States
 
+_MOST = torch.finfo(torch.float16).max
+
 
 @dataclass(frozen=True, eq=False)
 class Mark:
@@ -172,8 +174,10 @@ class KVCache:
         start, done = int(self.lengths[layer]), 0
         for slots in self.blocks.pieces(start + self.stays, start + self.scratch, layer):
             rows = slice(done, done + slots.shape[2])
-            slots[0].copy_(keys[rows].transpose(0, 1))
-            slots[1].copy_(values[rows].transpose(0, 1))
+            for kind, given in enumerate((keys[rows], values[rows])):
+                # What float16 has no number for becomes the largest that it has.
+                fitting = given.clamp(-_MOST, _MOST) if slots.dtype == torch.float16 else given
+                slots[kind].copy_(fitting.transpose(0, 1))
             done = rows.stop
         self.written[layer] = self.scratch
 

@@ -76,6 +76,14 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         else:
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+        if (short := config.short_conv) is not None:
+            sizes = {
+                "short_in": (3 * short.rank, hidden),
+                "short_out": (short.rank * short.kernel, fused),
+                "short_static": (short.kernel, fused),
+            }
+            for name, sides in sizes.items():
+                yield Slot(f"{prefix}{name}.weight", sides, (f"{prefix}{name}.weight",))
         if config.qk_norm:
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)

@@ -33,6 +33,7 @@ from .resident import trim
 from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
+from .unixcoder import is_unixcoder, load_unixcoder
 from .uses import use
 from .vocabularies import speaks
 from .weights import Weights
@@ -64,7 +65,12 @@ class LoadedModel:
 
 @checked()
 def load(
-    name: str | Path = "smollm2", *, dtype: str = "auto", device: str = "auto", revision: str | None = None
+    name: str | Path = "smollm2",
+    *,
+    dtype: str = "auto",
+    kv_dtype: str = "auto",
+    device: str = "auto",
+    revision: str | None = None,
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
 
@@ -72,21 +78,34 @@ def load(
     layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32, int8
     activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the checkpoint's own
     precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint
-    in 16 bits where that is fast; float32 elsewhere. device: "auto" is a GPU where PyTorch has one, else the CPU.
+    in 16 bits where that is fast; float32 elsewhere. kv_dtype: "float16" keeps the keys and values of texts in half the
+    memory; "auto" keeps them as they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU.
     revision: of a Hub id.
 
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
     """
     if dtype not in (*DTYPES, "auto"):
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")
-    target = _device(device)
-    source = _find(str(name), revision)
+    if kv_dtype not in ("auto", "float16"):
+        raise SettingsError(f"unknown kv_dtype {kv_dtype!r}: choose auto or float16")
+    loaded = _load(_find(str(name), revision), dtype, _device(device))
+    if kv_dtype == "float16":
+        if not isinstance(loaded.model, Transformer):
+            raise SettingsError(f"{name} keeps its keys and values as it computes them: leave kv_dtype at auto")
+        loaded.model.narrow_caches()
+        loaded = dataclasses.replace(loaded, dtype=f"{loaded.dtype}/{kv_dtype}")
+    return loaded
+
+
+def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
     if source.folder is not None:
         described = read_json(source.folder / "config.json")
         if isinstance(described, dict) and described.get("model_type") == "t5":
             from .t5 import load_t5
 
             return load_t5(source.folder, source.name, dtype, target)
+        if is_unixcoder(described):
+            return load_unixcoder(source.folder, source.name, dtype, target)
         try:
             read_config(described)
         except UnsupportedModel as error:

@@ -257,7 +257,7 @@ class _Walk:
         return SegmentStruct(
             runs, lengths.ctypes.data, slots.ctypes.data, positions.ctypes.data,
             None if mask is None else mask.ctypes.data, apart, len(runs), n,
-            segment.stays, int(data.dtype == torch.bfloat16),
+            segment.stays, int(data.dtype == torch.float16),
         )  # fmt: skip
 
 

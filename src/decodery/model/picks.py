@@ -33,7 +33,8 @@ class Picks:
         """To be asked when the rows' keys and values are written. queries: [n, heads, head_dim], scaled."""
         cache = segment.cache
         assert cache is not None
-        keys, values = cache.view(layer)
+        # Policies compute in the precision of the queries, whatever the cache holds.
+        keys, values = (each.to(queries.dtype) for each in cache.view(layer))
         attention = Attention(
             layer, segment, queries, keys, values, visible(segment, layer, window), segment.bias(layer)
         )

@@ -38,6 +38,11 @@ class Attention:
     mass: torch.Tensor | None = None
     context: torch.Tensor | None = None
 
+    @property
+    def sight(self) -> np.ndarray:
+        """[n, slots] bool: what each row sees in one head at least."""
+        return self.seen if self.seen.ndim == 2 else np.asarray(self.seen.any(axis=0))
+
 
 class AttentionPolicy(Contract):
     """Decides which slots of a cache attention reads; held by the cache, in the same way whatever computes attention.

@@ -72,6 +72,8 @@ class Layer:
     shared_gate_up, shared_down: of an MLP that all rows take beside their experts.
     Layers that keep latents (`config.Latent`): qkv is hidden -> queries, or what q_up makes queries of, and rank +
     turned; q_norm: [queries], k_norm: [rank]; heads_up: [heads * (plain + value), rank].
+    Layers with convolutions (`config.ShortConv`): short_in: [3 rank, hidden], of queries, keys and values; short_out:
+    [rank * kernel, qkv's outputs]; short_static: [kernel, qkv's outputs].
     Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
     [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
     [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
@@ -98,6 +100,9 @@ class Layer:
     gate_norm: torch.Tensor | None = None
     q_up: Linear | None = None
     heads_up: torch.Tensor | None = None
+    short_in: torch.Tensor | None = None
+    short_out: torch.Tensor | None = None
+    short_static: torch.Tensor | None = None
     shared_gate_up: Linear | None = None
     shared_down: Linear | None = None
 
@@ -118,6 +123,7 @@ class Kept:
 class Weights:
     """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
 
+    norm is the last one, or that of the embeddings where `ModelConfig.joined_norms`.
     kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
     """
 

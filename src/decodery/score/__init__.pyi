@@ -21,4 +21,5 @@ from .value_head import ValueHead as ValueHead
 from .base import judge as judge
 from .base import log_scores as log_scores
 from .infalign import transform as transform
+from .infalign import transformed as transformed
 from .infalign import win_rate as win_rate

@@ -27,11 +27,16 @@ def check_folder(out: Path) -> None:
 
 
 def save(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
+    """Write a copy of `original` to the folder `out`, which holds nothing else. Raises SettingsError where it does."""
+    check_folder(out)
+    write(out, model, report, original)
+
+
+def write(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
     """Write a copy of `original` to the folder `out`: weights, tokenizer, description and the report of its making.
 
     The weights come last, so that a folder that was not finished is not read.
     """
-    check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     kept = precision(model)
     for other in out.glob("*.safetensors"):

@@ -65,7 +65,7 @@ struct Segment {
     const uint8_t* mask;
     int64_t slots_stride;
     int32_t run_count, rows, stays;
-    int32_t bf16;                                       // cache elements: 0 float32, 1 bfloat16
+    int32_t half;                                       // cache elements: 0 float32, 1 float16
     const int32_t *starts, *picked;
     float *weights, *mass;
 };

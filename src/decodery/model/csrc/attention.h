@@ -1,17 +1,10 @@
-// Attention of a few queries that share one key-value head. Included once per instruction set.
+// Attention of queries that share one key-value head. Included once per instruction set.
 //
 // A row's visible slots have a logical order: cached slots, then its own pass's visible rows. Every score is a sum of
 // its own, the softmax runs over lanes of the logical index, values are added in blocks of it. So the result is that of
-// decoding one token at a time, whatever else is in the pass.
+// decoding one token at a time, whatever else is in the pass and whoever computes which part of it.
 
-// Slots a row sees: [begin, end), then `count` more at `list`.
-struct Visible {
-    int32_t begin, end;
-    const int32_t* list;
-    int32_t count;
-
-    int32_t total() const { return end - begin + count; }
-};
+constexpr int32_t ahead = 8192;    // bytes between what is read and what is asked for meanwhile
 
 // One layer's keys, or values, of one head in the slots of a sequence.
 template <class E>
@@ -19,6 +12,7 @@ struct Slots {
     const Run *runs, *last;
     int64_t index, kind, head, dim;
 
+    Slots() = default;
     Slots(const Segment& segment, int32_t index_, int32_t kind_, int32_t head_, int32_t dim_)
         : runs(segment.runs), last(segment.runs + segment.run_count - 1), index(index_), kind(kind_), head(head_), dim(dim_) {}
 
@@ -32,14 +26,37 @@ struct Slots {
         while (slot < run->first) --run;
         return row(*run, slot);
     }
-    // At most value_block of the slots [from, end) that lie side by side: how many they are, and where.
-    const E* part(int32_t from, int32_t end, int32_t& n) const {
+    // At most `most` of the slots [from, end) that lie side by side: how many they are, and where. far: whether so many
+    // follow there that it pays to ask for those.
+    const E* part(int32_t from, int32_t end, int32_t most, int32_t& n, bool& far) const {
         const Run* run = runs;
         while (from >= run->end) ++run;
         const int32_t stop = run->end < end ? run->end : end;
-        n = stop - from < value_block ? stop - from : value_block;
+        n = stop - from < most ? stop - from : most;
+        far = (stop - from) * dim * int64_t(sizeof(E)) > ahead;
         return row(*run, from);
     }
+};
+
+// One query, already scaled: what it sees, and what comes of it.
+struct Query {
+    const float* q;
+    Visible seen;
+    float* p;        // scores, then weights, by logical index
+    float* blocks;   // sums of `value_block` values, `apart` floats from one to the next
+    int64_t apart;
+    float* sum;      // where every finished block is added at once, or null
+    float* out;
+    float *weights, *mass;    // where these go, or null
+
+    int32_t run() const { return seen.end - seen.begin; }
+};
+
+// Neighbouring queries of one segment.
+template <class E>
+struct Span {
+    Slots<E> keys, values;
+    int32_t first, count;
 };
 
 template <int C>
@@ -63,21 +80,106 @@ INLINE void score16(const float* q, int32_t dim, const Key& key, float* scores) 
     store(scores, reduce16(s));
 }
 
-// scores[i] = q . keys[slot(i)] for i in [0, n); the last vector may run over n.
-template <int C>
-static void score_range(const float* q, const float* keys, int32_t dim, int32_t n, float* scores) {
-    int32_t i = 0;
-    for (; i + 16 <= n; i += 16) {
-        const float* base = keys + int64_t(i) * dim;
-        score16<C, float>(q, dim, [&](int32_t k) { return base + k * dim; }, scores + i);
+#if DECODERY_REGISTERS >= 32
+// The same for all queries. Four keys at a time are loaded once; what four lanes hold of each sum waits in `parts`.
+template <int C, class E, class Key>
+INLINE void score16_all(const Query* queries, int32_t count, const Key& key, float (*parts)[4][16]) {
+    for (int32_t g = 0; g < 4; ++g) {
+        f16 k[4][C];
+#pragma GCC unroll 4
+        for (int32_t j = 0; j < 4; ++j)
+#pragma GCC unroll 4
+            for (int32_t c = 0; c < C; ++c) k[j][c] = load(key(j * 4 + g) + c * 16);
+        for (int32_t i = 0; i < count; ++i) {
+            const float* q = queries[i].q;
+            f16 s[4];
+#pragma GCC unroll 4
+            for (int32_t j = 0; j < 4; ++j) s[j] = load(q) * k[j][0];
+#pragma GCC unroll 4
+            for (int32_t c = 1; c < C; ++c)
+#pragma GCC unroll 4
+                for (int32_t j = 0; j < 4; ++j) s[j] = s[j] + load(q + c * 16) * k[j][c];
+            store(parts[i][g], reduce4(s));
+        }
     }
-    if (i < n)
-        score16<C, float>(q, dim, [&](int32_t k) { return keys + int64_t(i + k < n ? i + k : n - 1) * dim; }, scores + i);
 }
+#endif
+
+// Scores of n keys, at most 16, for all queries; to(i): where those of the i-th go.
+template <int C, class E, class Key, class To>
+INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t n, const Key& key, const To& to) {
+#if DECODERY_REGISTERS >= 32
+    if constexpr (C == 4) {
+        alignas(64) float parts[most_queries][4][16];
+        score16_all<C, E>(queries, count, key, parts);
+        for (int32_t i = 0; i < count; ++i) {
+            const f16 fours[4] = {load(parts[i][0]), load(parts[i][1]), load(parts[i][2]), load(parts[i][3])};
+            store(to(i), reduce_fours(fours), n);
+        }
+        return;
+    }
+#endif
+    for (int32_t i = 0; i < count; ++i) {
+        if (n >= 16) {
+            score16<C, E>(queries[i].q, dim, key, to(i));
+            continue;
+        }
+        float found[16];
+        score16<C, E>(queries[i].q, dim, key, found);
+        __builtin_memcpy(to(i), found, size_t(n) * sizeof(float));
+    }
+}
+
+// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work.
+template <int C>
+INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*) { return rows; }
+template <int C>
+INLINE const float* as_floats(const Half* rows, int32_t n, int32_t dim, float* room) {
+    for (int32_t i = 0; i < n * dim; i += 16) store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
+    return room;
+}
+
+// Asks for `n` rows before they are needed: a text's keys and values are longer than what the machine foresees.
+template <class E>
+INLINE void fetch(const E* rows, int32_t n, int32_t dim) {
+    const char* from = reinterpret_cast<const char*>(rows) + ahead;
+    for (size_t i = 0; i < size_t(n) * dim * sizeof(E); i += 64) __builtin_prefetch(from + i);
+}
+
+// Scores of n slots from `from` on, whose keys lie side by side at `rows`, for all queries.
 template <int C, class E>
-static void score_list(const float* q, const Slots<E>& keys, int32_t dim, const int32_t* list, int32_t n, float* scores) {
-    for (int32_t i = 0; i < n; i += 16)
-        score16<C, E>(q, dim, [&](int32_t k) { return keys[list[i + k < n ? i + k : n - 1]]; }, scores + i);
+INLINE void score_rows(const Query* queries, int32_t count, int32_t from, int32_t n, const E* rows, bool far, int32_t dim) {
+    for (int32_t i = 0; i < n; i += 16) {
+        const auto to = [&](int32_t k) { return queries[k].p + (from + i - queries[k].seen.begin); };
+        const E* base = rows + int64_t(i) * dim;
+        const int32_t left = n - i;
+        if (far) fetch(base, left < 16 ? left : 16, dim);
+        if (left >= 16) score_keys<C, E>(queries, count, dim, 16, [&](int32_t k) { return base + k * dim; }, to);
+        else score_keys<C, E>(queries, count, dim, left, [&](int32_t k) { return base + (k < left ? k : left - 1) * dim; }, to);
+    }
+}
+
+// Scores of the slots [from, end) for all queries, whether or not they see these.
+template <int C, class E>
+static void score_slots(const Query* queries, int32_t count, const Slots<E>& keys, int32_t from, int32_t end, int32_t dim,
+                        float* room) {
+    for (int32_t n; from < end; from += n) {
+        bool far;
+        const E* rows = keys.part(from, end, value_block, n, far);
+        if constexpr (C == 4 && DECODERY_REGISTERS >= 32) score_rows<C>(queries, count, from, n, rows, far, dim);
+        else score_rows<C>(queries, count, from, n, as_floats<C>(rows, n, dim, room), false, dim);
+    }
+}
+
+// The same of the slots that a query sees one by one, for its logical indices [from, end).
+template <int C, class E>
+static void score_list(const Query& query, const Slots<E>& keys, int32_t from, int32_t end, int32_t dim) {
+    for (int32_t n; from < end; from += n) {
+        n = end - from < 16 ? end - from : 16;
+        const int32_t* list = query.seen.list + (from - query.run());
+        score_keys<C, E>(&query, 1, dim, n, [&](int32_t k) { return keys[list[k < n ? k : n - 1]]; },
+                         [&](int32_t) { return query.p + from; });
+    }
 }
 
 // In place: scores to exponentials of their distance from the largest; returns the sum.
@@ -97,118 +199,201 @@ static float softmax(float* scores, int32_t n, float& largest) {
     return total(sum);
 }
 
-// o += sum of p[i] * values[i], in order.
-template <int C, class E, class Value>
-INLINE void add_values(float* o, const float* p, int32_t dim, int32_t n, const Value& value) {
+// Adds the values of the logical indices [at, at + n), all of one block, to that block's sum, for Q queries.
+template <int C, int Q, class E, class Value>
+INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim, const Value& value) {
+    const bool fresh = at % value_block == 0, full = (at + n) % value_block == 0;
+    float* block[Q];
+    const float* p[Q];
+    for (int32_t i = 0; i < Q; ++i) {
+        block[i] = queries[i].blocks + at / value_block * queries[i].apart;
+        p[i] = queries[i].p + at;
+    }
     if constexpr (C > 0) {
-        constexpr int32_t held = C < most_sums ? C : most_sums;
+        constexpr int32_t held = Q > 1 || C < most_sums ? C : most_sums;
         for (int32_t from = 0; from < C; from += held) {
-            f16 sum[held];
-            for (int32_t c = 0; c < held; ++c) sum[c] = load(o + (from + c) * 16);
-            for (int32_t i = 0; i < n; ++i) {
-                const E* v = value(i) + from * 16;
-                const f16 weight = splat(p[i]);
-                for (int32_t c = 0; c < held; ++c) sum[c] = sum[c] + load(v + c * 16) * weight;
+            f16 sum[Q][held];
+            for (int32_t i = 0; i < Q; ++i)
+                for (int32_t c = 0; c < held; ++c) sum[i][c] = fresh ? splat(0.0f) : load(block[i] + (from + c) * 16);
+            for (int32_t k = 0; k < n; ++k) {
+                const E* v = value(k) + from * 16;
+                f16 x[held];
+                for (int32_t c = 0; c < held; ++c) x[c] = load(v + c * 16);
+                for (int32_t i = 0; i < Q; ++i) {
+                    const f16 weight = splat(p[i][k]);
+                    for (int32_t c = 0; c < held; ++c) sum[i][c] = sum[i][c] + x[c] * weight;
+                }
             }
-            for (int32_t c = 0; c < held; ++c) store(o + (from + c) * 16, sum[c]);
+            for (int32_t i = 0; i < Q; ++i)
+                for (int32_t c = 0; c < held; ++c) store(block[i] + (from + c) * 16, sum[i][c]);
         }
     } else {
-        for (int32_t i = 0; i < n; ++i) {
-            const E* v = value(i);
+        for (int32_t c = 0; fresh && c < chunks<C>(dim); ++c) store(block[0] + c * 16, splat(0.0f));
+        for (int32_t k = 0; k < n; ++k) {
+            const E* v = value(k);
             for (int32_t c = 0; c < chunks<C>(dim); ++c)
-                store(o + c * 16, load(o + c * 16) + load(v + c * 16, dim - c * 16) * p[i]);
+                store(block[0] + c * 16, load(block[0] + c * 16) + load(v + c * 16, dim - c * 16) * p[0][k]);
         }
     }
+    for (int32_t i = 0; full && i < Q; ++i)
+        for (int32_t c = 0; queries[i].sum != nullptr && c < chunks<C>(dim); ++c)
+            store(queries[i].sum + c * 16, load(queries[i].sum + c * 16) + load(block[i] + c * 16));
 }
 
-// Moves a finished block's sum into the total.
-INLINE void close_block(float* sum, float* block, int32_t wide) {
-    for (int32_t c = 0; c < wide; c += 16) {
-        store(sum + c, load(sum + c) + load(block + c));
-        store(block + c, splat(0.0f));
-    }
-}
-
-// One query's weighted sum of values: blocks of `value_block` logical indices are summed apart and added in order.
-struct Weighted {
-    float *sum, *block;    // [wide] each
-    const float* p;        // weights by logical index
-    int32_t done;
-
-    template <int C, class E, class Value>
-    inline __attribute__((always_inline)) void add(int32_t dim, int32_t wide, int32_t n, const Value& value) {
-        for (int32_t i = 0; i < n;) {
-            const int32_t room = value_block - done % value_block, m = n - i < room ? n - i : room;
-            add_values<C, E>(block, p + done, dim, m, [&](int32_t k) { return value(i + k); });
-            i += m;
-            done += m;
-            if (done % value_block == 0) close_block(sum, block, wide);
-        }
-    }
-};
-
-// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work.
-template <int C>
-INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*) { return rows; }
-template <int C>
-INLINE const float* as_floats(const Bf16* rows, int32_t n, int32_t dim, float* room) {
-    for (int32_t i = 0; i < n * dim; i += 16) store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
-    return room;
-}
-
-// Where each query's result goes, and if not null its weights and the logarithm of their sum.
-struct Wanted {
-    float *const *out, *const *weights, *const *mass;
-};
-
-// Queries (already scaled) with what each of them sees. scores: `count` rows of
-// score_stride floats; sums: 2 * count rows of head_dim, rounded up; room: value_block rows of it.
+// The same for all queries and rows that lie side by side.
 template <int C, class E>
-static void attend(const float* const* queries, const Visible* visible, const Wanted& wanted, int32_t count,
-                   const Slots<E>& keys, const Slots<E>& values, int32_t dim, float* scores, int64_t score_stride,
-                   float* sums, float* room) {
-    const int32_t wide = chunks<C>(dim) * 16;
-    int32_t begin = visible[0].begin, end = visible[0].end;
+static void add_rows(const Query* queries, int32_t count, int32_t at, int32_t n, const E* rows, bool far, int32_t dim) {
+    const auto again = [&](int32_t k) { return rows + int64_t(k) * dim; };
+    const auto value = [&](int32_t k) {
+        if (far) fetch(again(k), 1, dim);
+        return again(k);
+    };
+    constexpr int32_t most = DECODERY_REGISTERS < 32 ? 1 : C == 4 ? 6 : C == 8 ? 3 : 1;
+    int32_t i = 0;
+    // The first queries ask for the rows of the next ones too.
+    if constexpr (most > 1) {
+        if (count >= most) add_values<C, most, E>(queries, at, n, dim, value), i = most;
+        else if (count >= 3) add_values<C, 3, E>(queries, at, n, dim, value), i = 3;
+    }
+    if (i == 0) add_values<C, 1, E>(queries, at, n, dim, value), i = 1;
+    if constexpr (most > 3)
+        for (; i + most <= count; i += most) add_values<C, most, E>(queries + i, at, n, dim, again);
+    if constexpr (most > 1)
+        for (; i + 3 <= count; i += 3) add_values<C, 3, E>(queries + i, at, n, dim, again);
+    for (; i < count; ++i) add_values<C, 1, E>(queries + i, at, n, dim, again);
+}
+
+// Values of the slots [from, end) for all queries, as far as each sees these.
+template <int C, class E>
+static void add_slots(const Query* queries, int32_t count, const Slots<E>& values, int32_t from, int32_t end, int32_t dim,
+                      float* room) {
+    const int32_t begin = queries[0].seen.begin;
+    int32_t least = queries[0].seen.end;
     for (int32_t i = 1; i < count; ++i) {
-        begin = visible[i].begin < begin ? visible[i].begin : begin;
-        end = visible[i].end > end ? visible[i].end : end;
+        const Visible& seen = queries[i].seen;
+        least = seen.begin != begin ? 0 : seen.end < least ? seen.end : least;
     }
-    for (int32_t from = begin, n; from < end; from += n) {
-        const E* rows = keys.part(from, end, n);
-        const float* block = as_floats<C>(rows, n, dim, room);
-        for (int32_t i = 0; i < count; ++i)
-            score_range<C>(queries[i], block, dim, n, scores + i * score_stride + (from - begin));
-    }
-    Weighted weighted[most_queries];
-    float inverse[most_queries];
-    for (int32_t i = 0; i < count; ++i) {
-        const Visible& seen = visible[i];
-        float* own = scores + i * score_stride + (seen.begin - begin);
-        score_list<C, E>(queries[i], keys, dim, seen.list, seen.count, own + (seen.end - seen.begin));
-        float largest;
-        const float sum = softmax(own, seen.total(), largest);
-        inverse[i] = 1.0f / sum;
-        if (wanted.weights[i] != nullptr) {
-            for (int32_t k = 0; k < seen.total(); ++k) wanted.weights[i][k] = own[k] * inverse[i];
-            *wanted.mass[i] = largest + __builtin_logf(sum);
-        }
-        weighted[i] = {sums + 2 * i * wide, sums + (2 * i + 1) * wide, own, 0};
-        for (int32_t c = 0; c < 2 * wide; c += 16) store(weighted[i].sum + c, splat(0.0f));
-    }
-    for (int32_t from = begin, n; from < end; from += n) {
-        const E* rows = values.part(from, end, n);
-        const float* block = as_floats<C>(rows, n, dim, room);
+    const auto every = [&](const auto* rows, int32_t n, bool far) {
+        if (from >= begin && from + n <= least) return add_rows<C>(queries, count, from - begin, n, rows, far, dim);
         for (int32_t i = 0; i < count; ++i) {
-            const int32_t first = visible[i].begin > from ? visible[i].begin : from;
-            const int32_t last = visible[i].end < from + n ? visible[i].end : from + n;
-            const float* base = block + int64_t(first - from) * dim;
-            weighted[i].template add<C, float>(dim, wide, last - first, [&](int32_t k) { return base + int64_t(k) * dim; });
+            const Visible& seen = queries[i].seen;
+            int32_t first = seen.begin > from ? seen.begin : from;
+            const int32_t last = seen.end < from + n ? seen.end : from + n;
+            for (int32_t m; first < last; first += m) {
+                const int32_t at = first - seen.begin, room_left = value_block - at % value_block;
+                m = last - first < room_left ? last - first : room_left;
+                add_rows<C>(queries + i, 1, at, m, rows + int64_t(first - from) * dim, false, dim);
+            }
         }
-    }
-    for (int32_t i = 0; i < count; ++i) {
-        const int32_t* list = visible[i].list;
-        weighted[i].template add<C, E>(dim, wide, visible[i].count, [&](int32_t k) { return values[list[k]]; });
-        close_block(weighted[i].sum, weighted[i].block, wide);
-        for (int32_t c = 0; c < wide; c += 16) store(wanted.out[i] + c, load(weighted[i].sum + c) * inverse[i], dim - c);
+    };
+    for (int32_t n; from < end; from += n) {
+        const int32_t most = from < begin ? value_block : value_block - (from - begin) % value_block;
+        bool far;
+        const E* rows = values.part(from, from < least && least < end ? least : end, most, n, far);
+        if constexpr (C > 0 && DECODERY_REGISTERS >= 32) every(rows, n, far);
+        else every(as_floats<C>(rows, n, dim, room), n, false);
     }
 }
+
+// The same of the slots that a query sees one by one, for its logical indices [from, end).
+template <int C, class E>
+static void add_list(const Query& query, const Slots<E>& values, int32_t from, int32_t end, int32_t dim) {
+    for (int32_t n; from < end; from += n) {
+        const int32_t left = value_block - from % value_block;
+        n = end - from < left ? end - from : left;
+        const int32_t* list = query.seen.list + (from - query.run());
+        add_values<C, 1, E>(&query, from, n, dim, [&](int32_t k) { return values[list[k]]; });
+    }
+}
+
+// What a query's blocks come to, to where it is wanted; its weights have this sum.
+template <int C>
+static void finish(const Query& query, int32_t dim, float inverse) {
+    const int32_t blocks = (query.seen.total() + value_block - 1) / value_block;
+    for (int32_t c = 0; c < chunks<C>(dim); ++c) {
+        f16 sum = splat(0.0f);
+        if (query.sum != nullptr) {
+            sum = load(query.sum + c * 16);
+            if (query.seen.total() % value_block != 0) sum = sum + load(query.blocks + c * 16);
+        } else
+            for (int32_t b = 0; b < blocks; ++b) sum = sum + load(query.blocks + b * query.apart + c * 16);
+        store(query.out + c * 16, sum * inverse, dim - c * 16);
+    }
+}
+
+// Queries of one key-value head, and the segments they are of. The first `common` slots are the same memory for all.
+template <int C, class E>
+struct Item {
+    Query* queries;
+    const Span<E>* spans;
+    int32_t span_count, common, dim;
+    float* room;    // value_block rows
+
+    int32_t count() const { return spans[span_count - 1].first + spans[span_count - 1].count; }
+    // Scores of what the queries see in slots [from, end), which is logical indices too where nothing precedes `from`.
+    void score(int32_t from, int32_t end) const {
+        const int32_t first = from;
+        if (span_count > 1 && from < common) {
+            const int32_t stop = common < end ? common : end;
+            score_slots<C>(queries, count(), spans[0].keys, from, stop, dim, room);
+            from = stop;
+        }
+        for (const Span<E>* span = spans; span < spans + span_count; ++span) {
+            const Query* own = queries + span->first;
+            int32_t last = 0;
+            for (int32_t i = 0; i < span->count; ++i) last = own[i].seen.end > last ? own[i].seen.end : last;
+            score_slots<C>(own, span->count, span->keys, from, last < end ? last : end, dim, room);
+            for (int32_t i = 0; i < span->count; ++i) {
+                const Range list = listed(own[i], first, end);
+                score_list<C>(own[i], span->keys, list.begin, list.end, dim);
+            }
+        }
+    }
+    // Their values, by the weights the scores have become.
+    void add(int32_t from, int32_t end) const {
+        const int32_t first = from;
+        if (span_count > 1 && from < common) {
+            const int32_t stop = common < end ? common : end;
+            add_slots<C>(queries, count(), spans[0].values, from, stop, dim, room);
+            from = stop;
+        }
+        for (const Span<E>* span = spans; span < spans + span_count; ++span) {
+            const Query* own = queries + span->first;
+            int32_t last = 0;
+            for (int32_t i = 0; i < span->count; ++i) last = own[i].seen.end > last ? own[i].seen.end : last;
+            add_slots<C>(own, span->count, span->values, from, last < end ? last : end, dim, room);
+            for (int32_t i = 0; i < span->count; ++i) {
+                const Range list = listed(own[i], first, end);
+                add_list<C>(own[i], span->values, list.begin, list.end, dim);
+            }
+        }
+    }
+    // Logical indices of a query's list within those of slots [from, end).
+    static Range listed(const Query& query, int32_t from, int32_t end) {
+        const int32_t begin = from - query.seen.begin, run = query.run();
+        const int64_t stop = int64_t(end) - query.seen.begin;
+        return {begin > run ? begin : run, int32_t(stop < query.seen.total() ? stop : query.seen.total())};
+    }
+    // All of it, block after block.
+    void whole() const {
+        int32_t begin = queries[0].seen.begin;
+        for (int32_t i = 1; i < count(); ++i) begin = queries[i].seen.begin < begin ? queries[i].seen.begin : begin;
+        // Scores of all of them begin at the same slot.
+        for (int32_t i = 0; i < count(); ++i) queries[i].p += queries[i].seen.begin - begin;
+        score(begin, INT32_MAX);
+        float inverse[most_queries];
+        for (int32_t i = 0; i < count(); ++i) {
+            const Query& query = queries[i];
+            float largest;
+            const float sum = softmax(query.p, query.seen.total(), largest);
+            inverse[i] = 1.0f / sum;
+            if (query.weights != nullptr) {
+                for (int32_t k = 0; k < query.seen.total(); ++k) query.weights[k] = query.p[k] * inverse[i];
+                *query.mass = largest + __builtin_logf(sum);
+            }
+            for (int32_t c = 0; c < chunks<C>(dim); ++c) store(query.sum + c * 16, splat(0.0f));
+        }
+        add(begin, INT32_MAX);
+        for (int32_t i = 0; i < count(); ++i) finish<C>(queries[i], dim, inverse[i]);
+    }
+};

@@ -11,6 +11,7 @@
 #define DECODERY_TILE_ROWS 8
 #define DECODERY_BOTH_ROWS 8
 #define DECODERY_FLOAT_ROWS 8
+#define DECODERY_REGISTERS 32
 
 namespace avx512 {
 #include "vec.h"
@@ -68,19 +69,29 @@ INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
 }
 INLINE int64_t now() { return int64_t(__builtin_ia32_rdtsc()); }
 
-// The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order
-// of `total`: 8 apart, 4, 2, 1.
-INLINE f16 reduce16(const f16* s) {
-    __m512 a[8], b[4], c[2];
-    for (int i = 0; i < 8; ++i) {
+// Of four vectors, lanes 8 apart are added, then 4 apart: four lanes of each, side by side.
+INLINE f16 reduce4(const f16* s) {
+    __m512 a[2];
+    for (int i = 0; i < 2; ++i) {
         const __m512 x = reinterpret_cast<__m512>(s[2 * i]), y = reinterpret_cast<__m512>(s[2 * i + 1]);
         a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
     }
-    for (int i = 0; i < 4; ++i)
-        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88), _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
-    for (int i = 0; i < 2; ++i)
-        c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44), _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+    return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd)));
+}
+// Of what that gives of four times four vectors, lanes 2 apart are added, then 1 apart.
+INLINE f16 reduce_fours(const f16* b) {
+    __m512 c[2];
+    for (int i = 0; i < 2; ++i) {
+        const __m512 x = reinterpret_cast<__m512>(b[2 * i]), y = reinterpret_cast<__m512>(b[2 * i + 1]);
+        c[i] = _mm512_add_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    }
     return reinterpret_cast<f16>(_mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd)));
+}
+// The totals of 16 vectors; vector (i % 4) * 4 + i / 4 of the result's lane order is s[i]. Lanes are added in the order
+// of `total`: 8 apart, 4, 2, 1.
+INLINE f16 reduce16(const f16* s) {
+    const f16 b[4] = {reduce4(s), reduce4(s + 4), reduce4(s + 8), reduce4(s + 12)};
+    return reduce_fours(b);
 }
 
 #include "gemm.h"

@@ -57,15 +57,12 @@ INLINE f8 load8(const Bf16* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(upper), 16));
 }
 INLINE f16 load(const Bf16* p) { return {{load8(p), load8(p + 8)}}; }
-INLINE void narrow(f16 x, Bf16* to) {
-    __m256i rounded[2];
-    for (int i = 0; i < 2; ++i) {
-        const __m256i all = _mm256_castps_si256(x.half[i]);
-        const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(all, 16), _mm256_set1_epi32(1));
-        rounded[i] = _mm256_srli_epi32(_mm256_add_epi32(all, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
-    }
-    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded[0], rounded[1]), 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), packed);
+INLINE f8 load8(const Half* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+INLINE f16 load(const Half* p) { return {{load8(p), load8(p + 8)}}; }
+INLINE void narrow(f16 x, Half* to) {
+    for (int i = 0; i < 2; ++i)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i,
+                         _mm256_cvtps_ph(x.half[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 // The lanes' lowest bytes.
 INLINE void store_bytes(int8_t* p, i16 x) {

@@ -3,6 +3,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <algorithm>
+
 #include "state.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -82,18 +84,39 @@ struct Layout {
     }
 };
 
+// Slots one row can see; visible tentative rows in all; rows with a mask; slots that rows may see one by one.
 struct Sizes {
-    int64_t longest = 0, listed = 0, marked = 0;    // slots one row can see; visible tentative rows in all; rows with a mask
+    int64_t longest = 0, listed = 0, marked = 0, lone = 0;
 };
+
+int64_t longest(const Pass& pass, const Segment& segment) {
+    int64_t most = 0;
+    for (int32_t i = 0; i < pass.run_count; ++i) {
+        const int64_t seen = segment.lengths[pass.run[i]] + segment.stays + segment.rows;
+        if (seen > most) most = seen;
+    }
+    return most;
+}
+
+bool windows(const Model& model, const Pass& pass) {
+    for (int32_t i = 0; i < pass.run_count; ++i)
+        if (model.layers[pass.run[i]].window != 0) return true;
+    return false;
+}
+
+// How many slots a row of a segment may see one by one.
+int32_t lone(const Segment& segment, bool windowed) {
+    return segment.mask != nullptr || windowed ? segment.stays + segment.rows : 0;
+}
 
 Sizes measure(const Model& model, const Pass& pass) {
     Sizes sizes;
+    const bool windowed = windows(model, pass);
     for (int32_t s = 0; s < pass.segment_count; ++s) {
         const Segment& segment = pass.segments[s];
-        for (int32_t i = 0; i < pass.run_count; ++i) {
-            const int64_t seen = segment.lengths[pass.run[i]] + segment.stays + segment.rows;
-            if (seen > sizes.longest) sizes.longest = seen;
-        }
+        const int64_t seen = longest(pass, segment);
+        if (seen > sizes.longest) sizes.longest = seen;
+        sizes.lone += int64_t(segment.rows) * lone(segment, windowed);
         if (segment.mask == nullptr) continue;
         sizes.marked += segment.rows + 1;
         const int64_t cells = int64_t(segment.rows) * (segment.stays + segment.rows);
@@ -102,14 +125,31 @@ Sizes measure(const Model& model, const Pass& pass) {
     return sizes;
 }
 
-void arrange(State& state, Layout& layout, const Sizes& sizes, Rows*& rows, int32_t*& starts, int32_t*& own) {
+// Where it is noted what rows belong together and what they see.
+struct Notes {
+    Rows* rows;
+    Group* groups;
+    int32_t *starts, *own, *order, *lists;
+};
+
+// Whether threads may share the queries of long texts.
+bool divides(const State& state, const Sizes& sizes) {
+    return usable_threads() > 1 && sizes.longest >= long_text &&
+           int64_t(state.pass->rows) * state.model->heads * state.score_stride <= most_shared;
+}
+
+void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     const Model& model = *state.model;
     const Pass& pass = *state.pass;
     const int64_t n = pass.rows, wide = round_up(model.head_dim, 16);
     const int32_t heads = model.heads * model.head_dim;
-    layout.take(rows, pass.segment_count);
-    layout.take(starts, sizes.marked);
-    layout.take(own, sizes.listed);
+    layout.take(notes.rows, pass.segment_count);
+    layout.take(notes.groups, pass.segment_count);
+    layout.take(notes.order, pass.segment_count);
+    layout.take(notes.starts, sizes.marked);
+    layout.take(notes.own, sizes.listed);
+    layout.take(notes.lists, sizes.lone);
+    layout.take(state.seen, n);
     layout.take(state.qkv, n * (heads + 2 * model.kv_heads * model.head_dim));
     layout.take(state.queries, n * model.heads * wide);
     layout.take(state.context, n * heads);
@@ -125,17 +165,64 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Rows*& rows, int3
     const int64_t attention = most_queries * (2 * wide + state.score_stride) + value_block * wide;
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
     state.scratch_stride = attention > normed ? attention : normed;
-    state.lists_stride = most_queries * sizes.longest;
     layout.take(state.scratch, usable_threads() * state.scratch_stride);
-    layout.take(state.lists, usable_threads() * state.lists_stride);
+    const int64_t shared = n * model.heads;
+    state.blocks_stride = (sizes.longest + value_block - 1) / value_block * wide;
+    if (!divides(state, sizes)) return;
+    layout.take(state.scores, shared * state.score_stride);
+    layout.take(state.blocks, shared * state.blocks_stride);
+    layout.take(state.inverse, shared);
 }
 
-void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
+// How many of the first slots of two segments are the same memory.
+int32_t in_common(const Segment& a, const Segment& b) {
+    int32_t common = 0;
+    for (int32_t i = 0; i < a.run_count && i < b.run_count; ++i) {
+        const Run &x = a.runs[i], &y = b.runs[i];
+        if (x.data != y.data || x.first != y.first || x.layer_stride != y.layer_stride || x.kind_stride != y.kind_stride ||
+            x.head_stride != y.head_stride)
+            break;
+        common = x.end < y.end ? x.end : y.end;
+        if (x.end != y.end) break;
+    }
+    return common;
+}
+
+// Puts segments that begin with the same memory into one group; returns how many groups there are.
+int32_t group_segments(const Pass& pass, const Notes& notes) {
+    int32_t* order = notes.order;
+    for (int32_t s = 0; s < pass.segment_count; ++s) order[s] = s;
+    std::stable_sort(order, order + pass.segment_count,
+                     [&](int32_t a, int32_t b) { return pass.segments[a].runs->data < pass.segments[b].runs->data; });
+    int32_t groups = 0;
+    for (int32_t i = 0; i < pass.segment_count; ++i) {
+        const Segment& segment = pass.segments[order[i]];
+        Group* last = notes.groups + groups - 1;
+        // What a policy picks is read by each text for itself.
+        const Segment* first = groups == 0 || segment.starts != nullptr ? nullptr : &pass.segments[order[last->first]];
+        const int32_t common = first == nullptr || first->starts != nullptr ? 0 : in_common(*first, segment);
+        if (common == 0) *++last = {i, i, INT32_MAX, 0, 0, false}, ++groups;
+        else if (common < last->common) last->common = common;
+        const int64_t seen = longest(pass, segment);
+        last->last = i + 1;
+        last->rows += segment.rows;
+        last->longest = seen > last->longest ? seen : last->longest;
+    }
+    return groups;
+}
+
+// Fills in what `arrange` made room for.
+void note(State& state, const Sizes& sizes, const Notes& notes) {
+    const Pass& pass = *state.pass;
+    const bool windowed = windows(*state.model, pass);
     int32_t first = 0, listed = 0;
+    int32_t *starts = notes.starts, *own = notes.own, *lists = notes.lists;
     for (int32_t s = 0; s < pass.segment_count; ++s) {
         const Segment& segment = pass.segments[s];
-        rows[s] = {first, segment.mask != nullptr ? starts : nullptr, own};
+        const int32_t apart = lone(segment, windowed);
+        notes.rows[s] = {first, segment.mask != nullptr ? starts : nullptr, own, lists, apart};
         first += segment.rows;
+        lists += int64_t(segment.rows) * apart;
         if (segment.mask == nullptr) continue;
         for (int32_t row = 0; row < segment.rows; ++row) {
             *starts++ = listed;
@@ -145,6 +232,19 @@ void list_rows(const Pass& pass, Rows* rows, int32_t* starts, int32_t* own) {
                 if (sees[other] != 0) own[listed++] = other;
         }
         *starts++ = listed;
+    }
+    state.rows = notes.rows;
+    state.order = notes.order;
+    state.groups = notes.groups;
+    state.group_count = group_segments(pass, notes);
+    const Model& model = *state.model;
+    const bool few = divides(state, sizes) && model.kv_heads * state.group_count < 4 * usable_threads();
+    for (int32_t i = 0; i < state.group_count; ++i) {
+        Group& group = notes.groups[i];
+        // What a policy picks has no order that chunks could follow.
+        group.divided = few && group.longest >= long_text && group.rows * (model.heads / model.kv_heads) < few_queries &&
+                        pass.segments[notes.order[group.first]].starts == nullptr;
+        state.divided += group.divided;
     }
 }
 
@@ -224,10 +324,9 @@ EXPORT int64_t decodery_room(const Model* model, const Pass* pass) {
     State state = {};
     state.model = model;
     state.pass = pass;
-    Rows* rows;
-    int32_t *starts, *own;
+    Notes notes;
     Layout size{nullptr};
-    arrange(state, size, measure(*model, *pass), rows, starts, own);
+    arrange(state, size, measure(*model, *pass), notes);
     return int64_t(size.used);
 }
 
@@ -238,17 +337,15 @@ EXPORT int32_t decodery_layers(const Model* model, Pass* pass, int64_t* ticks) {
     state.pass = pass;
     state.ticks = ticks;
     const Sizes sizes = measure(*model, *pass);
-    Rows* rows;
-    int32_t *starts, *own;
+    Notes notes;
     char* memory = pass->memory;
     if (memory == nullptr) {
         if (!arena.reserve(size_t(decodery_room(model, pass)))) return 1;
         memory = arena.memory;
     }
     Layout layout{memory};
-    arrange(state, layout, sizes, rows, starts, own);
-    list_rows(*pass, rows, starts, own);
-    state.rows = rows;
+    arrange(state, layout, sizes, notes);
+    note(state, sizes, notes);
     pass->queries = state.queries;
     pass->context = state.context;
     pass->branch = state.branch;
@@ -275,13 +372,12 @@ EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
     state.strange = &strange;
     const int64_t n = pass.rows, half = model.head_dim / 2;
     const Sizes sizes = measure(model, pass);
-    Rows* rows;
-    int32_t *starts, *own;
+    Notes notes;
     float *cos, *sin;
     Layout layout{nullptr};
     for (int32_t attempt = 0; attempt < 2; ++attempt) {
         layout = Layout{arena.memory};
-        arrange(state, layout, sizes, rows, starts, own);
+        arrange(state, layout, sizes, notes);
         layout.take(pass.hidden, n * model.hidden);
         layout.take(cos, n * half);
         layout.take(sin, n * half);
@@ -291,8 +387,7 @@ EXPORT int32_t decodery_draft(const Draft* draft, const Guess* guess) {
         layout.take(state.paired.floats, n * 2 * model.hidden);
         if (!arena.reserve(layout.used)) return 1;
     }
-    list_rows(pass, rows, starts, own);
-    state.rows = rows;
+    note(state, sizes, notes);
     for (int64_t row = 0; row < n; ++row) {
         const int64_t position = pass.segments->positions[row];
         memcpy(cos + row * half, guess->cos + position * half, size_t(half) * sizeof(float));

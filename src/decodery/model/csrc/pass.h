@@ -159,15 +159,26 @@ struct Runner {
             const Segment& segment = pass.segments[s];
             const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
             const int32_t slot = int32_t(segment.lengths[index]) + segment.stays + row - state.rows[s].first;
-            if (segment.bf16) copy_head(x, dim, Slots<Bf16>(segment, index, kind, kv_head, dim)[slot]);
+            if (segment.half) copy_head(x, dim, Slots<Half>(segment, index, kind, kv_head, dim)[slot]);
             else copy_head(x, dim, Slots<float>(segment, index, kind, kv_head, dim)[slot]);
         }
+        look_around(layer, index);
         meet(stage_rope);
     }
 
-    // What one row sees; slots that are not one run go to `list`, whose used part it returns past.
-    int32_t* look(const Segment& segment, const Rows& rows, const Layer& layer, int32_t index, int32_t row, int32_t* list,
-                  Visible& seen) const {
+    // What every row sees in this layer.
+    void look_around(const Layer& layer, int32_t index) {
+        const Range mine = my_rows();
+        int32_t s = 0;
+        for (int32_t row = mine.begin; row < mine.end; ++row) {
+            while (row >= state.rows[s].first + pass.segments[s].rows) ++s;
+            look(pass.segments[s], state.rows[s], layer, index, row - state.rows[s].first, state.seen[row]);
+        }
+    }
+
+    // What one row sees; slots that are not one run go to its list.
+    void look(const Segment& segment, const Rows& rows, const Layer& layer, int32_t index, int32_t row, Visible& seen) const {
+        int32_t* list = rows.lists + int64_t(row) * rows.list_stride;
         const int32_t length = int32_t(segment.lengths[index]);
         const int32_t* slots = segment.slots + index * segment.slots_stride;
         const int64_t position = segment.positions[row], window = layer.window;
@@ -186,11 +197,11 @@ struct Runner {
             while (!near(segment.positions[first])) ++first;
             if (first == 0 && seen.end == length) {
                 seen.end = length + row + 1;
-                return list;
+                return;
             }
             if (seen.begin == seen.end) {
                 seen = {length + first, length + row + 1, list, 0};
-                return list;
+                return;
             }
             for (int32_t i = first; i <= row; ++i) *list++ = length + i;
         } else {
@@ -198,67 +209,169 @@ struct Runner {
                 if (window == 0 || near(slots[length + rows.own[i]])) *list++ = length + rows.own[i];
         }
         seen.count = int32_t(list - seen.list);
-        return list;
     }
 
+    template <class Work>
+    void by_dimension(const Work& work) const {
+        if (model.head_dim == 64) work(std::integral_constant<int, 4>());
+        else if (model.head_dim == 128) work(std::integral_constant<int, 8>());
+        else work(std::integral_constant<int, 0>());
+    }
+    int32_t head_group() const { return model.heads / model.kv_heads; }
+    int32_t wide() const { return round_up(model.head_dim, 16); }
+
+    // Some of the queries that a group has for one key-value head. What comes of them goes to `scores` and `sums` where
+    // these are given, else to where threads share it.
     template <class E>
-    void attend_item(const Layer& layer, int32_t index, int32_t s, int32_t kv_head, Range span) {
-        const Segment& segment = pass.segments[s];
-        const int32_t dim = model.head_dim, wide = round_up(dim, 16), group = model.heads / model.kv_heads;
-        const float* queries[most_queries];
-        float *out[most_queries], *weights[most_queries], *mass[most_queries];
-        Visible visible[most_queries];
-        int32_t* list = state.lists + thread * state.lists_stride;
-        const int32_t* starts = segment.starts == nullptr ? nullptr : segment.starts + kv_head * segment.rows;
-        const int64_t picked = starts == nullptr ? 0 : segment.starts[model.kv_heads * segment.rows];
-        for (int32_t i = span.begin; i < span.end; ++i) {
-            const int32_t row = i / group, head = kv_head * group + i % group, n = i - span.begin;
-            const int64_t at = int64_t(state.rows[s].first + row) * model.heads + head;
-            queries[n] = state.queries + at * wide;
-            out[n] = state.context + at * dim;
-            weights[n] = mass[n] = nullptr;
-            if (starts != nullptr) {
-                visible[n] = {0, 0, segment.picked + starts[row], starts[row + 1] - starts[row]};
-                if (segment.weights == nullptr) continue;
-                weights[n] = segment.weights + i % group * picked + starts[row];
-                mass[n] = segment.mass + int64_t(row) * model.heads + head;
-            } else if (n > 0 && i % group > 0) visible[n] = visible[n - 1];
-            else list = look(segment, state.rows[s], layer, index, row, list, visible[n]);
+    int32_t gather(int32_t index, const Group& group, int32_t kv_head, Range mine, float* scores, float* sums, Query* queries,
+                   Span<E>* spans) const {
+        int32_t count = 0, first = 0;
+        for (int32_t k = group.first; k < group.last && first < mine.end; ++k) {
+            const int32_t s = state.order[k];
+            const Segment& segment = pass.segments[s];
+            const int32_t last = first + segment.rows * head_group();
+            const Range own = {mine.begin > first ? mine.begin : first, mine.end < last ? mine.end : last};
+            if (own.begin < own.end)
+                spans[count++] = {{segment, index, 0, kv_head, model.head_dim}, {segment, index, 1, kv_head, model.head_dim},
+                                  own.begin - mine.begin, own.end - own.begin};
+            for (int32_t i = own.begin; i < own.end; ++i) {
+                const int32_t row = (i - first) / head_group(), member = (i - first) % head_group(), n = i - mine.begin;
+                const int64_t at = int64_t(state.rows[s].first + row) * model.heads + kv_head * head_group() + member;
+                Query& query = queries[n] = {};
+                query.q = state.queries + at * wide();
+                query.out = state.context + at * model.head_dim;
+                query.seen = state.seen[state.rows[s].first + row];
+                if (scores == nullptr) {
+                    query.p = state.scores + at * state.score_stride;
+                    query.blocks = state.blocks + at * state.blocks_stride;
+                    query.apart = wide();
+                    continue;
+                }
+                query.p = scores + n * state.score_stride;
+                query.sum = sums + 2 * n * wide();
+                query.blocks = query.sum + wide();
+                if (segment.starts != nullptr) pick(segment, kv_head, row, member, query);
+            }
+            first = last;
         }
-        const Slots<E> keys(segment, index, 0, kv_head, dim), values(segment, index, 1, kv_head, dim);
-        float* sums = scratch();
-        float* room = sums + 2 * most_queries * wide;
-        float* scores = room + value_block * wide;
-        const int32_t count = span.end - span.begin;
-        const Wanted wanted = {out, weights, mass};
-        if (dim == 64) attend<4>(queries, visible, wanted, count, keys, values, dim, scores, state.score_stride, sums, room);
-        else if (dim == 128) attend<8>(queries, visible, wanted, count, keys, values, dim, scores, state.score_stride, sums, room);
-        else attend<0>(queries, visible, wanted, count, keys, values, dim, scores, state.score_stride, sums, room);
+        return count;
+    }
+    // What a policy lets one row of a key-value head read.
+    void pick(const Segment& segment, int32_t kv_head, int32_t row, int32_t member, Query& query) const {
+        const int32_t* starts = segment.starts + kv_head * segment.rows;
+        query.seen = {0, 0, segment.picked + starts[row], starts[row + 1] - starts[row]};
+        if (segment.weights == nullptr) return;
+        const int64_t picked = segment.starts[model.kv_heads * segment.rows];
+        query.weights = segment.weights + member * picked + starts[row];
+        query.mass = segment.mass + int64_t(row) * model.heads + kv_head * head_group() + member;
     }
 
-    // Work items are (segment, key-value head, some of its queries), handed out one by one.
-    void attention(const Layer& layer, int32_t index) {
-        const int32_t group = model.heads / model.kv_heads;
+    template <int C, class E>
+    void attend_whole(int32_t index, const Group& group, int32_t kv_head, Range mine) const {
+        Query queries[most_queries];
+        Span<E> spans[most_queries];
+        float* sums = scratch();
+        float* room = sums + 2 * most_queries * wide();
+        const int32_t count = gather(index, group, kv_head, mine, room + value_block * wide(), sums, queries, spans);
+        Item<C, E>{queries, spans, count, group.common, model.head_dim, room}.whole();
+    }
+    // The same over a chunk of what they see: scores, or, where these have become weights, values.
+    template <int C, class E>
+    void attend_chunk(int32_t index, const Group& group, int32_t kv_head, Range mine, int32_t from, bool adds) const {
+        Query queries[most_queries];
+        Span<E> spans[most_queries];
+        const int32_t count = gather(index, group, kv_head, mine, nullptr, nullptr, queries, spans);
+        const Item<C, E> item = {queries, spans, count, group.common, model.head_dim, scratch()};
+        if (adds) item.add(from, from + key_chunk);
+        else item.score(from, from + key_chunk);
+    }
+
+    // Into how many parts the queries of one key-value head are cut.
+    int32_t parts_of(const Group& group) const {
+        const int32_t queries = group.rows * head_group(), least = (queries + most_queries - 1) / most_queries;
+        if (team.threads == 1 || state.group_count * model.kv_heads >= 4 * team.threads) return least;
+        // A number of items that the threads can share evenly.
+        int32_t parts = least;
+        while (parts * model.kv_heads % team.threads != 0 || parts * model.kv_heads < 2 * team.threads) ++parts;
+        return parts < queries ? parts : queries;
+    }
+    // Work items are (group, key-value head, some of its queries), handed out one by one.
+    void attend_apart(int32_t index, bool windowed) {
         int32_t item = team.take(), first = 0;
-        for (int32_t s = 0; s < pass.segment_count; ++s) {
-            const Segment& segment = pass.segments[s];
-            const int32_t queries = segment.rows * group;
-            int32_t fine = (4 * team.threads + model.kv_heads - 1) / model.kv_heads;
-            // A number of items that the threads can share evenly.
-            while (fine * model.kv_heads % team.threads != 0) ++fine;
-            const int32_t coarse = (queries + most_queries - 1) / most_queries;
-            const int32_t wanted = team.threads > 1 && fine > coarse ? fine : coarse;
-            const int32_t parts = wanted < queries ? wanted : queries;
-            const int32_t items = parts * model.kv_heads;
+        for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
+            if (group->divided && !windowed) continue;
+            const int32_t queries = group->rows * head_group(), parts = parts_of(*group), items = parts * model.kv_heads;
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / parts;
-                const Range span = share(queries, (item - first) % parts, parts);
-                if (segment.bf16) attend_item<Bf16>(layer, index, s, kv_head, span);
-                else attend_item<float>(layer, index, s, kv_head, span);
+                const Range mine = share(queries, (item - first) % parts, parts);
+                by_dimension([&](auto chunks) {
+                    if (halves(*group)) attend_whole<decltype(chunks)::value, Half>(index, *group, kv_head, mine);
+                    else attend_whole<decltype(chunks)::value, float>(index, *group, kv_head, mine);
+                });
             }
             first += items;
         }
         meet(stage_attention);
+    }
+    bool halves(const Group& group) const { return pass.segments[state.order[group.first]].half != 0; }
+
+    // Chunks of the groups whose few queries threads share.
+    void attend_chunks(int32_t index, bool adds) {
+        int32_t item = team.take(), first = 0;
+        for (const Group* group = state.groups; group < state.groups + state.group_count; ++group) {
+            if (!group->divided) continue;
+            const Range all = {0, group->rows * head_group()};
+            const int32_t along = int32_t((group->longest + key_chunk - 1) / key_chunk), items = model.kv_heads * along;
+            for (; item < first + items; item = team.take()) {
+                const int32_t kv_head = (item - first) / along, from = (item - first) % along * key_chunk;
+                by_dimension([&](auto chunks) {
+                    if (halves(*group)) attend_chunk<decltype(chunks)::value, Half>(index, *group, kv_head, all, from, adds);
+                    else attend_chunk<decltype(chunks)::value, float>(index, *group, kv_head, all, from, adds);
+                });
+            }
+            first += items;
+        }
+        meet(stage_attention);
+    }
+    template <class Work>
+    void divided_rows(const Work& work) const {
+        for (const Group* group = state.groups; group < state.groups + state.group_count; ++group)
+            for (int32_t k = group->first; group->divided && k < group->last; ++k)
+                for (int32_t i = 0; i < pass.segments[state.order[k]].rows; ++i) work(state.rows[state.order[k]].first + i);
+    }
+    void attend_shared(int32_t index) {
+        attend_chunks(index, false);
+        // Few queries: every thread takes those that are its own.
+        divided_rows([&](int32_t row) {
+            for (int32_t head = 0; head < model.heads; ++head) {
+                const int64_t at = int64_t(row) * model.heads + head;
+                float largest;
+                if (at % team.threads == thread)
+                    state.inverse[at] = 1.0f / softmax(state.scores + at * state.score_stride, state.seen[row].total(), largest);
+            }
+        });
+        meet(stage_attention);
+        attend_chunks(index, true);
+        divided_rows([&](int32_t row) {
+            for (int32_t head = 0; head < model.heads; ++head) {
+                const int64_t at = int64_t(row) * model.heads + head;
+                if (at % team.threads != thread) continue;
+                Query done = {};
+                done.seen = state.seen[row];
+                done.blocks = state.blocks + at * state.blocks_stride;
+                done.apart = wide();
+                done.out = state.context + at * model.head_dim;
+                by_dimension([&](auto chunks) { finish<decltype(chunks)::value>(done, model.head_dim, state.inverse[at]); });
+            }
+        });
+        meet(stage_attention);
+    }
+
+    void attention(const Layer& layer, int32_t index) {
+        // Behind a window every row's indices begin elsewhere.
+        const bool windowed = layer.window != 0;
+        if (windowed || state.divided < state.group_count) attend_apart(index, windowed);
+        if (!windowed && state.divided > 0) attend_shared(index);
     }
 
     // Runs a layer from behind the mark `from` on; returns the mark it stops at, 0 at its end.

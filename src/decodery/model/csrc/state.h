@@ -6,11 +6,17 @@
 #include "abi.h"
 #include "parallel.h"
 
+#include <type_traits>
+
 constexpr int32_t group_size = 64;     // inputs that share one activation scale
 constexpr int32_t block_size = 32;     // inputs of a block of weights
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
 constexpr int32_t value_block = 64;    // values whose weighted sum attention finishes before it adds the next ones
+constexpr int32_t key_chunk = 256;     // logical indices of one item where threads share a query; a multiple of the above
+constexpr int32_t long_text = 512;     // slots from which on they do
+constexpr int32_t few_queries = 12;    // of a key-value head, below which they do
+constexpr int64_t most_shared = 1 << 20;    // scores that there is room for then
 
 inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
@@ -43,22 +49,48 @@ struct Quantized {
     int32_t groups() const { return width / group_size; }
 };
 
+// Slots a row sees: [begin, end), then `count` more at `list`.
+struct Visible {
+    int32_t begin, end;
+    const int32_t* list;
+    int32_t count;
+
+    int32_t total() const { return end - begin + count; }
+};
+
 // Where a segment's rows start in the pass and, if it has a mask, which tentative rows each of them sees, ascending.
 struct Rows {
     int32_t first;
     const int32_t* starts;    // [rows + 1] into own; null for causal order
     const int32_t* own;
+    int32_t* lists;           // room for what each row sees one by one: [rows][list_stride]
+    int32_t list_stride;
+};
+
+// Segments whose first `common` slots are the same memory: order[first] to order[last - 1].
+struct Group {
+    int32_t first, last, common, rows;
+    int64_t longest;          // slots that one of their rows can see
+    bool divided;             // whether threads share its queries, of which there are few, and cut what they see
 };
 
 struct State {
     const Model* model;
     const Pass* pass;
     const Rows* rows;                      // [segments]
+    const int32_t* order;                  // [segments], as groups follow each other
+    const Group* groups;
+    int32_t group_count;
+    Visible* seen;                         // [rows], in the layer at hand
     float *qkv, *queries, *context, *branch, *act;
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
     float* scratch;                        // per thread: a normed row, then attention's accumulators and scores
-    int32_t* lists;                        // per thread: visible slots
-    int64_t scratch_stride, lists_stride, score_stride;
+    int64_t scratch_stride, score_stride;
+    // Where several threads share a query: its scores [rows][heads][score_stride], sums of its values by block
+    // [rows][heads][blocks_stride] and one over the sum of its weights [rows][heads].
+    float *scores, *blocks, *inverse;
+    int64_t blocks_stride;
+    int32_t divided;                       // how many groups are
     float* logits;                         // head only: [rows][vocab]
     int64_t* ticks;                        // thread 0's time per stage, or null
     int32_t *next, *stopped;               // where the pass has come to

@@ -5,10 +5,18 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-// bfloat16 is the upper half of a float; storing rounds to nearest even.
+// bfloat16 is the upper half of a float. float16 has 10 bits of mantissa up to 65504; storing rounds to nearest even, and
+// what is larger becomes the largest.
 struct Bf16 {
     uint16_t bits;
 };
+struct Half {
+    uint16_t bits;
+};
+
+#ifndef DECODERY_REGISTERS
+#define DECODERY_REGISTERS 16    // for vectors
+#endif
 
 #if DECODERY_HALVES
 #include "halves.h"
@@ -31,10 +39,33 @@ INLINE void store(float* p, f16 x) { *reinterpret_cast<f16_loose*>(p) = x; }
 INLINE f16 load(const Bf16* p) {
     return reinterpret_cast<f16>(__builtin_convertvector(*reinterpret_cast<const u16x16_loose*>(p), u32x16) << 16);
 }
-INLINE void narrow(f16 x, Bf16* to) {
-    const u32x16 all = reinterpret_cast<u32x16>(x);
-    *reinterpret_cast<u16x16_loose*>(to) = __builtin_convertvector((all + 0x7fff + ((all >> 16) & 1)) >> 16, u16x16);
+#if DECODERY_REGISTERS >= 32
+INLINE f16 load(const Half* p) {
+    return reinterpret_cast<f16>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
+INLINE void narrow(f16 x, Half* to) {
+    const __m256i rounded = _mm512_maskz_cvtps_ph(0xffff, reinterpret_cast<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), rounded);
+}
+#else
+INLINE f16 load(const Half* p) {
+    const u32x16 all = __builtin_convertvector(*reinterpret_cast<const u16x16_loose*>(p), u32x16);
+    const u32x16 sign = (all & 0x8000) << 16, size = all & 0x7fff;
+    // Moving exponent and mantissa up leaves the exponent 112 too small, which a multiplication puts right, exactly and
+    // for numbers without a leading one too. What is not a number must stay so.
+    const u32x16 moved = reinterpret_cast<u32x16>(reinterpret_cast<f16>(size << 13) * 0x1p112f);
+    return reinterpret_cast<f16>(moved | sign | (reinterpret_cast<u32x16>(size >= 0x7c00) & 0x7f800000));
+}
+INLINE void narrow(f16 x, Half* to) {
+    const u32x16 all = reinterpret_cast<u32x16>(x), sign = (all >> 16) & 0x8000, size = all & 0x7fffffff;
+    const u32x16 usual = (size + 0xfff + ((size >> 13) & 1) - 0x38000000) >> 13;
+    // One half has float16's smallest step as its own, so adding it rounds what has no leading one.
+    const u32x16 small = reinterpret_cast<u32x16>(reinterpret_cast<f16>(size) + 0.5f) - 0x3f000000;
+    const u32x16 is_small = reinterpret_cast<u32x16>(size < 0x38800000), strange = reinterpret_cast<u32x16>(size > 0x7f800000);
+    const u32x16 finite = (small & is_small) | (usual & ~is_small);
+    *reinterpret_cast<u16x16_loose*>(to) = __builtin_convertvector(sign | (finite & ~strange) | (0x7e00 & strange), u16x16);
+}
+#endif
 INLINE void store_bytes(int8_t* p, i16 x) { *reinterpret_cast<s8x16_loose*>(p) = __builtin_convertvector(x, s8x16); }
 
 INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
@@ -47,33 +78,46 @@ INLINE i16 larger(i16 a, i16 b) { return a > b ? a : b; }
 #endif
 
 // The first n of 16 lanes; the others are zero.
+#if DECODERY_REGISTERS >= 32
+INLINE __mmask16 first_lanes(int32_t n) { return __mmask16((1u << (n < 0 ? 0 : n)) - 1); }
+INLINE f16 load_part(const float* p, int32_t n) { return reinterpret_cast<f16>(_mm512_maskz_loadu_ps(first_lanes(n), p)); }
+INLINE void store_part(float* p, f16 x, int32_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), reinterpret_cast<__m512>(x)); }
+#else
 static __attribute__((noinline)) f16 load_part(const float* p, int32_t n) {
     float lanes[16] = {};
     for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
     return load(lanes);
 }
-static __attribute__((noinline)) void store_part(float* p, const float* lanes, int32_t n) {
+static __attribute__((noinline)) void copy_lanes(float* p, const float* lanes, int32_t n) {
     for (int32_t i = 0; i < n; ++i) p[i] = lanes[i];
 }
-INLINE f16 load(const float* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
-INLINE void store(float* p, f16 x, int32_t n) {
-    if (n >= 16) return store(p, x);
+INLINE void store_part(float* p, f16 x, int32_t n) {
     float lanes[16];
     store(lanes, x);
-    store_part(p, lanes, n);
+    copy_lanes(p, lanes, n);
 }
+#endif
+INLINE f16 load(const float* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
+INLINE void store(float* p, f16 x, int32_t n) { n >= 16 ? store(p, x) : store_part(p, x, n); }
 
 static __attribute__((noinline)) f16 load_part(const Bf16* p, int32_t n) {
     Bf16 lanes[16] = {};
     for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
     return load(lanes);
 }
+static __attribute__((noinline)) f16 load_part(const Half* p, int32_t n) {
+    Half lanes[16] = {};
+    for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
 INLINE f16 load(const Bf16* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
-INLINE void store(Bf16* p, f16 x, int32_t n) {
+INLINE f16 load(const Half* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
+INLINE void store(Half* p, f16 x, int32_t n) {
+    x = larger(splat(-65504.0f), smaller(splat(65504.0f), x));
     if (n >= 16) return narrow(x, p);
-    Bf16 lanes[16];
+    Half lanes[16];
     narrow(x, lanes);
-    __builtin_memcpy(p, lanes, size_t(n > 0 ? n : 0) * sizeof(Bf16));
+    __builtin_memcpy(p, lanes, size_t(n > 0 ? n : 0) * sizeof(Half));
 }
 
 INLINE f16 magnitude(f16 x) { return from_bits(bits(x) & 0x7fffffff); }
