@@ -59,6 +59,16 @@ INLINE void each_of(const Todo& todo, std::integer_sequence<int, i...>) { (todo(
 template <int n, class Todo>
 INLINE void each(const Todo& todo) { each_of(todo, std::make_integer_sequence<int, n>{}); }
 #define ALWAYS_INLINE __attribute__((always_inline))
+// The same for the steps of a block, which are a loop where writing them out takes minutes to compile.
+#if DECODERY_LOOP_STEPS
+template <int n, class Todo>
+INLINE void each_step(const Todo& todo) {
+    for (int32_t i = 0; i < n; ++i) todo(i);
+}
+#else
+template <int n, class Todo>
+INLINE void each_step(const Todo& todo) { each<n>(todo); }
+#endif
 
 constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
 // How many of them R rows are multiplied with at a time: all, where their sums stay in registers.
@@ -147,8 +157,8 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                     const Ints begin = ints(has_least(form) ? 0 : -middle * totals[(r * blocks + b) * 2 + part]);
                     each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = begin; });
                 });
-                each<steps>([&](auto k) ALWAYS_INLINE {
-                    constexpr int32_t step = part * steps + k;
+                each_step<steps>([&](auto k) ALWAYS_INLINE {
+                    const int32_t step = part * steps + k;
                     Bytes of[V];
                     each<V>([&](auto v) ALWAYS_INLINE { of[v] = numbers<form>(w + 4 * panel_width, step, first + v); });
                     each<R>([&](auto r) ALWAYS_INLINE {
