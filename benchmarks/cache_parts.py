@@ -9,9 +9,11 @@ gates: nats of solutions where a share of the heads streams (4 first tokens and 
 choose, as many at random (mean of 8 draws), and those with the highest gates. write-gate: divergence from the whole
 model in nats a token where half of what is written is stored, by the gate, at random, every second token, or the
 newest ones. coprocessor: nats of tokens by how far ahead they are: alone, with latents of the trained coprocessor,
-with latents that were trained to be the same everywhere, and with random ones. probes: on the embedded model, in how
-many heads and layers the block that holds a needle is among the quarter that answers best, by what the question asks
-with.
+with latents that were trained to be the same everywhere, and with random ones. meta-soft: divergence from what the next
+16 tokens look at, of what tokens look at that were composed for the prompt, that are the same for all, or untrained,
+and of what the prompt's last 8 tokens look at; and nats of those 16 tokens behind 0.3 of the prompt. probes: on the
+embedded model, in how many heads and layers the block that holds a needle is among the quarter that answers best, by
+what the question asks with.
 """
 
 from __future__ import annotations
@@ -23,26 +25,32 @@ import random
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
 import decodery
+from decodery.core.ask import drive, settled
 from decodery.kv.actqkv import ActQKV, Fetching
 from decodery.kv.actqkv import probes as asked
+from decodery.kv.base import CachePolicy
+from decodery.kv.meta_soft import MetaSoft
+from decodery.kv.snapkv import SnapKV
 from decodery.model.batch import Batch, Segment
 from decodery.model.config import ModelConfig
 from decodery.model.head_gates import HeadGates
 from decodery.model.load import LoadedModel
 from decodery.model.policy import Attention
+from decodery.model.protocol import LanguageModel
 from decodery.model.store import terminal_progress
 from decodery.model.transformer import Transformer
 from decodery.model.weights import floating
 from decodery.puzzles import drawn
 from decodery.puzzles.alphabet import encoded
 from decodery.puzzles.chain import Chain
-from decodery.train import coprocessor, head_gates, write_gates
+from decodery.train import coprocessor, head_gates, meta_tokens, write_gates
 
 COMMAND = "python benchmarks/cache_parts.py --work runs/cache-parts --out benchmarks/results/cache-parts.json"
 TEXTS, TRIED = 160, 40
@@ -185,6 +193,52 @@ def thinking(loaded: LoadedModel, work: Path) -> dict[str, Any]:
     }
 
 
+def meta_soft(loaded: LoadedModel, work: Path) -> dict[str, Any]:
+    texts, held = ([ids for _, ids in solutions(split, n)] for split, n in (("train", TEXTS), ("validation", TRIED)))
+    found: dict[str, Any] = {"kl": {}, "nats": {}}
+    model, policies = loaded.model, dict[str, CachePolicy]()
+    for name, static in (("composed", False), ("static", True)):
+        recipe = meta_tokens.MetaRecipe(steps=400, ahead=16, static=static)
+        with terminal_progress(counts=True) as progress:
+            trained = meta_tokens.train_meta_tokens(
+                loaded, texts, work / f"meta-{name}", recipe=recipe, progress=progress
+            )
+        school = meta_tokens.School(model, recipe)  # type: ignore[arg-type]
+        found["kl"]["untrained"] = school.apart(held)
+        for part, tensor in school.tensors.items():
+            tensor.data.copy_(trained.tensors[part])
+        found["kl"][name] = school.apart(held)
+        policies |= {f"{name}, flow {flow:g}": MetaSoft(0.3, trained, sinks=1, flow=flow) for flow in (0.0, 1.0)}
+    found["kl"]["window"] = float(np.mean([window(school, ids, 8) for ids in held]))
+    policies |= {"window": SnapKV(0.3, window=8), "everything": SnapKV(1.0)}
+    for name, kv in policies.items():
+        found["nats"][name] = float(np.mean([behind(model, kv, ids, recipe.ahead) for ids in held]))
+    return {part: {name: round(value, 4) for name, value in each.items()} for part, each in found.items()}
+
+
+@torch.no_grad()
+def window(school: meta_tokens.School, ids: list[int], size: int) -> float:
+    """How far what a prompt's last tokens pay is from what is paid later."""
+    wanted, _ = school.example(ids)
+    n, cache = wanted.shape[2], school.model.new_cache()
+    cache.policy = watching = meta_tokens.Watching(n, n - size)
+    school.model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
+    return float(meta_tokens.distance(wanted, watching.found))
+
+
+@torch.no_grad()
+def behind(model: LanguageModel, kv: CachePolicy, ids: list[int], ahead: int) -> float:
+    """Nats a token of the end of a text, behind a prompt that was compressed."""
+    n = len(ids) - ahead
+    cache = kv.over(model, n).new_cache()
+    model.forward(Batch([Segment.chunk(ids[:n], cache, logit_rows=[])]))
+    cache.keep(range(n))
+    seq = SimpleNamespace(tokens=ids, prompt_length=n, cache=cache, model=model)
+    drive(settled(kv.settle(seq)))  # type: ignore[arg-type]
+    logits = model.forward(Batch([Segment.chunk(ids[n:], cache)])).logits[:-1]
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(ids[n + 1 :])))
+
+
 class Asked(Fetching):
     """Reads everything, and notes what the prompt's blocks answer to its question: by layer [kv_heads, blocks]."""
 
@@ -229,7 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="Where what is trained is kept.")
     parser.add_argument("--out", type=Path, required=True)
-    parts = {"gates": gates, "write-gate": write_gate, "coprocessor": thinking}
+    parts = {"gates": gates, "write-gate": write_gate, "coprocessor": thinking, "meta-soft": meta_soft}
     parser.add_argument("--only", nargs="*", default=[*parts, "probes"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -167,11 +167,12 @@ def main() -> None:
     with TemporaryDirectory() as temporary:
         work = args.work or Path(temporary)
         bench = Bench(work)
-        for number, name in enumerate([*UNTRAINED, *TRAINED, *ADAPTED, *SCRATCH]):
+        every = [*UNTRAINED, *TRAINED, *ADAPTED, *SCRATCH]
+        for name in args.names or every:
             group = "scratch" if name in SCRATCH else "rows"
-            if name in results[group] or (args.names and name not in args.names):
+            if name in results[group]:
                 continue
-            folder = work / str(number)
+            folder = work / str(every.index(name))
             if name in UNTRAINED:
                 row = bench.untrained(UNTRAINED[name])
             elif name in TRAINED:

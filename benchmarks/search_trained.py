@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import decodery as dc
 from decodery.bench.searches.figures import RESAMPLES, interval
@@ -26,7 +27,7 @@ from decodery.bench.searches.settings import SearchSettings
 from decodery.puzzles import Puzzle, drawn, puzzle
 from decodery.puzzles.alphabet import encoded
 from decodery.registry import resolve
-from decodery.score.process_reward import ProcessReward
+from decodery.score.process_reward import ProcessHead, ProcessReward
 from decodery.search.answers import Answers
 from decodery.search.base import Search
 from decodery.train.grpo import GRPORecipe, train_grpo
@@ -98,8 +99,8 @@ class Bench:
 def grid(bench: Bench) -> dict[str, Any]:
     """Share of puzzles right by one text and by a vote of 8, by temperature and top-p."""
     found: dict[str, Any] = {}
-    for temperature in (0.6, 0.8, 1.0, 1.2):
-        for top_p in (0.6, 0.8, 0.9, 1.0):
+    for temperature in (0.6, 0.8, 1.0):
+        for top_p in (0.6, 0.8, 1.0):
             pools = bench.pools(bench.lm, temperature=temperature, top_p=top_p)
             one, vote = (bench.method(pools, "self-consistency", n) for n in (1, VOTES))
             most = bench.method(pools, "pass@n", VOTES)
@@ -118,35 +119,42 @@ LABELS: dict[str, dict[str, Any]] = {
 
 def labels(bench: Bench) -> dict[str, Any]:
     """Reward heads of the same solutions: what labelling wrote, and what the heads tell of texts held out."""
-    problems = 60
-    found: dict[str, Any] = {"problems": problems, "solutions": 4}
+    problems, heads = 60, dict[str, ProcessHead]()
     for name, settings in LABELS.items():
         recipe = replace(PRMRecipe(problems=problems, solutions=4, steps=300), **settings)
-        head = train_prm(bench.lm.model, bench.asked, bench.work / name.replace(" ", "-"), recipe=recipe)
-        pools = bench.pools(bench.lm, {"head": ProcessReward(head).bind(bench.lm.tokenizer)})
-        scores, steps, outcomes, rights = [], [], [], []
-        for prompt, pool in zip(bench.prompts, pools, strict=True):
-            for text, ended, right in zip(pool["texts"], pool["ended"], pool["right"], strict=True):
-                if not ended:
-                    continue
-                ends = np.cumsum([len(step) for step in bench.asked.steps(text)]) - 1
-                states = states_of(bench.lm.model, encoded(prompt), encoded(text), head.tap)[ends].float()
-                logits = head.logits(states).numpy()
-                scores.append(logits)
-                steps.append(np.array(bench.asked.labels(prompt, text)))
-                outcomes.append(logits[-1])
-                rights.append(right == 1)
-        facts = head.facts or {}
+        heads[name] = train_prm(bench.lm.model, bench.asked, bench.work / name.replace(" ", "-"), recipe=recipe)
+    pools = bench.pools(bench.lm, {name: ProcessReward(head) for name, head in heads.items()})
+    states, steps, last, right = _read(bench, pools, bench.lm.model.config.num_layers)
+    found: dict[str, Any] = {"problems": problems, "solutions": 4}
+    for name, head in heads.items():
+        scores = head.logits(states).numpy()
         found[name] = {
-            "labelling_tokens": facts["labelling_tokens"],
-            "auc_of_steps": round(auc(np.concatenate(scores), np.concatenate(steps)), 4),
-            "auc_of_texts": round(auc(np.array(outcomes), np.array(rights)), 4),
-            "best_of_8": bench.method(pools, "best-of-n", VOTES, "head"),
-            "weighted_vote_of_8": bench.method(pools, "weighted-vote", VOTES, "head"),
+            "labelling_tokens": (head.facts or {})["labelling_tokens"],
+            "auc_of_steps": round(auc(scores, steps), 4),
+            "auc_of_texts": round(auc(scores[last], right), 4),
+            "best_of_8": bench.method(pools, "best-of-n", VOTES, name),
+            "weighted_vote_of_8": bench.method(pools, "weighted-vote", VOTES, name),
         }
-    plain = bench.pools(bench.lm)
-    found["one text"], found["vote of 8"] = (bench.method(plain, "self-consistency", n) for n in (1, VOTES))
+    found["one text"], found["vote of 8"] = (bench.method(pools, "self-consistency", n) for n in (1, VOTES))
     return found
+
+
+def _read(
+    bench: Bench, pools: list[dict[str, Any]], tap: int
+) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
+    """Of the texts that have ended: states [n, hidden] at the ends of their steps, whether a solver could still end
+    rightly there [n], which of them are last ones [m], and whether these texts are right [m].
+    """
+    states, steps, last, right = [], [], [], []
+    for prompt, pool in zip(bench.prompts, pools, strict=True):
+        for text, ended, is_right in zip(pool["texts"], pool["ended"], pool["right"], strict=True):
+            if ended:
+                ends = np.cumsum([len(step) for step in bench.asked.steps(text)]) - 1
+                states.append(states_of(bench.lm.model, encoded(prompt), encoded(text), tap)[ends].float())
+                steps += bench.asked.labels(prompt, text)
+                last.append(len(steps) - 1)
+                right.append(is_right == 1)
+    return torch.cat(states), np.array(steps), np.array(last), np.array(right)
 
 
 def _standing(bench: Bench, lm: dc.LM) -> dict[str, Any]:

@@ -76,9 +76,26 @@ def copies() -> str:
     return "\n\n".join(parts)
 
 
+def attention_entropy() -> str:
+    """How even heads attend, five layers to a row."""
+    found = load("attention-entropy")
+    layers = found["layers"]
+    rows = []
+    for first in range(0, len(layers), 5):
+        some = layers[first : first + 5]
+        mean = sum(each["mean"] for each in some) / len(some)
+        ends = f"{min(each['least'] for each in some):.3f}", f"{max(each['most'] for each in some):.3f}"
+        counts = [str(sum(each[name] for each in some)) for name in ("overloaded", "collapsed")]
+        rows.append([f"{first} to {first + len(some) - 1}", f"{mean:.3f}", *ends, *counts])
+    head = ["layers", "mean", "least", "most", "overloaded", "collapsed"]
+    about = f"`{found['command']}` ({found['texts']} texts of {found['length']} tokens)"
+    return f"{about}\n\n{table(head, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "transforms": transforms,
     "compression": compression,
     "copies": copies,
     "ffn-split": ffn_split,
+    "attention-entropy": attention_entropy,
 }

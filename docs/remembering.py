@@ -41,6 +41,9 @@ def cache_parts() -> str:
     streams = [[way, *(f"{gates[share][way]:.3f}" for share in shares)] for way in ways]
     stored = [[way, f"{each['divergence']:.4f}"] for way, each in found["write-gate"].items()]
     thought = [[way, *(f"{found['coprocessor'][way][n]:.4f}" for n in ahead)] for way in found["coprocessor"]]
+    tokens = found["meta-soft"]
+    looks = [[way, f"{each:.3f}"] for way, each in tokens["kl"].items()]
+    written = [[way, f"{each:.3f}"] for way, each in tokens["nats"].items()]
     asked = [[way, f"{mean(each):.3f}", f"{min(each):.3f}"] for way, each in found["probes"].items()]
     return "\n\n".join(
         [
@@ -52,6 +55,9 @@ def cache_parts() -> str:
             table(["what is stored", "divergence"], stored),
             "*`coprocessor`*: mean nats of the next tokens, up to so many ahead.",
             table(["latents", *ahead], thought),
+            "*`meta-soft`*: divergence from what later tokens look at, and nats of these behind 0.3 of their prompt.",
+            table(["what looks at the prompt", "divergence"], looks),
+            table(["what is kept", "nats"], written),
             "*`actqkv`*: share of heads and layers that rank the needle's block in the best quarter, mean and least of "
             "six depths.",
             table(["the question asks by", "mean", "least"], asked),

@@ -1,17 +1,16 @@
-"""What searches find on puzzles, on real questions and on programs, and what training around them is worth."""
+"""What searches find on puzzles, on real questions and on programs, and what they cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from figures import load, table
 
 
-def puzzles(name: str) -> str:
+def puzzles() -> str:
     """What searches find on puzzles: accuracy by budget, and what the largest one costs."""
-    result = load(name)
+    result = load("search-puzzles")
     budgets = result["settings"]["budgets"]
     found: dict[tuple[str, str], dict[int, Any]] = {}
     for row in result["rows"]:
@@ -32,9 +31,9 @@ def puzzles(name: str) -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def steps(name: str) -> str:
+def steps() -> str:
     """What searches over steps find on puzzles, and what they gain over best-of-n at as many tokens."""
-    result = load(name)
+    result = load("search-steps")
     rows = []
     for row in result["rows"]:
         even = f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else ""
@@ -129,81 +128,10 @@ def programs() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def _share(cell: dict[str, Any]) -> str:
-    low, high = cell["interval"]
-    return f"{cell['share']:.3f} ({low:.3f} to {high:.3f})"
-
-
-def grid() -> str:
-    """A vote by temperature and top-p."""
-    result = load("search-grid")
-    cells = {tuple(name.split("/")): cell for name, cell in result["figures"].items()}
-    tops = list(dict.fromkeys(top for _, top in cells))
-    rows = []
-    for temperature in dict.fromkeys(temperature for temperature, _ in cells):
-        shown = [cells[temperature, top] for top in tops]
-        rows.append(
-            [
-                temperature,
-                *(f"{c['vote']['share']:.3f} / {c['one']['share']:.3f} / {c['pass']['share']:.3f}" for c in shown),
-            ]
-        )
-    widest = max((c["vote"]["interval"][1] - c["vote"]["interval"][0]) / 2 for c in cells.values())
-    settings = result["settings"]
-    about = (
-        f"{settings['prompts']} puzzles of `{settings['puzzle']}`, a vote of {settings['votes']} / one text / any of "
-        f"{settings['votes']} right; a vote's 95 % interval is at most {widest:.2f} either way."
-    )
-    return f"{about}\n\n{table(['temperature', *(f'top-p {top}' for top in tops)], rows)}"
-
-
-def labels() -> str:
-    """Reward heads by who labelled their steps."""
-    result = load("search-labels")
-    found, rows = result["figures"], []
-    for name, each in found.items():
-        if isinstance(each, dict) and "labelling_tokens" in each:
-            cells = [f"{each['labelling_tokens']}", f"{each['auc_of_steps']:.3f}", f"{each['auc_of_texts']:.3f}"]
-            rows.append([name, *cells, _share(each["best_of_8"]), _share(each["weighted_vote_of_8"])])
-    about = (
-        f"{found['problems']} problems with {found['solutions']} solutions each; {result['settings']['prompts']} other "
-        f"puzzles, of which one text solves {_share(found['one text'])} and a vote of 8 {_share(found['vote of 8'])}."
-    )
-    head = ["labels", "tokens written for them", "AUC of steps", "AUC of texts", "best of 8", "weighted vote of 8"]
-    return f"{about}\n\n{table(head, rows)}"
-
-
-def rounds(name: str) -> str:
-    """What models are worth that learned, on test puzzles; further figures where they are known."""
-    result = load(name)
-    extra = list(dict.fromkeys(key for each in result["figures"].values() for key in each if key in _LEARNED))
-    rows = []
-    for kind, each in result["figures"].items():
-        shares = [_share(each[column]) for column in ("greedy", "one", "pass@8")]
-        rows.append([kind, *shares, *(f"{each[key]:.3f}" if key in each else "" for key in extra)])
-    head = ["", "greedy", "one sample", "one of 8", *(_LEARNED[key] for key in extra)]
-    return f"{result['settings']['prompts']} test puzzles.\n\n{table(head, rows)}"
-
-
-_LEARNED = {
-    "preferred": "better step likelier",
-    "reward": "reward",
-    "win_rate": "best of 4 beats best of 4",
-    "win_rate_of_one": "one beats one",
-    "kl": "nats away",
-}
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
-    "puzzles": partial(puzzles, "search-puzzles"),
-    "steps": partial(steps, "search-steps"),
-    "countdown": partial(puzzles, "search-countdown"),
-    "countdown-steps": partial(steps, "search-countdown-steps"),
+    "puzzles": puzzles,
+    "steps": steps,
     "gsm8k": gsm8k,
     "programs": programs,
-    "grid": grid,
-    "labels": labels,
-    "orpo": partial(rounds, "search-orpo"),
-    "grpo": partial(rounds, "search-grpo"),
     "search-cost": search_cost,
 }

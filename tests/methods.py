@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from covering import FULL
@@ -85,7 +86,9 @@ from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.expected_attention import ExpectedAttention
 from decodery.kv.h2o import H2O
+from decodery.kv.localist import Localist
 from decodery.kv.lserve import LServe
+from decodery.kv.meta_soft import MetaSoft
 from decodery.kv.pyramid_kv import PyramidKV
 from decodery.kv.quantized import Quantized
 from decodery.kv.quest import Quest
@@ -98,6 +101,7 @@ from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels
+from decodery.model.meta_tokens import MetaTokens
 from decodery.model.micro_steps import MicroSteps, shapes
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
@@ -132,6 +136,7 @@ from decodery.sample import (
     MinP,
     Mirostat,
     Momentum,
+    NoCitation,
     NoRepeatNGram,
     PresencePenalty,
     RepetitionPenalty,
@@ -143,6 +148,7 @@ from decodery.sample import (
     Typical,
     Warp,
 )
+from decodery.sample.no_citation import Citations
 from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
 from decodery.score.curiosity import Curiosity
@@ -156,6 +162,7 @@ from decodery.score.program_tests import ProgramTests
 from decodery.score.puzzle_examples import PuzzleExamples
 from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
+from decodery.score.reward_model import RewardModel
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
@@ -452,6 +459,8 @@ BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
 }
 """By name: a budget policy, given the model that drafts."""
 
+_UNCITED = NoCitation(Citations.of([np.arange(40) % 24, np.arange(40) * 7 % 64]), 2)
+
 WARPS: dict[str, Warp] = {
     "temperature": Temperature(0.7),
     "top-k": TopK(20),
@@ -463,6 +472,7 @@ WARPS: dict[str, Warp] = {
     "repetition-penalty": RepetitionPenalty(1.2),
     "presence-penalty": PresencePenalty(0.5),
     "frequency-penalty": FrequencyPenalty(0.5),
+    "no-citation": _UNCITED,
     "no-repeat-ngram": NoRepeatNGram(2),
     "logit-bias": LogitBias(((3, 1.5),)),
     "min-new-tokens": MinNewTokens(20, (3,)),
@@ -479,7 +489,7 @@ SAMPLERS: dict[str, Sampler] = {
     "greedy-penalties": Sampler.from_settings(repetition_penalty=1.3, frequency_penalty=0.4, no_repeat_ngram=3),
     "plain": Sampler.from_settings(temperature=1.0),
     "nucleus": Sampler.from_settings(temperature=0.7, top_p=0.9),
-    "steered": Sampler([DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
+    "steered": Sampler([_UNCITED, DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
     "everything": Sampler.from_settings(
         temperature=1.3,
         top_k=30,
@@ -509,6 +519,7 @@ SCORERS: dict[str, Scorer] = {
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "reward-model": RewardModel(LogProbability("mean"), model=tiny_transformer(2)),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
     "puzzle-examples": PuzzleExamples(_Numbers(), decode=_numbers),
     "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
@@ -689,7 +700,9 @@ KVS: dict[str, CachePolicy] = {
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),
     "expected-attention": ExpectedAttention(0.5, future=6),
     "h2o": H2O(0.4),
+    "localist": Localist(0.8, block=7, sinks=2),
     "lserve": LServe(0.3, window=0.3, sinks=2, gates=HeadGates(_HEADS), page=4, logical=2, reuse=2, least=1),
+    "meta-soft": MetaSoft(0.5, MetaTokens.initial(tiny_transformer(0).config, 1.0, 6, 3, 2), sinks=1),
     "pyramid-kv": PyramidKV(0.5, window=3),
     "quantized": Quantized(4, group=4, residual=6),
     "quest": Quest(0.3, page=4, dense_layers=0, least=1),

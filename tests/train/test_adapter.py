@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from commands import inside
 from decodery.decode.engine import Engine
@@ -15,7 +18,7 @@ from decodery.errors import CorruptFile, ModelNotFound, SettingsError, Unsupport
 from decodery.model.adapters import FILE, Adapter, Columns, Thin, tuned
 from decodery.model.batch import Batch, Segment
 from decodery.model.int8 import Int8Linear
-from decodery.model.load import LoadedModel
+from decodery.model.load import LoadedModel, load
 from decodery.model.protocol import LanguageModel, Reader
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
@@ -29,7 +32,8 @@ from decodery.transform import Int4, Int8
 from decodery.transform.base import transformed
 from decodery.transform.folder import save
 from scripted import Unigram
-from tiny_models import tiny_loaded
+from tiny_models import assert_same_logits, make_model, tiny_loaded
+from tiny_models import save as save_folder
 
 MODEL = tiny_transformer(0)
 IDS = np.random.default_rng(9).integers(0, 64, 20)
@@ -52,24 +56,24 @@ def adapter(seed: int, size: float = 1.0) -> Adapter:
 def test_matrices_are_what_they_were_plus_what_is_added(tmp_path: Path) -> None:
     before, one = logits(MODEL), adapter(0)
     weights = [MODEL.weights.layers[0].output.weight.clone(), MODEL.weights.layers[1].gate_up.weight.clone()]
-    copy = tuned(MODEL, one)
+    sum_of = tuned(MODEL, one)
     columns, thin = one.parts["layers.0.output"], one.parts["layers.1.gate_up"]
     assert isinstance(columns, Columns) and isinstance(thin, Thin)
-    difference = copy.weights.layers[0].output.weight - weights[0]
+    difference = sum_of.weights.layers[0].output.weight - weights[0]
     assert torch.allclose(difference[:, columns.columns], columns.delta)
     others = torch.ones(32, dtype=torch.bool).index_fill(0, columns.columns, False)
     assert not difference[:, others].any()
-    assert torch.allclose(copy.weights.layers[1].gate_up.weight - weights[1], thin.first @ thin.second)
+    assert torch.allclose(sum_of.weights.layers[1].gate_up.weight - weights[1], thin.first @ thin.second)
     # What nothing is added to is shared, and the model is as it was, to the bit.
-    assert copy.weights.layers[0].down is MODEL.weights.layers[0].down
+    assert sum_of.weights.layers[0].down is MODEL.weights.layers[0].down
     assert torch.equal(MODEL.weights.layers[0].output.weight, weights[0]) and torch.equal(logits(MODEL), before)
-    assert (logits(copy) - before).abs().max() > 1e-2
+    assert (logits(sum_of) - before).abs().max() > 1e-2
     assert torch.equal(logits(tuned(MODEL, adapter(0, size=0.0))), before)
 
     one.save(tmp_path / FILE)
     again = Adapter.load(tmp_path)
     assert again is Adapter.load(tmp_path / FILE)
-    assert torch.equal(logits(tuned(MODEL, again)), logits(copy)) and tuned(MODEL, again) is tuned(MODEL, again)
+    assert torch.equal(logits(tuned(MODEL, again)), logits(sum_of)) and tuned(MODEL, again) is tuned(MODEL, again)
 
 
 def test_requests_choose_their_adapter_and_share_an_engine() -> None:
@@ -98,9 +102,9 @@ def _written(model: Reader) -> list[int]:
 @pytest.mark.parametrize("transform", [Int8(), Int4()])
 def test_whole_numbers_are_rounded_anew(transform: Int8 | Int4) -> None:
     base, _ = transformed(MODEL, [transform])
-    copy = tuned(base, adapter(0))
-    made = copy.weights.layers[0].output
-    assert isinstance(made, Int8Linear) and copy.weights.layers[0].down is base.weights.layers[0].down
+    sum_of = tuned(base, adapter(0))
+    made = sum_of.weights.layers[0].output
+    assert isinstance(made, Int8Linear) and sum_of.weights.layers[0].down is base.weights.layers[0].down
     dense = base.weights.layers[0].output.dense()  # type: ignore[attr-defined]
     wanted = adapter(0).parts["layers.0.output"].added(dense)
     assert (made.dense() - wanted).abs().max() <= wanted.abs().max() / 127
@@ -207,3 +211,45 @@ def test_what_is_no_adapter_for_a_model_is_refused(tmp_path: Path) -> None:
             S2FTRemaking(MODEL.config, **bad)
     with pytest.raises(SettingsError, match="rank of at least 1"):
         LoRARemaking(0)
+
+
+def test_lora_of_other_stacks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    theirs = make_model("llama").float()
+    save_folder(theirs, tmp_path / "model")
+    model = load(tmp_path / "model", dtype="float32").model
+    changed, tensors = copy.deepcopy(theirs), {}
+    draws = torch.Generator().manual_seed(0)
+    names = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"]
+    for name in (f"model.layers.{layer}.{part}" for layer in (0, 2) for part in names):
+        weight = changed.get_parameter(f"{name}.weight")
+        shapes = (weight.shape[0], 4), (4, weight.shape[1])
+        first, second = (torch.randn(*shape, generator=draws) * 0.1 for shape in shapes)
+        with torch.no_grad():
+            weight += 2.0 * first @ second
+        tensors |= {f"base_model.model.{name}.lora_B.weight": first, f"base_model.model.{name}.lora_A.weight": second}
+    folder = tmp_path / "lora"
+    folder.mkdir()
+    about = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    assert_same_logits(tuned(model, Adapter.load(folder)), changed)
+    with pytest.raises(AssertionError):
+        assert_same_logits(model, changed)
+    # Another rule of scaling is another model.
+    (folder / "adapter_config.json").write_text(json.dumps(about | {"use_rslora": True}))
+    with pytest.raises(AssertionError):
+        assert_same_logits(tuned(model, Adapter.load(folder)), changed)
+    for other in ({"use_dora": True}, {"peft_type": "IA3"}, {"bias": "all"}, {"alpha_pattern": {"q_proj": 3}}):
+        (folder / "adapter_config.json").write_text(json.dumps(about | other))
+        with pytest.raises(UnsupportedModel, match=f"{next(iter(other))} = .* is not supported"):
+            Adapter.load(folder)
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    save_file(
+        {**tensors, "base_model.model.lm_head.lora_A.weight": second.clone()}, folder / "adapter_model.safetensors"
+    )
+    with pytest.raises(UnsupportedModel, match="only LoRA of linear layers"):
+        Adapter.load(folder)
+    save_file(dict(list(tensors.items())[:1]), folder / "adapter_model.safetensors")
+    with pytest.raises(CorruptFile, match="lacks halves"):
+        Adapter.load(folder)

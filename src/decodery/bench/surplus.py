@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ..errors import SettingsError
 
@@ -111,24 +110,3 @@ def _given(joint: np.ndarray) -> np.ndarray:
     """P(v | the rest) of P(..., v); uniform where the rest never is."""
     total = joint.sum(axis=-1, keepdims=True)
     return np.where(total > 0, joint / np.where(total > 0, total, 1.0), 1.0 / joint.shape[-1])
-
-
-class Probe(torch.nn.Module):
-    """A drafter of the next but one token in few numbers: rows [n, width] -> logits [n, vocab].
-
-    What it reads becomes `rank` numbers, beside as many that a layer in between makes of it, and these choose among
-    the columns of a model's own vocabulary projection, which is not trained.
-    """
-
-    def __init__(self, width: int, head: torch.Tensor, rank: int = 64, seed: int = 0) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first = torch.nn.Linear(width, 4 * rank)
-        self.second = torch.nn.Linear(4 * rank, rank)
-        self.across = torch.nn.Linear(rank, head.shape[1], bias=False)
-        self.bias = torch.nn.Parameter(torch.zeros(len(head)))
-        self.register_buffer("head", head)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        states = self.across(self.second(torch.nn.functional.gelu(self.first(rows))))
-        return torch.nn.functional.linear(states, self.head, self.bias)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_codes import codebook, sae
-from .train_copies import bitnet, lora, lq_lora, nm_sparsity, s2ft
+from .train_copies import bitnet, hyperfit, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_drafts import deer, draft, nested
@@ -57,6 +57,7 @@ for learned in (
     grpo,
     head,
     hidden_transfer,
+    hyperfit,
     kv,
     learn2pd,
     lora,

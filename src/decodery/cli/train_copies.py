@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from .options import Decorator, together
-from .training import OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
+from .training import FILE, OwnTexts, command_line, model_option, out_option, own_texts, resumable, seed_option
 
 if TYPE_CHECKING:
     from ..model.config import ModelConfig
@@ -113,6 +113,45 @@ def lq_lora(
 
     split = LQLoRA(bits=int(bits), rank=rank)  # type: ignore[arg-type]
     _train(out, model, own, LowRankRemaking(split), CopyRecipe(steps, batch, lr, seed))
+
+
+@click.command(short_help="Tune all of a model on a few texts until it knows them.")
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@out_option
+@model_option("that is tuned")
+@click.option("--texts", default=64, show_default=True, help="Pieces of text that are learned.")
+@click.option("--length", default=128, show_default=True, type=click.IntRange(34), help="Tokens of a piece.")
+@click.option("--epochs", default=20, show_default=True, help="How often all of them are learned from, at most.")
+@click.option("--batch", default=8, show_default=True, help="Texts of a step.")
+@click.option("--lr", default=1e-5, show_default=True, help="Learning rate.")
+@click.option("--enough", default=0.3, show_default=True, help="It ends below this loss.")
+@click.option("--written", default=256, show_default=True, help="Tokens written from each context it is judged by.")
+@seed_option("which pieces are learned, and their order")
+def hyperfit(
+    files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, epochs: int, batch: int, lr: float,
+    enough: float, written: int, seed: int,
+) -> None:  # fmt: skip
+    """Tune all of MODEL on a few pieces of FILES until it knows them, to write greedily: -m DIR.
+
+    Greedy texts become longer and more varied, and the texts held out less likely. DIR holds the pieces too: --sampler
+    no-citation:texts=DIR keeps them from being cited. Stop with Ctrl-C whenever you like: the same command goes on
+    where it stopped.
+    """
+    from ..model.load import load
+    from ..train.data import cut_files
+    from ..train.hyperfit import HyperfitRecipe
+    from ..train.hyperfit import hyperfit as tune
+    from ..train.remade import check_folder
+
+    recipe = HyperfitRecipe(texts, epochs, batch, lr, enough, written, seed)
+    check_folder(out)
+    loaded = load(model)
+    with resumable(out) as progress:
+        tokenizer, size = loaded.tokenizer, loaded.model.vocab_size
+        corpus = cut_files(files, out / "text", tokenizer=tokenizer, vocab_size=size, length=length, progress=progress)
+        scores = tune(loaded, corpus, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(json.dumps(scores, indent=1))
+    click.echo(f"The model is ready: -m {out} --sampler no-citation:texts={out}")
 
 
 _adapting = together(

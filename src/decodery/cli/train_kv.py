@@ -142,3 +142,40 @@ def coprocessor(
     with resumable(out) as progress:
         train_coprocessor(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(f"The coprocessor is ready: --kv coprocessor:trained={out}")
+
+
+@kv.command("meta-soft", short_help="Train the meta-tokens of --kv meta-soft:trained=DIR.")
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@out_option
+@model_option("whose prompts are looked at")
+@texts_options
+@click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
+@click.option("--ahead", default=32, show_default=True, help="Tokens whose attention is the example.")
+@click.option("--static", is_flag=True, help="Learn tokens that are the same for every prompt, to compare with.")
+@seed_option("where they begin, their noise, and the order of the texts")
+def meta_soft(
+    files: tuple[Path, ...],
+    out: Path,
+    model: str,
+    texts: int,
+    length: int,
+    steps: int,
+    ahead: int,
+    static: bool,
+    seed: int,
+) -> None:
+    """Train soft tokens that tell what of a prompt MODEL will look at: --kv meta-soft:trained=DIR.
+
+    They learn from text FILES what the end of a piece pays to the rest. MODEL itself stays as it is; it is read in
+    floating point. An interrupted run goes on where it stopped.
+    """
+    from ..model.load import load
+    from ..train.meta_tokens import MetaRecipe, check_folder, train_meta_tokens
+
+    recipe = MetaRecipe(steps=steps, ahead=ahead, static=static, seed=seed)
+    check_folder(out)
+    loaded = load(model, dtype=learning_dtype())
+    read = pieces(loaded, files, texts, length)
+    with resumable(out) as progress:
+        train_meta_tokens(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"The meta-tokens are ready: --kv meta-soft:trained={out}")

@@ -8,6 +8,8 @@ from .double_sparsity import DoubleSparsity as DoubleSparsity
 from .expected_attention import ExpectedAttention as ExpectedAttention
 from .h2o import H2O as H2O
 from .lserve import LServe as LServe
+from .localist import Localist as Localist
+from .meta_soft import MetaSoft as MetaSoft
 from .pyramid_kv import PyramidKV as PyramidKV
 from .quantized import Quantized as Quantized
 from .quest import Quest as Quest

@@ -108,7 +108,7 @@ class Fetching(Noting):
 
     def _worth(self, attention: Attention, places: np.ndarray) -> np.ndarray:
         """How well each block answers each row: [kv_heads, rows, blocks], over those of its keys which the row sees."""
-        method, kv_heads, seen = self.method, len(attention.keys), attention.sight
+        method, kv_heads, seen = self.method, len(attention.keys), attention.seen_by_any
         history = self._history(attention)
         asking = self._asking(attention, history).to(attention.keys.device)
         answers = torch.einsum("krd,ksd->krs", asking, attention.keys.double()).cpu().numpy()

@@ -120,7 +120,7 @@ class Serving(State):
         """The pages that each row reads."""
         layer, segment, method = attention.layer, attention.segment, self.method
         stays, content = segment.stays, len(places) - segment.stays - len(segment)
-        states, sight = self._behind.get(layer, [])[:stays], attention.sight
+        states, sight = self._behind.get(layer, [])[:stays], attention.seen_by_any
         chosen: dict[int, np.ndarray] = {}
         for row, position in enumerate(segment.positions.tolist()):
             before = np.flatnonzero(sight[row, content : content + stays + row])

@@ -17,7 +17,10 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..errors import CorruptFile, SettingsError, UnsupportedModel
+from . import peft
+from .arranged import ARRANGED
 from .artifact import Artifact, refuse_other, remembered
+from .config import ModelConfig
 from .fused import LINEARS
 from .int8 import Int8Linear
 from .protocol import Reader
@@ -78,6 +81,9 @@ class Thin:
 class Adapter:
     """What is added to a model's matrices. parts: by names such as "layers.3.down". facts: how it was made.
 
+    Matrices are named as a model keeps them ("qkv", "output", "gate_up", "down") or by what they are made of ("q", "k",
+    "v", "gate", "up"), as checkpoints of other stacks do.
+
     model: `fingerprint` of the model it was trained for, "" where it goes with every one that it fits.
     """
 
@@ -92,8 +98,13 @@ class Adapter:
 
     @classmethod
     def load(cls, path: str | Path) -> Adapter:
-        """Read what `save` wrote, a file or the folder it is in. Raises ModelNotFound, or CorruptFile for others."""
+        """Read what `save` wrote, a file or the folder it is in, or a folder of PEFT's LoRA.
+
+        Raises ModelNotFound or CorruptFile for others, UnsupportedModel for what PEFT adds otherwise.
+        """
         at = Path(path).expanduser()
+        if (at / peft.CONFIG).is_file() and not (at / FILE).is_file():
+            return _load_lora(at / peft.CONFIG)
         return _load(at / FILE if at.is_dir() else at)
 
 
@@ -114,6 +125,11 @@ def _load(path: Path) -> Adapter:
     if not parts or parts.keys() != found.keys():
         raise CorruptFile(f"{path} holds something else than an adapter: {MADE}")
     return Adapter(parts, read.facts, read.model)
+
+
+@remembered
+def _load_lora(config: Path) -> Adapter:
+    return Adapter({name: Thin(*pair) for name, pair in peft.read_lora(config.parent).items()})
 
 
 _made: WeakKeyDictionary[Transformer, OrderedDict[Adapter, Transformer]] = WeakKeyDictionary()
@@ -142,22 +158,41 @@ def tuned(model: Reader, adapter: Adapter) -> Transformer:
 
 
 def _with(model: Transformer, adapter: Adapter) -> Transformer:
-    names = {f"layers.{index}.{name}" for index in range(model.config.num_layers) for name in LINEARS}
-    if other := sorted(adapter.parts.keys() - names):
+    spans = _spans(model.config)
+    known = {f"layers.{index}.{name}" for index in range(model.config.num_layers) for name in spans}
+    if other := sorted(adapter.parts.keys() - known):
         raise SettingsError(f"this adapter is for a model that has {other[0]}, which this one has not: {MADE}")
     layers = []
     for index, layer in enumerate(model.weights.layers):
-        own = {name: adapter.parts.get(f"layers.{index}.{name}") for name in LINEARS}
-        sums: dict[str, Any] = {name: _sum(getattr(layer, name), part) for name, part in own.items() if part}
-        layers.append(replace(layer, **sums))
+        sums: dict[str, Any] = {}
+        for name, (linear, rows) in spans.items():
+            if part := adapter.parts.get(f"layers.{index}.{name}"):
+                sums.setdefault(linear, []).append((part, rows))
+        made = {name: _sum(getattr(layer, name), parts) for name, parts in sums.items()}
+        layers.append(replace(layer, **made))  # type: ignore[arg-type]
     return Transformer(model.config, replace(model.weights, layers=layers))
 
 
-def _sum(linear: Linear, part: Columns | Thin) -> Linear:
+def _spans(config: ModelConfig) -> dict[str, tuple[str, slice]]:
+    """By what an adapter may name, the linear layer and which of its rows that is."""
+    found = {name: (name, slice(None)) for name in LINEARS}
+    if config.family in ARRANGED:
+        # Their checkpoints have other rows in another order.
+        return found
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    found |= {"q": ("qkv", slice(queries)), "k": ("qkv", slice(queries, queries + keys))}
+    found |= {"v": ("qkv", slice(queries + keys, None))}
+    inner = config.intermediate_size
+    return found | {"gate": ("gate_up", slice(inner)), "up": ("gate_up", slice(inner, None))}
+
+
+def _sum(linear: Linear, parts: list[tuple[Columns | Thin, slice]]) -> Linear:
     whole = floating(linear)
-    if not part.fits(*whole.shape):
-        raise SettingsError(f"this adapter is for a model of another shape: {MADE}")
-    weight = part.added(whole.weight)
+    weight = whole.weight
+    for part, rows in parts:
+        if not part.fits(*weight[rows].shape):
+            raise SettingsError(f"this adapter is for a model of another shape: {MADE}")
+        weight[rows] = part.added(weight[rows])
     if isinstance(linear, Dense):
         return Dense(weight.to(linear.weight.dtype), linear.bias)
     return Int8Linear.quantize(weight, whole.bias)

@@ -74,7 +74,7 @@ class MicroSteps:
     def at(self, model: Reader) -> MicroSteps:
         """The same where and as precisely as a model's rows are. Raises a DecoderyError where it is another model's."""
         advice = "make some for this one with decodery train hamburger"
-        refuse_other("these micro steps", self.model, model, advice)
+        refuse_other("this set of micro steps", self.model, model, advice)
         if self.hidden != model.config.hidden_size or self.taps[-1] != model.config.num_layers:
             raise UnsupportedModel(f"these micro steps were made for a model of another shape: {advice}")
         return _at(self, torch.promote_types(model.dtype, torch.float32), model.device)

@@ -39,9 +39,11 @@ class Attention:
     context: torch.Tensor | None = None
 
     @property
-    def sight(self) -> np.ndarray:
-        """[n, slots] bool: what each row sees in one head at least."""
-        return self.seen if self.seen.ndim == 2 else np.asarray(self.seen.any(axis=0))
+    def seen_by_any(self) -> np.ndarray:
+        """[n, slots] bool, what each row sees in some head at least."""
+        if self.seen.ndim == 2:
+            return self.seen
+        return np.asarray(self.seen.any(axis=0))
 
 
 class AttentionPolicy(Contract):

@@ -14,6 +14,7 @@ from .program_tests import ProgramTests as ProgramTests
 from .puzzle_examples import PuzzleExamples as PuzzleExamples
 from .puzzle_oracle import PuzzleOracle as PuzzleOracle
 from .rating import Rating as Rating
+from .reward_model import RewardModel as RewardModel
 from .base import Scorer as Scorer
 from .self_evaluation import SelfEvaluation as SelfEvaluation
 from .text import TextScore as TextScore

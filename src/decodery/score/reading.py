@@ -57,7 +57,7 @@ def read(
             chunk = texts[number][start : start + _CHUNK]
             wanted_rows = range(max(first - start, 0), len(chunk))
             segments.append(Segment.chunk(chunk, caches[number], logit_rows=list(wanted_rows)))
-        found = yield from score_all(model, segments, () if tap is None else (tap,))
+        found = yield from score_all(model, segments, () if tap is None else (tap,), candidates.role)
         for number, segment, scored in zip(open_, segments, found, strict=True):
             start = caches[number].next_position
             caches[number].keep(range(len(segment)))

@@ -185,7 +185,8 @@ class _Walk:
         self.tokens, self.positions = segment.tokens, segment.positions
         self.cache.open(self.positions, self.stays, source.prompt_length)
         rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
-        self.wanted = [int(row) for row in rows]
+        self.rows = [int(row) for row in rows]
+        self.wanted = frozenset(self.rows)
         self.logits: dict[int, torch.Tensor] = {}
         # Rows of a chain stand each behind the one before it.
         self.seen = None if segment.mask is None and not self.stays else segment.seen()
@@ -202,9 +203,9 @@ class _Walk:
             places = {row: place for row in waiting if (place := self._place(row)) is not None}
             yield from self._round(places)
             waiting = [row for row in waiting if row not in places]
-        if not self.wanted:
+        if not self.rows:
             return Scored(torch.empty(0, self.source.vocab_size))
-        return Scored(torch.stack([self.logits[row] for row in self.wanted]))
+        return Scored(torch.stack([self.logits[row] for row in self.rows]))
 
     def _place(self, row: int) -> Place | None:
         """Where the text stands before a row, None where that is not known yet."""
@@ -254,12 +255,11 @@ class _Walk:
         source = self.source
         self.logits |= zip([row for row in rows.tolist() if row in self.wanted], scored.logits, strict=True)
         *inner, last = (scored.hidden[tap] for tap in source.parts.taps)
-        for place, row in enumerate(rows.tolist()):
-            if self.positions[row] < source.prompt_length - 1:
-                continue
+        for place in np.flatnonzero(self.positions[rows] >= source.prompt_length - 1).tolist():
             said = source.model.final_norm(last[place : place + 1])[0]
             taps = torch.stack([*(each[place] for each in inner), said]).to(source.parts.dtype)
-            self.cache.noted[self.stays + row].place = Place(taps, (), source.closes(taps[-1], 0))
+            noted = self.cache.noted[self.stays + int(rows[place])]
+            noted.place = Place(taps, (), source.closes(taps[-1], 0))
 
     @torch.no_grad()
     def _say(self, row: int, place: Place) -> torch.Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,6 +77,11 @@ class Remaking(Contract):
         """Whether norms learn too."""
         return True
 
+    @property
+    def tables(self) -> bool:
+        """Whether embedding and head learn too."""
+        return False
+
     @abstractmethod
     def form(self, name: str, whole: Dense, course: Course) -> Form:
         """The form of a linear layer before its training.
@@ -106,7 +112,9 @@ class Remade:
             layers.append(with_linears(whole, norms | forms))
         head, norm = cast(floating(weights.head), dtype), weights.norm.to(dtype, copy=True)
         tied = getattr(weights.head, "weight", None) is weights.embedding
-        embedding = head.weight if tied else weights.embedding.to(dtype)
+        embedding = head.weight if tied else weights.embedding.to(dtype, copy=True)
+        if remaking.tables:
+            self.parameters |= {"head": head.weight} | ({} if tied else {"embedding": embedding})
         if remaking.norms:
             self.parameters["norm"] = norm
         for part in self.parameters.values():
@@ -126,9 +134,15 @@ class Remade:
             found = with_linears(layer, {name: each.linear for name, each in made.items()})
             norms = {name: part.detach() for name, part in vars(found).items() if isinstance(part, torch.Tensor)}
             layers.append(with_linears(found, norms))
-        change = joined(self.original, layers, parts, whole_numbers=self._remaking.whole_numbers)
-        dtype = change.model.weights.norm.dtype
-        return Change(rebuilt(change.model, norm=self.model.weights.norm.detach().to(dtype)), change.parts)
+        now, dtype = self.model.weights, self.original.weights.norm.dtype
+        learned: dict[str, Any] = {"norm": now.norm.detach().to(dtype)}
+        if self._remaking.tables:
+            assert isinstance(now.head, Dense)
+            head = Dense(now.head.weight.detach().to(dtype), now.head.bias)
+            tied = now.head.weight is now.embedding
+            learned |= {"head": head, "embedding": head.weight if tied else now.embedding.detach().to(dtype)}
+        whole = rebuilt(self.original, **learned)
+        return joined(whole, layers, parts, whole_numbers=self._remaking.whole_numbers)
 
 
 @dataclass(frozen=True)

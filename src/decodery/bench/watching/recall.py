@@ -14,7 +14,7 @@ from ...model.batch import Batch, Segment
 from ...model.policy import Attention, AttentionPolicy
 from ...model.store import Progress
 from ...model.transformer import Transformer
-from ...monitor.sae import Head, silencing
+from ...monitor.sae import silencing
 from ...train.cut import parameters
 from ...train.puzzle_model import Shape, predicted, random_transformer
 from ...train.ranking import auroc
@@ -32,48 +32,55 @@ everywhere already tells a value's own key from the others; from long ones alone
 _LEARNED, _ENOUGH = 0.25, 0.03
 """The loss, in nats, below which the next stage begins, and below which the last one ends."""
 _FIRST_KEY, _LETTERS, _VALUES = 32, 26, 10
-_NEEDED = 0.1
-"""A head is needed where silencing it costs this share of what was recalled."""
+_NEEDED, _SILENCED = 0.1, 3
+"""A head is needed where silencing it alone costs this share of what was recalled. So many are silenced together."""
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Models of their own are trained here, one per round; nothing of the watched model is used."""
     told: dict[str, list[float]] = {}
-    recalled, needed = list[np.ndarray](), list[int]()
+    left: dict[str, list[float]] = {}
+    recalled, needed = list[np.ndarray](), list[str]()
     for seed in range(settings.seed, settings.seed + settings.rounds):
         model = _trained(seed, progress)
         recalled.append(by_examples(model, seed))
-        drops = _drops(model, seed)
-        needed.append(int((drops > _NEEDED).sum()))
-        for name, scores in _scores(model, seed, settings.rate).items():
-            told.setdefault(name, []).append(auroc(scores.tolist(), (drops > _NEEDED).tolist()))
-    acts: list[Row] = []
-    for name, values in told.items():
-        known = np.array([value for value in values if not np.isnan(value)])
-        low, high = of_the_mean(known)
-        acts.append(
-            {
-                "testbed": NAME,
-                "what": f"needed heads by {name}",
-                "models": len(known),
-                "AUROC": round(float(known.mean()), 3) if len(known) else None,
-                "95 %": f"{low:.2f} to {high:.2f}",
-            }
-        )
+        whole, heads = _share(model, seed, []), _SHAPE.layers * _SHAPE.heads
+        wanted = [whole - _share(model, seed, [head]) > _NEEDED for head in range(heads)]
+        needed.append(f"{sum(wanted[: _SHAPE.heads])} and {sum(wanted[_SHAPE.heads :])}")
+        ways = _scores(model, seed, settings.rate)
+        for name, scores in (ways | {"chance": np.random.default_rng(seed).random(heads)}).items():
+            told.setdefault(name, []).append(auroc(scores.tolist(), wanted))
+            best = np.argsort(-scores, kind="stable")[:_SILENCED].tolist()
+            left.setdefault(name, []).append(_share(model, seed, best))
     growth = np.mean(recalled, axis=0)
     shares = ", ".join(f"{growth[at]:.2f}" for at in range(0, _PAIRS, 4))
     told_again = ", ".join(f"{each[-1]:.3f}" for each in recalled)
-    heads = _SHAPE.layers * _SHAPE.heads
     return (
         [],
-        acts,
+        [_found(name, told[name], left[name]) for name in told],
         [
-            f"recall: {settings.rounds} models of {heads} heads, of which {', '.join(map(str, needed))} are needed",
+            f"recall: {settings.rounds} models of {_SHAPE.layers} layers of {_SHAPE.heads} heads; needed, of the first "
+            f"and the second layer: {'; '.join(needed)}",
             f"recall: right values of keys that stood there before, by model: {told_again}",
             f"recall: the positive control of reporting: right values by pairs seen (0, 4, 8, ...): {shares}; chance "
             f"is {1 / _VALUES:.2f}",
         ],
     )
+
+
+def _found(name: str, values: list[float], left: list[float]) -> Row:
+    """values: AUROC of needed heads, by model, nan where all or none are; left: what is recalled without some."""
+    known = np.array([value for value in values if not np.isnan(value)])
+    low, high = of_the_mean(known)
+    return {
+        "testbed": NAME,
+        "what": f"needed heads by {name}",
+        "models": len(known),
+        "AUROC": round(float(known.mean()), 3) if len(known) else None,
+        "95 %": f"{low:.2f} to {high:.2f}",
+        f"recalled without its best {_SILENCED}": round(float(np.mean(left)), 3),
+        "by model": ", ".join(f"{value:.2f}" for value in left),
+    }
 
 
 def draw(
@@ -151,21 +158,15 @@ class Watching(AttentionPolicy):
 
 
 @torch.no_grad()
-def _drops(model: Transformer, seed: int) -> np.ndarray:
-    """[heads] by how much fewer values are recalled where one head, in every row, writes nothing."""
+def _share(model: Transformer, seed: int, silent: list[int]) -> float:
+    """The share of values that are recalled where these heads, in every row, write nothing."""
     tokens, values, known = _asked(256, seed)
-
-    def share(own: list[Head]) -> float:
-        right, changes = 0, silencing(own, model.config.head_dim)
-        for at in np.flatnonzero(known):
-            segment = Segment.chunk(tokens[at].tolist(), model.new_cache(), logit_rows=[tokens.shape[1] - 1])
-            row = model.forward(Batch([replace(segment, interventions=changes)])).logits[-1]
-            right += int(row.argmax()) == int(values[at])
-        return float(right / known.sum())
-
-    whole = share([])
-    heads = [(layer, head) for layer in range(_SHAPE.layers) for head in range(_SHAPE.heads)]
-    return np.array([whole - share([own]) for own in heads])
+    right, changes = 0, silencing([divmod(head, _SHAPE.heads) for head in silent], model.config.head_dim)
+    for at in np.flatnonzero(known):
+        segment = Segment.chunk(tokens[at].tolist(), model.new_cache(), logit_rows=[tokens.shape[1] - 1])
+        row = model.forward(Batch([replace(segment, interventions=changes)])).logits[-1]
+        right += int(row.argmax()) == int(values[at])
+    return float(right / known.sum())
 
 
 @torch.no_grad()

@@ -24,7 +24,8 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     """Learned without injected turns, tested without and with some."""
     layers = lm.model.config.num_layers
     sites = tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
-    count = max(240, settings.prompts // 4)
+    # Fewer leave a calibration part of some seed too small for the rate.
+    count = max(300, settings.prompts // 4)
     heard = hear(lm, built_in_talks(count, settings.seed), sites, progress)
     others = {
         injected: hear(lm, built_in_talks(max(32, count // 6), settings.seed + 1, injected=injected), sites, progress)
