@@ -59,56 +59,63 @@ INLINE void each_of(const Todo& todo, std::integer_sequence<int, i...>) { (todo(
 template <int n, class Todo>
 INLINE void each(const Todo& todo) { each_of(todo, std::make_integer_sequence<int, n>{}); }
 #define ALWAYS_INLINE __attribute__((always_inline))
+// The same for the steps of a block, which are a loop where writing them out takes minutes to compile.
+#if DECODERY_LOOP_STEPS
+template <int n, class Todo>
+INLINE void each_step(const Todo& todo) {
+    for (int32_t i = 0; i < n; ++i) todo(i);
+}
+#else
+template <int n, class Todo>
+INLINE void each_step(const Todo& todo) { each<n>(todo); }
+#endif
 
 constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
 // How many of them R rows are multiplied with at a time: all, where their sums stay in registers.
 template <int R>
 constexpr int32_t side_by_side = R > DECODERY_BOTH_ROWS ? vectors / 2 : vectors;
 
-// Which part of a panel is multiplied: groups of inputs, or inputs of weights in floating point; how many bytes ahead of its
-// reading it asks for weights, 0: it does not.
-struct Stretch {
-    int32_t begin, end;
-    int64_t ahead;
+// Where the weights are that are asked for while others are multiplied, and how many bytes further at every step: every
+// four inputs, every block, every input of weights in floating point. Into the second-level cache: asked for the first
+// level, they cost a third of the speed at 8 rows and more.
+struct Ahead {
+    const uint8_t* next;
+    int64_t step;
 };
 
-// Adds R rows and one panel to sums[r][32].
+// sums[r][32] for R rows and one panel.
 template <int R>
-static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
-    constexpr int32_t V = side_by_side<R>, bytes = 4 * lanes, group_bytes = group_size * panel_width;
+static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
+    constexpr int32_t V = side_by_side<R>, bytes = 4 * lanes;
     const int32_t groups = a.groups();
     const int64_t stride = a.width;
-    const int8_t* q = a.q + row * stride + span.begin * group_size;
+    const int8_t* q = a.q + row * stride;
     const float* scale = a.scale + int64_t(row) * groups;
     const int32_t* offset = a.offset + int64_t(row) * groups;
-    w += span.begin * group_bytes;
-    for (int32_t g = span.begin; g < span.end; ++g, w += group_bytes, q += group_size)
-        each<vectors / V>([&](auto side) ALWAYS_INLINE {
-            constexpr int32_t first = side * V;
+    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+    for (int32_t g = 0; g < groups; ++g, w += group_size * panel_width, q += group_size) {
+        for (int32_t first = 0; first < vectors; first += V) {
             Ints acc[R][V];
-            each<R>([&](auto r) ALWAYS_INLINE {
-                const Ints begin = ints(offset[r * groups + g]);
-                each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = begin; });
-            });
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) acc[r][v] = ints(offset[r * groups + g]);
             const uint8_t* p = w + bytes * first;
 #pragma GCC unroll 4
-            for (int32_t k = 0; k < group_size; k += 4, p += 4 * panel_width) {
-                if (span.ahead != 0)
-                    for (int32_t i = 0; i < V * bytes; i += 64) __builtin_prefetch(p + i + span.ahead, 0, 2);
-                Bytes of[V];
-                each<V>([&](auto v) ALWAYS_INLINE { of[v] = weights(p + bytes * v); });
-                each<R>([&](auto r) ALWAYS_INLINE {
-                    const Four x = four(q + r * stride + k);
-                    each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = dot(acc[r][v], of[v], x); });
-                });
+            for (int32_t k = 0; k < group_size; k += 4, p += 4 * panel_width, ahead.next += ahead.step) {
+                for (int32_t i = 0; i < V * bytes; i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) {
+                    const Bytes of = weights(p + bytes * v);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) acc[r][v] = dot(acc[r][v], of, four(q + r * stride + k));
+                }
             }
-            each<R>([&](auto r) ALWAYS_INLINE {
-                each<V>([&](auto v) ALWAYS_INLINE {
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) {
                     float* sum = sums + r * panel_width + lanes * (first + v);
                     store_lanes(sum, load_lanes(sum) + floats(acc[r][v]) * scale[r * groups + g]);
-                });
-            });
-        });
+                }
+        }
+    }
 }
 
 constexpr bool has_least(Form form) { return form == blocks4 || form == blocks5; }
@@ -129,19 +136,19 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
 
 // The same for blocks.
 template <int R, Form form>
-static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
+static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     constexpr int32_t V = side_by_side<R>, parts = has_least(form) ? 1 : 2, steps = block_size / 4 / parts;
     constexpr int32_t middle = form == blocks6 ? 32 : weight_offset;
     const int32_t blocks = a.groups() * 2;
     const int64_t stride = a.width;
-    const int8_t* q = a.q + row * stride + span.begin * group_size;
+    const int8_t* q = a.q + row * stride;
     const float* scale = a.scale + int64_t(row) * a.groups();
     const float* halves = a.halves + int64_t(row) * blocks;
     const int32_t* totals = a.sums + int64_t(row) * 2 * blocks;
-    w += int64_t(span.begin) * 2 * block_bytes(form);
-    for (int32_t b = 2 * span.begin; b < 2 * span.end; ++b, w += block_bytes(form), q += block_size) {
-        if (span.ahead != 0)
-            for (int32_t i = 0; i < block_bytes(form); i += 64) __builtin_prefetch(w + i + span.ahead, 0, 2);
+    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+    for (int32_t b = 0; b < blocks; ++b, w += block_bytes(form), q += block_size) {
+        for (int32_t i = 0; i < block_bytes(form); i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
+        ahead.next += ahead.step;
         each<vectors / V>([&](auto side) ALWAYS_INLINE {
             constexpr int32_t first = side * V;
             each<parts>([&](auto part) ALWAYS_INLINE {
@@ -150,8 +157,8 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                     const Ints begin = ints(has_least(form) ? 0 : -middle * totals[(r * blocks + b) * 2 + part]);
                     each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = begin; });
                 });
-                each<steps>([&](auto k) ALWAYS_INLINE {
-                    constexpr int32_t step = part * steps + k;
+                each_step<steps>([&](auto k) ALWAYS_INLINE {
+                    const int32_t step = part * steps + k;
                     Bytes of[V];
                     each<V>([&](auto v) ALWAYS_INLINE { of[v] = numbers<form>(w + 4 * panel_width, step, first + v); });
                     each<R>([&](auto r) ALWAYS_INLINE {
@@ -176,30 +183,30 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
 }
 
 template <int R>
-INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
+INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     switch (form) {
-        case blocks4: return tile_blocks<R, blocks4>(w, a, row, sums, span);
-        case table4: return tile_blocks<R, table4>(w, a, row, sums, span);
-        case blocks5: return tile_blocks<R, blocks5>(w, a, row, sums, span);
-        case blocks6: return tile_blocks<R, blocks6>(w, a, row, sums, span);
-        case blocks8: return tile_blocks<R, blocks8>(w, a, row, sums, span);
-        default: return tile<R>(w, a, row, sums, span);
+        case blocks4: return tile_blocks<R, blocks4>(w, a, row, sums, ahead);
+        case table4: return tile_blocks<R, table4>(w, a, row, sums, ahead);
+        case blocks5: return tile_blocks<R, blocks5>(w, a, row, sums, ahead);
+        case blocks6: return tile_blocks<R, blocks6>(w, a, row, sums, ahead);
+        case blocks8: return tile_blocks<R, blocks8>(w, a, row, sums, ahead);
+        default: return tile<R>(w, a, row, sums, ahead);
     }
 }
 
-static void tile_rows(int32_t r, Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Stretch span) {
+static void tile_rows(int32_t r, Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     switch (r) {
-        case 1: return tile_any<1>(form, w, a, row, sums, span);
-        case 2: return tile_any<2>(form, w, a, row, sums, span);
+        case 1: return tile_any<1>(form, w, a, row, sums, ahead);
+        case 2: return tile_any<2>(form, w, a, row, sums, ahead);
 #if DECODERY_TILE_ROWS > 2
-        case 3: return tile_any<3>(form, w, a, row, sums, span);
+        case 3: return tile_any<3>(form, w, a, row, sums, ahead);
 #endif
 #if DECODERY_TILE_ROWS > 3
-        case 4: return tile_any<4>(form, w, a, row, sums, span);
-        case 5: return tile_any<5>(form, w, a, row, sums, span);
-        case 6: return tile_any<6>(form, w, a, row, sums, span);
-        case 7: return tile_any<7>(form, w, a, row, sums, span);
-        case 8: return tile_any<8>(form, w, a, row, sums, span);
+        case 4: return tile_any<4>(form, w, a, row, sums, ahead);
+        case 5: return tile_any<5>(form, w, a, row, sums, ahead);
+        case 6: return tile_any<6>(form, w, a, row, sums, ahead);
+        case 7: return tile_any<7>(form, w, a, row, sums, ahead);
+        case 8: return tile_any<8>(form, w, a, row, sums, ahead);
 #endif
     }
 }
@@ -208,23 +215,16 @@ constexpr int32_t float_rows = DECODERY_FLOAT_ROWS;    // that share a load of w
 
 // The same for rows of floats and weights in bfloat16 or half precision, summed in the order of the inputs.
 template <int R, bool half>
-static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Stretch span) {
+static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
     // What is read at once gives two vectors of outputs, 16 apart.
     constexpr int32_t V = R > 2 ? 1 : 16 / lanes;
     each<16 / lanes / V>([&](auto side) ALWAYS_INLINE {
         constexpr int32_t first = side * V;
-        Floats acc[R][V][2];
-        const auto place = [&](int32_t r, int32_t v, int32_t last) ALWAYS_INLINE {
-            return sums + r * panel_width + lanes * (first + v) + 16 * last;
-        };
-        each<R * V>([&](auto i) ALWAYS_INLINE {
-            acc[i / V][i % V][0] = load_lanes(place(i / V, i % V, 0));
-            acc[i / V][i % V][1] = load_lanes(place(i / V, i % V, 1));
-        });
-        const uint8_t* p = w + int64_t(span.begin) * 2 * panel_width;
+        Floats acc[R][V][2] = {};
+        const uint8_t* p = w;
 #pragma GCC unroll 2
-        for (int32_t k = span.begin; k < span.end; ++k, p += 2 * panel_width) {
-            if (first == 0 && span.ahead != 0) __builtin_prefetch(p + span.ahead, 0, 2);
+        for (int32_t k = 0; k < in; ++k, p += 2 * panel_width) {
+            if (first == 0) __builtin_prefetch(ahead.next, 0, 2), ahead.next += ahead.step;
             each<V>([&](auto v) ALWAYS_INLINE {
                 Floats low, high;
                 if (half) {
@@ -238,74 +238,64 @@ static void tile16(const uint8_t* w, const float* x, int32_t in, float* sums, St
                 });
             });
         }
-        each<R * V>([&](auto i) ALWAYS_INLINE {
-            store_lanes(place(i / V, i % V, 0), acc[i / V][i % V][0]);
-            store_lanes(place(i / V, i % V, 1), acc[i / V][i % V][1]);
+        each<R>([&](auto r) ALWAYS_INLINE {
+            each<V>([&](auto v) ALWAYS_INLINE {
+                store_lanes(sums + r * panel_width + lanes * (first + v), acc[r][v][0]);
+                store_lanes(sums + r * panel_width + lanes * (first + v) + 16, acc[r][v][1]);
+            });
         });
     });
 }
 
 template <bool half>
-static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, Stretch span) {
+static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in, float* sums, Ahead ahead) {
     switch (r) {
-        case 1: return tile16<1, half>(w, x, in, sums, span);
-        case 2: return tile16<2, half>(w, x, in, sums, span);
-        case 3: return tile16<3, half>(w, x, in, sums, span);
-        case 4: return tile16<4, half>(w, x, in, sums, span);
+        case 1: return tile16<1, half>(w, x, in, sums, ahead);
+        case 2: return tile16<2, half>(w, x, in, sums, ahead);
+        case 3: return tile16<3, half>(w, x, in, sums, ahead);
+        case 4: return tile16<4, half>(w, x, in, sums, ahead);
 #if DECODERY_FLOAT_ROWS > 4
-        case 5: return tile16<5, half>(w, x, in, sums, span);
-        case 6: return tile16<6, half>(w, x, in, sums, span);
-        case 7: return tile16<7, half>(w, x, in, sums, span);
-        case 8: return tile16<8, half>(w, x, in, sums, span);
+        case 5: return tile16<5, half>(w, x, in, sums, ahead);
+        case 6: return tile16<6, half>(w, x, in, sums, ahead);
+        case 7: return tile16<7, half>(w, x, in, sums, ahead);
+        case 8: return tile16<8, half>(w, x, in, sums, ahead);
 #endif
     }
 }
 
-constexpr int32_t most_rows = 64;    // rows whose sums are kept at a time
-
 // out(panel, row, first 16 outputs, second 16) for all rows and this thread's panels.
-//
-// A panel is multiplied part by part with many rows, so that a part and the rows' inputs to it stay in the first-level
-// cache.
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
-    // Into the second-level cache: asked for the first level, they cost a third of the speed at 8 rows and more.
-    constexpr int64_t ahead = 16384;
     const bool floating = is_floating(linear.form);
     const int32_t most = floating ? float_rows : DECODERY_TILE_ROWS;
-    const int32_t length = floating ? linear.in : a.groups(), part = floating ? 512 : 1024 / group_size;
+    alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
+    const int32_t blocks = (rows + most - 1) / most;
     const int64_t size = panel_bytes(linear.form, linear.in);
+    const int64_t step = floating ? 2 * panel_width : linear.form == rows8 ? 4 * panel_width : block_bytes(linear.form);
     const Range mine = share(panels(linear), thread, team.threads);
-    alignas(64) float sums[most_rows * panel_width];
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * size;
         const bool scaled = linear.scale != nullptr;
         const f16 s0 = scaled ? load(linear.scale + p * panel_width) : splat(1.0f);
         const f16 s1 = scaled ? load(linear.scale + p * panel_width + 16) : splat(1.0f);
-        for (int32_t first = 0; first < rows; first += most_rows) {
-            const int32_t count = rows - first < most_rows ? rows - first : most_rows, blocks = (count + most - 1) / most;
-            for (int32_t i = 0; i < 2 * count; ++i) store(sums + i * 16, splat(0.0f));
-            // Fewer rows than share a load need no parts.
-            for (int32_t begin = 0, end; begin < length; begin = end) {
-                end = blocks == 1 || begin + part > length ? length : begin + part;
-                for (int32_t block = 0; block < blocks; ++block) {
-                    const Range some = share(count, block, blocks);
-                    const Stretch span = {begin, end, first == 0 && block == 0 ? ahead : 0};
-                    const int32_t row = first + some.begin, n = some.end - some.begin;
-                    const float* x = a.floats + int64_t(row) * linear.in;
-                    float* to = sums + some.begin * panel_width;
-                    if (linear.form == float16s) tile_floats<true>(n, w, x, linear.in, to, span);
-                    else if (floating) tile_floats<false>(n, w, x, linear.in, to, span);
-                    else tile_rows(n, linear.form, w, a, row, to, span);
-                }
-            }
-            for (int32_t i = 0; i < count; ++i) {
-                f16 y0 = load(sums + i * panel_width) * s0, y1 = load(sums + i * panel_width + 16) * s1;
+        for (int32_t block = 0; block < blocks; ++block) {
+            const Range span = share(rows, block, blocks);
+            const int32_t count = span.end - span.begin;
+            // Of several blocks of rows the first would wait for its weights: all ask for a part of the next panel's, so
+            // that memory is read while any of them multiplies.
+            const Ahead asked = blocks == 1 ? Ahead{w + 16384, step} : Ahead{w + size + size / blocks * block, step / blocks};
+            const float* x = a.floats + int64_t(span.begin) * linear.in;
+            if (linear.form == float16s) tile_floats<true>(count, w, x, linear.in, sums, asked);
+            else if (floating) tile_floats<false>(count, w, x, linear.in, sums, asked);
+            else tile_rows(count, linear.form, w, a, span.begin, sums, asked);
+            for (int32_t row = span.begin; row < span.end; ++row) {
+                const float* sum = sums + (row - span.begin) * panel_width;
+                f16 y0 = load(sum) * s0, y1 = load(sum + 16) * s1;
                 if (linear.bias != nullptr) {
                     y0 = y0 + load(linear.bias + p * panel_width);
                     y1 = y1 + load(linear.bias + p * panel_width + 16);
                 }
-                out(p, first + i, y0, y1);
+                out(p, row, y0, y1);
             }
         }
     }

@@ -11,6 +11,7 @@
 #define DECODERY_TILE_ROWS 4
 #define DECODERY_BOTH_ROWS 4
 #define DECODERY_FLOAT_ROWS 4
+#define DECODERY_LOOP_STEPS 1
 
 namespace portable {
 #include "vec.h"
