@@ -43,8 +43,8 @@ _FIELDS = {
 
 Result = dict[str, Any]
 """See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
-`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases, `contexts.job` for
-cache policies."""
+`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases,
+`contexts.job` for cache policies."""
 
 
 def make_result(

@@ -77,7 +77,7 @@ def load(
     layers), "int4" (4-bit weights in blocks of 32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF
     as they are, and its other layers, which have more bits, int8) or "auto", the checkpoint's own precision: of a
     quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint in 16 bits where
-    that is fast; float32 elsewhere. kv_dtype: "float16" keeps the keys and values of texts in half the memory, "auto" as
+    that is fast; float32 elsewhere. kv_dtype: "float16" keeps keys and values of texts in half the memory, "auto" as
     they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
 
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.

@@ -77,17 +77,10 @@ class ContextSettings:
 
 
 def default_methods() -> tuple[str, ...]:
-    """The lines to compare with, and every policy that can be had by its name alone."""
-    found = [*BOUNDS]
-    for method in registered("kv"):
-        try:
-            resolve("kv", spec_of(method.name, WHOLE))
-        except SettingsError:
-            # It needs a part that is made for a model first.
-            continue
-        if method.name != "quantized":
-            found.append(method.name)
-    return (*found, *NUMBERS)
+    """The lines to compare with, and every policy that needs no part which is made for a model first."""
+    policies = [method for method in registered("kv") if method.name != "quantized"]
+    common = set.intersection(*(set(method.needs) for method in policies))
+    return (*BOUNDS, *(method.name for method in policies if not set(method.needs) - common), *NUMBERS)
 
 
 def has_budget(method: str) -> bool:
