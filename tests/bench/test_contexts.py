@@ -18,7 +18,7 @@ from decodery.bench.contexts.figures import PANELS, plot
 from decodery.bench.contexts.job import ContextJob
 from decodery.bench.contexts.measure import Bench
 from decodery.bench.contexts.settings import ContextSettings, spec_of
-from decodery.errors import CorruptFile, SettingsError
+from decodery.errors import CorruptFile, SettingsError, UnknownMethod
 from decodery.kv.streaming_llm import StreamingLLM
 from decodery.registry import resolve
 from serving import tiny_lm

@@ -42,9 +42,6 @@ class ContextSettings:
     def __post_init__(self) -> None:
         if not self.methods:
             object.__setattr__(self, "methods", default_methods())
-        for method in self.methods:
-            if method not in BOUNDS:
-                resolve("kv", spec_of(method, self.shares[0] if self.shares else WHOLE))
         if not self.shares or any(not 0 < share <= 1 for share in self.shares):
             raise SettingsError(
                 "budgets of cache policies are shares of a text, above 0 and up to 1: --shares 0.1,0.5,1"
@@ -53,6 +50,9 @@ class ContextSettings:
             raise SettingsError(
                 "a benchmark of cache policies needs one prompt at least, and texts of 50 tokens or more"
             )
+        for method in self.methods:
+            if method not in BOUNDS:
+                resolve("kv", spec_of(method, self.shares[0]))
 
     @property
     def units(self) -> list[tuple[str, float]]:
