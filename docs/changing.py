@@ -60,4 +60,42 @@ def ffn_split() -> str:
     return f"{about}\n\n{table(['', 'perplexity', 'tokens per pass', 'multiply-adds'], rows)}"
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"transforms": transforms, "compression": compression, "ffn-split": ffn_split}
+def copies() -> str:
+    """What copies learn back of what their form takes, and models of three values from random weights."""
+    found = load("copies")
+    about = f"{found['texts']} texts of tiny-1M-chain, {found['steps']} steps where trained, one seed"
+    keys = ("cross_entropy", "acceptance", "agreement", "tokens per pass")
+    rows = [
+        [name, f"{each['bits']:.2f}", *(f"{each[key]:.3f}" for key in keys)] for name, each in found["rows"].items()
+    ]
+    head = ["", "bits", "cross-entropy", "acceptance", "agreement", "tokens per pass"]
+    parts = [f"`{found['command']}` ({about})", table(head, rows)]
+    if scratch := found["scratch"]:
+        losses = [[name, f"{each['loss']:.3f}"] for name, each in scratch.items()]
+        parts += ["From random weights:", table(["", "loss on solutions held out"], losses)]
+    return "\n\n".join(parts)
+
+
+def attention_entropy() -> str:
+    """How even heads attend, five layers to a row."""
+    found = load("attention-entropy")
+    layers = found["layers"]
+    rows = []
+    for first in range(0, len(layers), 5):
+        some = layers[first : first + 5]
+        mean = sum(each["mean"] for each in some) / len(some)
+        ends = f"{min(each['least'] for each in some):.3f}", f"{max(each['most'] for each in some):.3f}"
+        counts = [str(sum(each[name] for each in some)) for name in ("overloaded", "collapsed")]
+        rows.append([f"{first} to {first + len(some) - 1}", f"{mean:.3f}", *ends, *counts])
+    head = ["layers", "mean", "least", "most", "overloaded", "collapsed"]
+    about = f"`{found['command']}` ({found['texts']} texts of {found['length']} tokens)"
+    return f"{about}\n\n{table(head, rows)}"
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "transforms": transforms,
+    "compression": compression,
+    "copies": copies,
+    "ffn-split": ffn_split,
+    "attention-entropy": attention_entropy,
+}

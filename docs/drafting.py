@@ -113,6 +113,34 @@ def heads() -> str:
     return "\n\n".join(parts)
 
 
+def small_heads() -> str:
+    """All heads and self-speculators on the same prompts, each trained for a short while."""
+    parts = []
+    for found in load_all("draft-small-heads").values():
+        for run in found["runs"]:
+            settings, trained = run["settings"], run["seconds of training"]
+            rows = [
+                [
+                    f"`{name}`",
+                    f"{each['tokens_per_pass']:.2f}",
+                    f"{each['rows_per_pass']:.1f}",
+                    f"{each['draft']:.2f}" if "draft" in each else "",
+                    f"{each['speed']['all']:.2f}",
+                    f"{each['bytes'] / 1e6:.1f}" if each["bytes"] else "",
+                    f"{trained[name]:.0f}" if name in trained else "",
+                    f"{each['texts_as_plain']:.0%}",
+                ]
+                for name, each in run["methods"].items()
+            ]
+            header = ["drafter", "tokens per pass", "rows per pass", "a draft step, in passes", "speed", "MB"]
+            parts.append(
+                f"{settings['questions']} questions of Spec-Bench of up to {settings['longest']} characters, "
+                f"{settings['new']} tokens each, temperature {settings['temperature']:g} (`{run['command']}`).\n\n"
+                + table([*header, "seconds of training", "texts as plain"], rows)
+            )
+    return "\n\n".join(parts) or "Not measured yet."
+
+
 def heads_by_category() -> str:
     """Speed by category, greedy, one text at a time."""
     first = load("draft-heads")["runs"][0]
@@ -268,6 +296,33 @@ def pruning() -> str:
         f"{found['behind']} behind it (`{found['command']}`{made}). Whole layers are left out by both.\n\n"
         + table(["", *names.values()], rows)
     )
+
+
+def hamburger() -> str:
+    """Tokens of a group and quality by confidence, a table per model."""
+    parts = []
+    for name, found in load_all("hamburger").get("hamburger", {}).items():
+        asked = f"held-out puzzles (`{found['puzzle']}`)" if found["puzzle"] else "questions of Spec-Bench"
+        said = "solved" if found["puzzle"] else "ROUGE-L with the model as it was"
+        rows = [
+            [
+                run,
+                *(f"{each[key]:.2f}" if key in each else "" for key in ("tokens of a group", "gain", "right")),
+                f"{each['as plain']:.0%}" if "as plain" in each else "",
+                f"{each['nats']:.3f}",
+            ]
+            for run, each in found["runs"].items()
+        ]
+        before, after = found["validation"]["before"], found["validation"]["after"]
+        header = ["", "tokens of a group", "gain in layers", said, "texts as before", "nats per token"]
+        parts.append(
+            f"`{name}` on {found['texts']} {asked} (`{found['command']}`; `{found['trained']}`). Nats are those of the "
+            "greedy texts of the model as it was. On texts held out and cut where that model was sure, "
+            f"{after['tokens of a group']:.2f} tokens to a group, first tokens are right in {after['right first']:.1%} "
+            f"of the places, those behind them in {after['right behind']:.1%} ({before['right behind']:.1%} before "
+            f"training), and ends in {after['ends right']:.1%}.\n\n" + table(header, rows)
+        )
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 def rules() -> str:
@@ -457,6 +512,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "transfer-layers": transfer_layers,
     "heads": heads,
     "heads-by-category": heads_by_category,
+    "small-heads": small_heads,
     "head-depths": head_depths,
     "own-layers": own_layers,
     "cppd": cppd,
@@ -468,6 +524,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "sweeps": sweeps,
     "orders-joint-depths": joint_depths,
     "pruning": pruning,
+    "hamburger": hamburger,
     "growth": growth,
     "budgets-pareto": budgets_pareto,
     "budgets-memory": budgets_memory,

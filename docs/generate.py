@@ -34,6 +34,7 @@ import loads
 import plots
 import remembering
 import sampling
+import searching
 import steering
 import timing
 import watching
@@ -158,6 +159,7 @@ MADE: dict[str, Callable[[], str]] = {
     **watching.SECTIONS,
     **steering.SECTIONS,
     **sampling.SECTIONS,
+    **searching.SECTIONS,
     **filling.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,

@@ -130,7 +130,7 @@ def _named(row: dict[str, Any], name: str) -> bool:
 
 def intervals(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
     """A line per row, (name, least, middle, largest) of 0 to 1, with a mark at the middle; dashed at one half."""
-    left, across, step = 260, 360, 22
+    left, across, step = max(260, 16 + 6 * max(len(name) for name, *_ in rows)), 360, 22
     width, height = left + across + 60, TOP + step * len(rows) + 30
 
     def x(value: float) -> str:

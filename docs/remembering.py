@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+<<<<<<< HEAD
 from pathlib import Path
+=======
+from statistics import mean, median
+>>>>>>> main
 from typing import Any
 
 from figures import ROOT, load, table
@@ -38,6 +42,7 @@ def long_context() -> str:
     return "\n\n".join(parts)
 
 
+<<<<<<< HEAD
 def picture() -> str:
     """The same over budgets, with the line of even distances and that of the oracle in every panel."""
     return plot([row for row in _rows() if not row["policy"].startswith("quantized")])
@@ -45,3 +50,48 @@ def picture() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context}
 PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "long-context.svg": picture}
+=======
+def cache_parts() -> str:
+    """What trained parts know, beside parts that know nothing."""
+    found = load("cache-parts")
+    gates, ahead = found["gates"], ("1", "4", "12")
+    shares = sorted((share for share in gates if share[0] == "0"), key=float)
+    ways = ("gates", "random", "inverted")
+    streams = [[way, *(f"{gates[share][way]:.3f}" for share in shares)] for way in ways]
+    stored = [[way, f"{each['divergence']:.4f}"] for way, each in found["write-gate"].items()]
+    thought = [[way, *(f"{found['coprocessor'][way][n]:.4f}" for n in ahead)] for way in found["coprocessor"]]
+    tokens = found["meta-soft"]
+    looks = [[way, f"{each:.3f}"] for way, each in tokens["kl"].items()]
+    written = [[way, f"{each:.3f}"] for way, each in tokens["nats"].items()]
+    asked = [[way, f"{mean(each):.3f}", f"{min(each):.3f}"] for way, each in found["probes"].items()]
+    return "\n\n".join(
+        [
+            f"`{found['command']}`",
+            f"*`lserve`*: nats of a solution's tokens ({gates['none']:.3f} where no head streams), by the share of "
+            "heads that stream.",
+            table(["heads that stream", *(f"{float(share):.0%}" for share in shares)], streams),
+            "*`write-gate`*: divergence in nats a token where half of what is written is stored.",
+            table(["what is stored", "divergence"], stored),
+            "*`coprocessor`*: mean nats of the next tokens, up to so many ahead.",
+            table(["latents", *ahead], thought),
+            "*`meta-soft`*: divergence from what later tokens look at, and nats of these behind 0.3 of their prompt.",
+            table(["what looks at the prompt", "divergence"], looks),
+            table(["what is kept", "nats"], written),
+            "*`actqkv`*: share of heads and layers that rank the needle's block in the best quarter, mean and least of "
+            "six depths.",
+            table(["the question asks by", "mean", "least"], asked),
+        ]
+    )
+
+
+def _row(name: str, each: dict[str, Any]) -> list[str]:
+    tasks = ("needle known", "needle unknown", "lines known", "lines unknown")
+    solved = ["{}/{}".format(*each[task]) if task in each else "" for task in tasks]
+    drafted = f"{each['tokens per pass']:.2f}" if "tokens per pass" in each else ""
+    drift = [f"{each['kl']:.3f}", f"{each['top-1']:.2f}", f"{each['nll']:.3f}"]
+    sizes = [f"{each['resident']:.2f}", f"{each['read']:.2f}"]
+    return [name, *solved, *drift, f"{median(each['first difference']):g}", *sizes, drafted]
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context, "cache-parts": cache_parts}
+>>>>>>> main

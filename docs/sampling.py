@@ -165,29 +165,6 @@ def warp_costs() -> str:
     return f"`{found['command']}`, one thread.\n\n" + table(["", *(f"{length} tokens" for length in lengths)], rows)
 
 
-def puzzles() -> str:
-    """What searches find on puzzles: accuracy by budget, and what the largest one costs."""
-    result = load("search-puzzles")
-    budgets = result["settings"]["budgets"]
-    found: dict[tuple[str, str], dict[int, Any]] = {}
-    for row in result["rows"]:
-        found.setdefault((row["method"], row["reward"]), {})[row["n"]] = row
-    rows = []
-    for (method, reward), by_budget in found.items():
-        last = by_budget[max(by_budget)]
-        shares = [f"{by_budget[n]['accuracy']:.3f}" if n in by_budget else "" for n in budgets]
-        half = f"{(last['high'] - last['low']) / 2:.3f}"
-        costs = [f"{last[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
-        rows.append([f"`{method}`", reward, *shares, half, *costs])
-    head = ["method", "reward", *(f"n={n}" for n in budgets), "±", "tokens", "scorer calls", "depth"]
-    settings = result["settings"]
-    about = (
-        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
-        f"{settings['temperature']:g}, a pool of {settings['pool']}; ± and costs at the largest n."
-    )
-    return f"{about}\n\n{table(head, rows)}"
-
-
 def handoff() -> str:
     """What a text is worth to the larger model by the share of it that this wrote, and where."""
     found = load("search-handoff")
@@ -218,91 +195,11 @@ def handoff() -> str:
     )
 
 
-def steps() -> str:
-    """What searches over steps find on puzzles, and what they gain over best-of-n at as many tokens."""
-    result = load("search-steps")
-    rows = []
-    for row in result["rows"]:
-        even = f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else ""
-        shown = f"{row['accuracy']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-        costs = [f"{row[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
-        method = row["method"].replace("scorer={scorer},", "").replace("delimiter={delimiter},", "")
-        rows.append([f"`{method}`", row["reward"], str(row["n"]), shown, even, *costs])
-    head = ["method", "reward", "n", "accuracy (95 %)", "over best-of-n at equal tokens (95 %)"]
-    settings = result["settings"]
-    about = (
-        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
-        f"{settings['temperature']:g}, a pool of {settings['pool']}."
-    )
-    return f"{about}\n\n{table([*head, 'tokens', 'scorer calls', 'depth'], rows)}"
-
-
-def gsm8k() -> str:
-    """What searches make of real questions, beside the vote at as many generated tokens."""
-    result = load("search-gsm8k")
-    found, settings = result["figures"], result["settings"]
-    rows = []
-    for row in found["rows"]:
-        method = row["method"].replace("scorer={head},", "").replace("delimiter={line},", "").replace(",rounds=12", "")
-        shown = f"{row['accuracy']:.3f} ({row['interval'][0]:.3f} to {row['interval'][1]:.3f})"
-        even = [row["over_vote"], *row["over_vote_interval"]]
-        costs = [f"{row[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
-        told = "{:+.3f} ({:+.3f} to {:+.3f})".format(*even)
-        rows.append([f"`{method}`", str(row["n"] or ""), shown, told, *costs])
-    learned, head = settings["learned_from"], found["head"]
-    about = (
-        f"{found['questions']} questions of at most {settings['calculations']} calculation, of which any text of the "
-        f"pool of {settings['pool']} answered {found['answered_ever']}; {settings['dtype']}, temperature "
-        f"{settings['temperature']:g}. The head learned from {learned['texts']} texts to each of "
-        f"{learned['questions']} questions, {head['mean']:.1%} of them right; its AUC on texts held out "
-        f"{head['auc']:.2f}, its cross-entropy {head['cross_entropy']:.3f} where the mean alone has "
-        f"{head['cross_entropy_of_the_mean']:.3f}."
-    )
-    harder = ", ".join(f"{right} of {texts} with {count}" for count, (right, texts) in found["harder"].items())
-    columns = [
-        "method",
-        "n",
-        "accuracy (95 %)",
-        "over the vote at equal tokens (95 %)",
-        "tokens",
-        "scorer calls",
-        "depth",
-    ]
-    return f"{about} Texts that are right of harder questions, by calculations: {harder}.\n\n{table(columns, rows)}"
-
-
-def search_cost() -> str:
-    """Passes, rows and memory of several branches beside one text."""
-    result = load("search-cost")
-    head = ["branches", "passes", "rows", "MiB", "MiB of the further branches' own tokens", "the rest, of one text"]
-    rows = [
-        [
-            *(str(row[name]) for name in ("branches", "passes", "rows")),
-            *(f"{row[name] / 2**20:.0f}" for name in ("bytes", "own")),
-            f"{row['beyond']:.2f}",
-        ]
-        for row in result["counts"]
-    ]
-    found = table(head, rows)
-    if "times" in result:
-        taken = result["times"]
-        ratios = taken["ratios"]
-        found += (
-            f"\n\n{taken['branches']} branches take {taken['median']:.2f} times as long as one text, "
-            f"in the median of {len(ratios)} turns ({min(ratios):.2f} to {max(ratios):.2f})."
-        )
-    return found
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "samplers": samplers,
     "speculation": speculation,
     "agreement": agreement,
     "searches": searches,
-    "puzzles": puzzles,
     "handoff": handoff,
-    "steps": steps,
-    "gsm8k": gsm8k,
-    "search-cost": search_cost,
     "warp-costs": warp_costs,
 }

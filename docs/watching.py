@@ -7,77 +7,96 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import RESULTS, ROOT, load, table
+from figures import RESULTS, ROOT, load, load_all, table
 from plots import intervals
 
-_SHOWN = ("auroc", "auroc within strata", "average precision", "caught at 5% false")
-_FLAGGED = ("flagged of right", "flagged of wrong")
+from decodery.bench.watching.settings import TESTBEDS
+
+_SHOWN = {
+    "within strata": "within",
+    "average precision": "precision",
+    "caught at 5% false": "caught",
+    "calibration error": "error",
+    "base rate": "base",
+    "flagged of right": "false",
+    "flagged of wrong": "flagged",
+}
+_ANSWERS = "answers"
 
 
 def monitors() -> str:
     """How well each tells wrong answers, and what acting on it did."""
-    found = load("monitors")
-    wrong = ", ".join(f"{name} {some}/{of}" for name, (some, of) in found["wrong"].items())
-    head = ["", "AUROC", "95% interval", "within strata", "average precision", "caught at 5% false", *_FLAGGED]
-    rows = [_row(name, each) for name, each in found["monitors"].items()]
-    parts = [
-        "`decodery bench --workload monitors --methods answers --rounds 3 --out DIR`",
-        f"{found['questions']} questions to {found['model']}, answered wrongly: {wrong}. Means over {found['seeds']} "
-        f"seeds of split and training, of the test part alone; thresholds at a rate of {found['rate']}. The interval "
-        "is the first seed's, over groups.",
-        table(head, rows),
-    ]
-    if "actions" in found:
-        head = ["", *next(iter(found["actions"].values()))]
-        rows = [[name, *(f"{value:g}" for value in each.values())] for name, each in found["actions"].items()]
-        parts += ["What acting on it does to the answers of the first seed's test part:", table(head, rows)]
-    return "\n\n".join(parts)
-
-
-def _row(name: str, each: dict[str, Any]) -> list[str]:
-    auroc, *others = (f"{each[shown]:.3f}" for shown in _SHOWN)
-    low, high = each["interval"]
-    flagged = [f"{each[shown]:.2f}" if shown in each else "" for shown in _FLAGGED]
-    return [name, auroc, f"{low:.2f} to {high:.2f}", *others, *flagged]
+    return _bed(_found()[_ANSWERS], _ANSWERS, "results/")
 
 
 def testbeds() -> str:
-    """What `decodery bench --workload monitors` found on the other testbeds."""
-    found = load("watching")
+    """What `decodery bench --workload monitors` found on the other testbeds, and further figures of answers."""
+    parts = []
+    for found in _found().values():
+        for bed in _beds(found):
+            if bed != _ANSWERS:
+                parts += [f"### {bed}", _bed(found, bed)]
+    return "\n\n".join(parts)
+
+
+def _found() -> dict[str, Any]:
+    """What was recorded, by testbed."""
+    known = load_all("watching-*")
+    return {name: known[f"watching-{name}"] for name in TESTBEDS if f"watching-{name}" in known}
+
+
+def _beds(found: dict[str, Any]) -> list[str]:
+    """What one run tells of: its testbed, and further questions to it."""
+    return list(dict.fromkeys(each["testbed"] for each in (*found["rows"], *found["acts"])))
+
+
+def _bed(found: dict[str, Any], bed: str, where: str = "") -> str:
+    """The tables of one testbed, its plot and its notes. where: the folder of plots."""
+    rows, acts = ([each for each in found[part] if each["testbed"] == bed] for part in ("rows", "acts"))
     settings = found["settings"]
-    asked = f"--methods {','.join(found['done'])} --prompts {settings['prompts']} --rounds {settings['rounds']}"
-    head = ["testbed", "monitor", "AUROC", "95% interval", "within strata", "caught at 5% false", "calibration error"]
-    head += ["base rate", *_FLAGGED]
-    rows = [
-        [each["testbed"], each["monitor"], _figure(each["auroc"]), _between(each)]
-        + [_figure(each.get(name)) for name in ("within", "caught", "error", "base", "false", "flagged")]
-        for each in found["rows"]
-    ]
-    parts = [f"`decodery bench --workload monitors {asked} --out DIR`", table(head, rows)]
-    parts += [f"![How well monitors tell what is to be flagged](monitors-{bed}.svg)" for bed in beds(found)]
-    for bed in dict.fromkeys(act["testbed"] for act in found["acts"]):
-        mine = [act for act in found["acts"] if act["testbed"] == bed]
-        acts = [{name: value for name, value in act.items() if name != "testbed"} for act in mine]
-        parts.append(table(list(acts[0]), [[_figure(value) for value in act.values()] for act in acts]))
-    return "\n\n".join([*parts, *(f"- {note}" for note in found["notes"])])
+    asked = f"--methods {settings['methods'][0]} --prompts {settings['prompts']} --rounds {settings['rounds']}"
+    parts = [f"`decodery bench --workload monitors {asked} --out DIR`"]
+    if rows:
+        parts += [_detections(rows), f"![{bed}: how well monitors tell]({where}monitors-{bed}.svg)"]
+    parts += [_acts(acts)] if acts else []
+    notes = [f"- {note.partition(': ')[2]}" for note in found["notes"] if note.partition(":")[0] == bed]
+    return "\n\n".join([*parts, "\n".join(notes)] if notes else parts)
+
+
+def _detections(rows: list[dict[str, Any]]) -> str:
+    shown = {name: key for name, key in _SHOWN.items() if any(row.get(key) is not None for row in rows)}
+    return table(
+        ["monitor", "AUROC", "95% interval", *shown],
+        [
+            [row["monitor"], _figure(row["auroc"]), _between(row), *(_figure(row.get(key)) for key in shown.values())]
+            for row in rows
+        ],
+    )
+
+
+def _acts(acts: list[dict[str, Any]]) -> str:
+    """A table of what was done, whose columns are those of all rows."""
+    head = [name for name in dict.fromkeys(name for act in acts for name in act) if name != "testbed"]
+    return table(head, [[_figure(act.get(name)) for name in head] for act in acts])
 
 
 def _between(row: dict[str, Any]) -> str:
     return "" if row["low"] is None else f"{row['low']:.2f} to {row['high']:.2f}"
 
 
-def beds(found: dict[str, Any]) -> list[str]:
-    """The testbeds of which something is told, in the order of the result."""
-    return list(dict.fromkeys(row["testbed"] for row in _told(found)))
-
-
-def _told(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in found["rows"] if row["auroc"] is not None and row["low"] is not None]
-
-
-def reach(bed: str) -> str:
+def reach(rows: list[dict[str, Any]]) -> str:
     """A plot of one testbed: the mean AUROC of every monitor, and how far seeds and the first one's interval reach."""
-    return intervals(f"AUROC, {bed}", [_reach(row) for row in _told(load("watching")) if row["testbed"] == bed])
+    return intervals(f"AUROC, {rows[0]['testbed']}", [_reach(row) for row in rows])
+
+
+def plots() -> dict[Path, Callable[[], str]]:
+    """The plot of every testbed on which something is told."""
+    found: dict[Path, Callable[[], str]] = {}
+    for name, each in _found().items():
+        told = [row for row in each["rows"] if row["auroc"] is not None and row["low"] is not None]
+        if told:
+            found[ROOT / "docs" / "results" / f"monitors-{name}.svg"] = partial(reach, told)
+    return found
 
 
 def _reach(row: dict[str, Any]) -> tuple[str, float, float, float]:
@@ -106,6 +125,4 @@ def _figure(value: Any) -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {"monitors": monitors, "testbeds": testbeds, "overhead": overhead}
-PLOTS: dict[Path, Callable[[], str]] = {
-    ROOT / "docs" / "results" / f"monitors-{bed}.svg": partial(reach, bed) for bed in beds(load("watching"))
-}
+PLOTS = plots()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from covering import FULL
@@ -77,20 +78,31 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.swift import Swift
 from decodery.draft.token_recycling import TokenRecycling
+from decodery.kv.actqkv import ActQKV
 from decodery.kv.base import CachePolicy
+from decodery.kv.coprocessor import Coprocessor
 from decodery.kv.d2o import D2O
 from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.expected_attention import ExpectedAttention
 from decodery.kv.h2o import H2O
+from decodery.kv.localist import Localist
+from decodery.kv.lserve import LServe
+from decodery.kv.meta_soft import MetaSoft
 from decodery.kv.pyramid_kv import PyramidKV
 from decodery.kv.quantized import Quantized
 from decodery.kv.quest import Quest
 from decodery.kv.snapkv import SnapKV
 from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
+from decodery.kv.write_gate import WriteGate
+from decodery.model.adapters import Adapter, Columns
+from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
+from decodery.model.head_gates import HeadGates
 from decodery.model.key_channels import KeyChannels
+from decodery.model.meta_tokens import MetaTokens
+from decodery.model.micro_steps import MicroSteps, shapes
 from decodery.model.placeholders import Placeholders
 from decodery.model.prefix import KVPrefix, Prefixes
 from decodery.model.protocol import LanguageModel
@@ -98,6 +110,7 @@ from decodery.model.skips import SkipSet
 from decodery.model.token_routers import TokenRouters
 from decodery.model.transfer import Transfer
 from decodery.model.transformer import Transformer
+from decodery.model.write_gates import WriteGates
 from decodery.monitor.base import Monitor
 from decodery.monitor.codebook import Codebook, Codebooks
 from decodery.monitor.confidence import Confidence as Doubt
@@ -123,6 +136,7 @@ from decodery.sample import (
     MinP,
     Mirostat,
     Momentum,
+    NoCitation,
     NoRepeatNGram,
     PresencePenalty,
     RepetitionPenalty,
@@ -134,6 +148,7 @@ from decodery.sample import (
     Typical,
     Warp,
 )
+from decodery.sample.no_citation import Citations
 from decodery.score.base import Candidates, Scorer
 from decodery.score.corrupted import Corrupted
 from decodery.score.curiosity import Curiosity
@@ -147,6 +162,7 @@ from decodery.score.program_tests import ProgramTests
 from decodery.score.puzzle_examples import PuzzleExamples
 from decodery.score.puzzle_oracle import PuzzleOracle
 from decodery.score.rating import Rating
+from decodery.score.reward_model import RewardModel
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
@@ -190,6 +206,7 @@ from decodery.search.step_beam import StepBeam
 from decodery.search.tree_of_thoughts import TreeOfThoughts
 from decodery.search.value_guided import ValueGuided
 from decodery.search.weighted_vote import WeightedVote
+from decodery.source.adapter import Tuned
 from decodery.source.base import Source
 from decodery.source.calm import CALM
 from decodery.source.controlled_decoding import ControlledDecoding
@@ -197,7 +214,9 @@ from decodery.source.dola import DoLa
 from decodery.source.entropy_adaptive import EntropyAdaptive
 from decodery.source.ftp import FTP
 from decodery.source.guidance import Guidance
+from decodery.source.hamburger import Hamburger
 from decodery.source.partial_attention import PartialAttention, PartialWeights
+from decodery.source.prefix_lm import PrefixLM
 from decodery.source.sec import SEC
 from decodery.source.sven import SVEN
 from decodery.source.transfer_q import TransferQ
@@ -440,6 +459,8 @@ BUDGETS: dict[str, Callable[[LanguageModel], Policy]] = {
 }
 """By name: a budget policy, given the model that drafts."""
 
+_UNCITED = NoCitation(Citations.of([np.arange(40) % 24, np.arange(40) * 7 % 64]), 2)
+
 WARPS: dict[str, Warp] = {
     "temperature": Temperature(0.7),
     "top-k": TopK(20),
@@ -451,6 +472,7 @@ WARPS: dict[str, Warp] = {
     "repetition-penalty": RepetitionPenalty(1.2),
     "presence-penalty": PresencePenalty(0.5),
     "frequency-penalty": FrequencyPenalty(0.5),
+    "no-citation": _UNCITED,
     "no-repeat-ngram": NoRepeatNGram(2),
     "logit-bias": LogitBias(((3, 1.5),)),
     "min-new-tokens": MinNewTokens(20, (3,)),
@@ -467,7 +489,7 @@ SAMPLERS: dict[str, Sampler] = {
     "greedy-penalties": Sampler.from_settings(repetition_penalty=1.3, frequency_penalty=0.4, no_repeat_ngram=3),
     "plain": Sampler.from_settings(temperature=1.0),
     "nucleus": Sampler.from_settings(temperature=0.7, top_p=0.9),
-    "steered": Sampler([DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
+    "steered": Sampler([_UNCITED, DRY(allowed=1), XTC(0.5, 0.05), Temperature(0.9), TopH(0.9), Mirostat(2.0, 0.5)]),
     "everything": Sampler.from_settings(
         temperature=1.3,
         top_k=30,
@@ -497,6 +519,7 @@ SCORERS: dict[str, Scorer] = {
     "program-tests": ProgramTests(
         tests=("assert n % 2", "assert n > 20"), head="n = ", decode=lambda ids: str(sum(ids))
     ),
+    "reward-model": RewardModel(LogProbability("mean"), model=tiny_transformer(2)),
     "rating": Rating(question=(9, 8, 7), words=((1, 2), (3,), (4,))),
     "puzzle-examples": PuzzleExamples(_Numbers(), decode=_numbers),
     "puzzle-oracle": PuzzleOracle(_Numbers(), decode=_numbers),
@@ -612,11 +635,28 @@ def _prefixes() -> Prefixes:
 
 
 @cache
+def _adapter() -> Adapter:
+    """One that fits the tiny model and does something."""
+    draws = torch.Generator().manual_seed(0)
+    delta = torch.randn(32, 3, generator=draws)
+    return Adapter({"layers.0.down": Columns(torch.tensor([1, 5, 30]), delta)})
+
+
+@cache
 def _exit_heads() -> ExitHeads:
     """Heads that fit the tiny model and do something, for the check behind its first layer."""
     generator = torch.Generator().manual_seed(0)
     classifier, down, up = (torch.randn(*shape, generator=generator) for shape in ((3, 32), (1, 3, 32), (1, 32, 3)))
     return ExitHeads(1, classifier, down / 6, up)
+
+
+@cache
+def random_micro_steps(seed: int = 0, most: int = 4) -> MicroSteps:
+    """Some that fit the tiny model, whose groups end here and there."""
+    draws, sizes = torch.Generator().manual_seed(seed), dict(shapes(32, 1, most, 64, (4, 2, 8)))
+    tensors = {name: torch.randn(shape, generator=draws) * shape[-1] ** -0.5 for name, shape in sizes.items()}
+    tensors["stop.2.weight"] *= 8
+    return MicroSteps(tensors, (1, 2), 4, 2, 1e4)
 
 
 SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
@@ -625,39 +665,65 @@ SOURCES: dict[str, Callable[[LanguageModel], Source]] = {
     "controlled-decoding": lambda other: ControlledDecoding(_head(), strength=2.0, k=5),
     "calm": lambda other: CALM(0.5, "softmax", every=1),
     "ftp": lambda other: FTP(TokenRouters((0.0, 0.9)), sinks=1),
+    "hamburger": lambda other: Hamburger(random_micro_steps(), confidence=0.4),
     "dola": lambda other: DoLa(layers=(0, 1)),
     "transfer-q": lambda other: TransferQ(Even(), other, k=2, length=2, weight=2.0),
     "partial-attention": lambda other: PartialAttention(_partial_weights()),
+    "prefix-lm": lambda other: PrefixLM(),
     "entropy-adaptive": lambda other: EntropyAdaptive(other, threshold=2.4, window=3, stay=2),
     "sec": lambda other: SEC(_exit_heads(), t_exit=0.3, t_stop=1.0),
     "sven": lambda other: SVEN("unsafe", _prefixes()),
+    "adapter": lambda other: Tuned(_adapter()),
 }
 """By name: a logit source, given a model that is like the one it is put over but not equal to it."""
+
+
+def _coprocessor() -> CoprocessorWeights:
+    """One that fits the tiny model and does something."""
+    config, generator = tiny_transformer(0).config, torch.Generator().manual_seed(0)
+    made = CoprocessorWeights.initial(config, torch.randn(3, config.hidden_size, generator=generator), 4)
+    made.tensors["up"].normal_(generator=generator)
+    return made
+
 
 _CHANNELS = torch.arange(8).flip(0).repeat(2, 2, 1)
 """Of tiny models: two layers, two key-value heads, eight channels."""
 
+_HEADS = torch.tensor([[0.2, 0.9], [0.8, 0.1]])
+"""Of tiny models: two layers, two key-value heads, of which each layer has one that streams."""
+
 KVS: dict[str, CachePolicy] = {
+    "actqkv": ActQKV(0.4, block=3, window=8, representatives=2, sinks=2),
+    "coprocessor": Coprocessor(_coprocessor()),
     "d2o": D2O(0.4, dense=0, sinks=2),
     "dapq": DapQ(0.5, queries=4, recent=2),
     "double-sparsity": DoubleSparsity(0.3, channels=0.5, dense_layers=0, calibration=KeyChannels(_CHANNELS)),
     "expected-attention": ExpectedAttention(0.5, future=6),
     "h2o": H2O(0.4),
+    "localist": Localist(0.8, block=7, sinks=2),
+    "lserve": LServe(0.3, window=0.3, sinks=2, gates=HeadGates(_HEADS), page=4, logical=2, reuse=2, least=1),
+    "meta-soft": MetaSoft(0.5, MetaTokens.initial(tiny_transformer(0).config, 1.0, 6, 3, 2), sinks=1),
     "pyramid-kv": PyramidKV(0.5, window=3),
     "quantized": Quantized(4, group=4, residual=6),
     "quest": Quest(0.3, page=4, dense_layers=0, least=1),
     "snapkv": SnapKV(0.4, window=3),
     "streaming-llm": StreamingLLM(0.4, sinks=2),
     "tova": TOVA(0.3),
+    "write-gate": WriteGate(0.4, WriteGates.initial(tiny_transformer(0).config, 1, (6,))),
 }
 """Cache policies, set so that texts of a few dozen tokens lose something."""
 
+OF_MIXTURES = ["mc-moe"]
+"""Specs of transformations that change mixtures of experts alone."""
+
 TRANSFORMS = [
+    "bitnet",
     "evopress:generations=2,children=2,tokens=16/24",
     "ffn-split:experts=4,active=2",
     "fp4:points=4",
     "int4",
     "int8",
+    "jlcm:bits=2,steps=20",
     "lq-lora:rank=2",
     "nm-sparsity:by=activation",
     "slicegpt",

@@ -21,6 +21,7 @@ from decodery.model.load import LoadedModel
 from decodery.model.protocol import LanguageModel
 from decodery.model.tokenizer import Tokenizer, byte_alphabet
 from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
 from decodery.testing import tiny_transformer
 
 transformers.logging.set_verbosity_error()
@@ -200,6 +201,21 @@ def assert_same_logits(ours: LanguageModel, theirs: transformers.PreTrainedModel
     path = np.concatenate([ids, nodes[[0, 1, 3, 6]], [17]])
     following = ours.forward(Batch([Segment.chunk([17], cache)])).logits
     assert (following[0] - reference(theirs, path)[-1]).abs().max() < tolerance
+
+
+def doubled(model: Transformer) -> Transformer:
+    """The model in float64."""
+
+    def wide(part: Any) -> Any:
+        if isinstance(part, Dense):
+            return Dense(part.weight.double(), None if part.bias is None else part.bias.double())
+        return part.double() if isinstance(part, torch.Tensor) else part
+
+    def whole(part: Any) -> dict[str, Any]:
+        return {name: wide(value) for name, value in vars(part).items()}
+
+    layers = [replace(layer, **whole(layer)) for layer in model.weights.layers]
+    return Transformer(model.config, replace(model.weights, **whole(model.weights) | {"layers": layers}))
 
 
 def tiny_loaded() -> LoadedModel:

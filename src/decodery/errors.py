@@ -23,6 +23,10 @@ class PromptError(DecoderyError):
     """The prompt is empty, too long for the model's context, or not what the model's template accepts."""
 
 
+class ContextFull(PromptError):
+    """A prompt leaves no room in the model's context for a single token behind it."""
+
+
 class VocabularyMismatch(DecoderyError):
     """Draft and target model do not share one space of token ids."""
 

@@ -28,6 +28,7 @@ from decodery.registry import resolve
 from decodery.sample.sampler import Sampler
 from decodery.score.base import Candidates, judge
 from decodery.search.best_of_n import BestOfN
+from decodery.search.dvts import DVTS
 from decodery.search.estimators import best_of, distinct_of, pass_at, voted
 from decodery.testing import ScriptedChain, Tabular, TabularReward, best_of_law, chi_square
 
@@ -202,6 +203,17 @@ def test_estimators_of_votes_and_of_different_texts() -> None:
 def test_what_cannot_be_measured_is_said_before_anything_is(change: dict, said: str) -> None:
     with pytest.raises(DecoderyError, match=said):
         replace(SETTINGS, **change).check()
+
+
+def test_the_searches_of_a_study_have_one_name() -> None:
+    found = replace(SETTINGS, methods=("bag-of-tricks", "best-of-n"), budgets=(1, 4, 16), pool=16)
+    assert len(found.methods) == 6 and found.methods[0] == "best-of-n" and found.methods.count("best-of-n") == 1
+    # One line that is as wide as it branches: best-of-n step by step.
+    search = found.search(found.methods[3], 16, "noisy")
+    assert isinstance(search, DVTS) and (search.n, search.m) == (16, 16)
+    replace(found, methods=tuple(each for each in found.methods if "step-beam" not in each)).check()
+    with pytest.raises(SettingsError, match="m up to n"):
+        found.check()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from decodery.bench import report, result
 from decodery.bench.watching import codes, job, recall
 from decodery.bench.watching.control import effect
+from decodery.bench.watching.feedback import _observed
 from decodery.bench.watching.figures import (
     Judged,
     calibration_error,
@@ -25,10 +27,15 @@ from decodery.bench.watching.heads import _by_means
 from decodery.bench.watching.job import WatchJob
 from decodery.bench.watching.judge import Judge
 from decodery.bench.watching.price import both_ways
+from decodery.bench.watching.records import RECORD, recorded, solved_programs, surface
 from decodery.bench.watching.settings import TESTBEDS, WatchSettings
 from decodery.errors import CorruptFile, SettingsError
+from decodery.puzzles.robot import Robot
 from decodery.train.align import aligned
 from decodery.train.checkable import FAMILIES, MORE, built_in
+from decodery.train.program_probe import Program, accuracies, train_program_probe
+from decodery.train.ranking import auroc
+from decodery.train.sae import edges, own_codes, pair_shares
 from decodery.train.sequential import built_in_talks
 from serving import tiny_lm
 
@@ -123,6 +130,58 @@ def test_controls_of_the_testbeds_are_what_they_are_called() -> None:
         "right to wrong": 1,
         "mcnemar p": 1.0,
     }
+
+
+def test_records_of_programs_hold_what_was_written_so_far_and_no_more() -> None:
+    import torch
+
+    robot, prompt = Robot(), "230>451:"
+    whole, begun = (recorded(Program(prompt, text, True, 0.0, {}), robot).rows[RECORD] for text in ("mlmr", "mlrr"))
+    assert torch.equal(whole[:2], begun[:2]) and not torch.equal(whole[2], begun[2])
+    assert torch.equal(whole[3], whole[4]) and whole.sum(dim=1).tolist() == [7, 8, 9, 10, 10]
+    # What a program holds can be read off its record, whatever the words mean; off a record without the actions not.
+    programs = solved_programs(robot, 0)[:400]
+    blind = [replace(each, rows={RECORD: each.rows[RECORD][:, :32]}) for each in programs]
+    common: dict[str, Any] = {"meaning": "lrm", "inner": (64,), "steps": 300, "rate": 0.2}
+    read, unread = (
+        accuracies(train_program_probe(own, robot, (RECORD,), **common), own, robot, "lrm") for own in (programs, blind)
+    )
+    assert read["facing"] > unread["facing"] + 0.06 > 0.3
+    rows = [replace(each, right=len(each.text) > 4) for each in programs]
+    told = surface(rows[:200], rows[200:], robot)
+    assert (
+        detection("m", "s", [Judged(told, [not each.right for each in rows[200:]], *[["g"] * 200] * 2)])["auroc"] > 0.9
+    )
+
+
+def test_pairs_of_heads_tell_what_no_head_tells_alone() -> None:
+    import torch
+
+    draws = torch.Generator().manual_seed(0)
+    codes = torch.randint(3, (60, 6), generator=draws)
+    codes[:, 2:4] = torch.randint(2, (60, 2), generator=draws)
+    positive = codes[:, 2] != codes[:, 3]
+    own = own_codes(codes[:40], positive[:40], 3)["score"]
+    found = edges(codes[:40], positive[:40], 3)
+    assert found[0] == ((2, 3), 1.0) and found[1][1] < 0.5 and float(own[2:4].max()) == 0.0
+    told = pair_shares(codes[:40], positive[:40], [found[0][0]], codes[40:])
+    assert torch.equal(told.bool(), positive[40:])
+    # The pair that says least says something else.
+    assert not torch.equal(pair_shares(codes[:40], positive[:40], [(0, 1)], codes[40:]).bool(), positive[40:])
+
+
+def test_observers_of_feedback_read_what_labels_go_by() -> None:
+    import torch
+
+    states = torch.randn(32, 6, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    given = (states[:, 2] > 0).numpy()
+    texts = ["salt" if label else "rice" for label in given]
+    told = _observed(texts, states, given)
+    for scores in told.values():
+        assert auroc(scores, given[16:].tolist()) > 0.8
+    states[:, 2] = 0
+    blind = _observed(["same"] * 32, states, given)
+    assert all(abs(auroc(scores, given[16:].tolist()) - 0.5) < 0.3 for scores in blind.values())
 
 
 def test_states_of_two_sources_share_a_subspace() -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from decodery.core.ask import drive
+from decodery.core.gaussian_process import GaussianProcess, matern
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.dynamic_exit import DEL, tokens_per_layer
 from decodery.draft.growth.caterpillar import Caterpillar
-from decodery.draft.stores.gaussian_process import GaussianProcess, matern
 from decodery.draft.stores.skip_search import SkipSearch
 from decodery.draft.swift import SKIPS, Swift, matchness
 from decodery.errors import CorruptFile, DecoderyError, SettingsError

@@ -11,7 +11,8 @@ import torch
 
 from decodery.draft.compressed_cache import CompressedCache
 from decodery.errors import CorruptFile, SettingsError
-from decodery.kv.d2o import D2O, shared_out
+from decodery.kv.base import shared_out
+from decodery.kv.d2o import D2O
 from decodery.kv.dapq import DapQ
 from decodery.kv.double_sparsity import DoubleSparsity
 from decodery.kv.h2o import H2O

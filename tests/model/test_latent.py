@@ -22,6 +22,7 @@ from decodery.model.load import LoadedModel, load
 from decodery.model.transformer import Transformer
 from decodery.testing import check_identical, check_state, decode
 from decodery.train.draft import check_target
+from decodery.transform import Int8
 from decodery.transform.base import transformed
 from tiny_models import make_model, random_ids, reference, save
 
@@ -95,4 +96,4 @@ def test_what_is_not_in_the_pass_is_refused(folder: Path, tmp_path: Path, monkey
     with pytest.raises(SettingsError, match="many experts"):
         check_target(target)
     with pytest.raises(UnsupportedModel, match=r"cannot be transformed|experts"):
-        transformed(target.model, [object()])  # type: ignore[list-item, arg-type]
+        transformed(target.model, [Int8()])

@@ -13,12 +13,19 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from decodery.errors import CorruptFile, UnsupportedModel
+from decodery.model.batch import Batch, Segment
+from decodery.model.block_linear import BlockLinear
+from decodery.model.footprint import precision
 from decodery.model.gguf_blocks import READ
 from decodery.model.gguf_model import GGUFCheckpoint
 from decodery.model.int4 import Int4Linear
 from decodery.model.int8 import Int8Linear
+from decodery.model.kernels import Form, choose, kernel_sets
 from decodery.model.load import load
+from decodery.model.portable import PortableStack
 from decodery.model.resident import forget, mapped_files
+from decodery.model.route import WHOLE, stops
+from decodery.model.sites import Visits
 from decodery.model.transformer import Transformer
 from tiny_gguf import write_gguf
 from tiny_models import assert_same_logits, make_model, save
@@ -41,21 +48,58 @@ def model_of(path: Path, dtype: str = "auto") -> Transformer:
 # --- GGUF -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q4_K], ids=lambda kind: kind.name)
-def test_blocks_are_what_the_file_says(kind: Kind) -> None:
-    block, size = gguf.GGML_QUANT_SIZES[kind]
+def random_blocks(kind: Kind, rows: int, blocks: int) -> np.ndarray:
+    """[rows, bytes] of blocks of a type whose bits are drawn, but for their scales in half precision."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(0)
-    raw = random.integers(0, 256, (5, 3 * size), dtype=np.uint8)
-    scales = 2 if kind == Kind.Q4_0 else 4
-    raw.reshape(5, 3, size)[..., :scales] = random.uniform(-2, 2, (5, 3, scales // 2)).astype(np.float16).view(np.uint8)
-    found = Int4Linear(*map(torch.from_numpy, READ[kind.name](raw))).dense().numpy()
-    expected = gguf.quants.dequantize(raw, kind)
-    if kind == Kind.Q4_K:
+    raw = random.integers(0, 256, (rows, blocks * size), dtype=np.uint8)
+    each, at = raw.reshape(rows, blocks, size), -2 if kind == Kind.Q6_K else 0
+    scales = 2 if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1
+    drawn = random.uniform(-2, 2, (rows, blocks, scales)).astype(np.float16).view(np.uint8)
+    each[..., at : at + 2 * scales or None] = drawn
+    return raw
+
+
+def as_linear(kind: str, raw: np.ndarray) -> Int4Linear | BlockLinear:
+    form, read = READ[kind]
+    numbers, first, second = map(torch.from_numpy, read(raw))
+    if form == Form.BLOCKS4:
+        return Int4Linear(numbers, first, second)
+    return BlockLinear(numbers, torch.stack((first, second), dim=-1))
+
+
+@pytest.mark.parametrize("kind", list(READ))
+def test_blocks_are_what_the_file_says(kind: str) -> None:
+    raw = random_blocks(Kind[kind], 5, 3)
+    found, expected = as_linear(kind, raw).dense().numpy(), gguf.quants.dequantize(raw, Kind[kind])
+    if kind.endswith(("_K", "_XS")):
         # Steps and least values are products, rounded to half precision.
-        bound = np.abs(expected).reshape(5, 3, -1).max(-1).repeat(block, -1) * 2.0**-9
+        bound = np.abs(expected).reshape(5, 3, -1).max(-1).repeat(256, -1) * 2.0**-9
         assert (np.abs(found - expected) <= bound).all() and (found != expected).any()
     else:
         np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", list(READ))
+def test_every_kernel_multiplies_blocks_to_the_same_bits_for_any_number_of_rows(kind: str) -> None:
+    """33 outputs leave a panel nearly empty, and 96 inputs half a group of activations."""
+    block, _ = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    linear = as_linear(kind, random_blocks(Kind[kind], 33, 256 // block * 2 if block == 256 else 3))
+    linear.bias = torch.randn(33, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(21, linear.shape[1], generator=torch.Generator().manual_seed(2))
+    expected = linear.portable(x)
+    for kernels in kernel_sets():
+        choose(kernels)
+        try:
+            for n in (1, 2, 3, 5, 8, 9, 16, 21):
+                assert torch.equal(linear(x[:n]), expected[:n]), (kernels, n)
+        finally:
+            choose(kernel_sets()[0])
+    exact = x.double() @ linear.dense().double().T + linear.bias
+    assert (expected - exact).norm() / exact.norm() < 0.01
+    # One number that is another shows: a bit of the last input's.
+    linear.weight[7, -1] ^= 128
+    assert not torch.equal(type(linear)(**vars(linear) | {"_packed": None})(x)[:, 7], expected[:, 7])
 
 
 def test_any_rows_of_a_part_are_those_of_the_whole(tmp_path: Path) -> None:
@@ -67,7 +111,7 @@ def test_any_rows_of_a_part_are_those_of_the_whole(tmp_path: Path) -> None:
         assert tuple(whole.shape) == checkpoint.shape(name)
         for begin, end in ((0, 1), (3, 21), (17, 32)):
             assert torch.equal(checkpoint.part(name, begin, end), whole[begin:end])
-            if checkpoint.has_blocks(name):
+            if checkpoint.form(name) is not None:
                 assert torch.equal(checkpoint.blocks(name, begin, end).dense(), whole[begin:end])
 
 
@@ -84,21 +128,55 @@ def test_auto_keeps_the_files_own_numbers(kind: Kind, home: Path, tmp_path: Path
 
 
 def test_layers_with_more_bits_keep_them(home: Path, tmp_path: Path) -> None:
-    """As in Q4_K_M files, whose values and some projections have six or eight bits."""
+    """As in Q4_K_M files, whose values and some projections have more bits; what is fused of two is int8."""
     others = {"v_proj": Kind.Q8_0, "1.mlp.down_proj": Kind.Q5_1}
     write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_1, others=others)
     ours, exact = model_of(tmp_path / "tiny.gguf"), model_of(tmp_path / "tiny.gguf", "float32")
     layer = ours.weights.layers[1]
-    assert isinstance(layer.qkv, Int8Linear) and isinstance(layer.down, Int8Linear)
+    assert isinstance(layer.qkv, Int8Linear) and isinstance(layer.down, BlockLinear)
     assert isinstance(layer.gate_up, Int4Linear) and isinstance(ours.weights.layers[0].down, Int4Linear)
-    wanted = exact.weights.layers[1].down.weight
-    assert (layer.down.dense() - wanted).abs().max() <= wanted.abs().max() / 127
+    assert torch.equal(layer.down.dense(), exact.weights.layers[1].down.weight)
+    wanted = exact.weights.layers[1].qkv.weight
+    assert (layer.qkv.dense() - wanted).abs().max() <= wanted.abs().max() / 127
 
 
-def test_files_with_more_bits_are_int8_and_four_where_asked_for(home: Path, tmp_path: Path) -> None:
-    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q8_0)
-    assert isinstance(model_of(tmp_path / "tiny.gguf").weights.layers[0].qkv, Int8Linear)
+@pytest.mark.parametrize(("kind", "bits"), [(Kind.Q5_0, 5), (Kind.Q5_1, 5), (Kind.Q8_0, 8)], ids=lambda each: str(each))
+def test_files_with_more_bits_keep_them_and_have_four_where_asked_for(
+    kind: Kind, bits: int, home: Path, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), kind)
+    loaded = load(tmp_path / "tiny.gguf", device="cpu")
+    ours, exact = loaded.model, model_of(tmp_path / "tiny.gguf", "float32")
+    assert loaded.dtype == "int8" == precision(ours)
+    for name in ("qkv", "output", "gate_up", "down"):
+        kept = getattr(ours.weights.layers[1], name)
+        assert isinstance(kept, BlockLinear) and kept.bits == bits
+        assert torch.equal(kept.dense(), getattr(exact.weights.layers[1], name).weight)
+    assert isinstance(ours.weights.head, Int8Linear)
     assert isinstance(model_of(tmp_path / "tiny.gguf", "int4").weights.layers[0].qkv, Int4Linear)
+
+
+def test_a_pass_over_blocks_is_that_of_the_portable_layers(home: Path, tmp_path: Path) -> None:
+    """The native stack, whose gates and values share panels, against the layers one by one."""
+    others = {"gate_proj": Kind.Q5_1, "up_proj": Kind.Q5_1, "down_proj": Kind.Q8_0}
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_0, others=others)
+    model = model_of(tmp_path / "tiny.gguf", "int4")
+    layer = model.weights.layers[0]
+    assert [type(part).__name__ for part in (layer.qkv, layer.gate_up, layer.down)] == [
+        "Int4Linear", "BlockLinear", "BlockLinear",
+    ]  # fmt: skip
+    portable = PortableStack(model.config, model.weights, model.angles)
+    hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    caches = [model.new_cache(), model.new_cache()]
+    for cache in caches:
+        cache.reserve(np.arange(5))
+    batches = [Batch([Segment.chunk([1, 2, 3, 4, 5], cache)]) for cache in caches]
+    run = stops(WHOLE, model.config.num_layers)
+    found = [
+        stack.layers(hidden, batch, run, Visits.reading(()))
+        for stack, batch in zip((model._stack, portable), batches, strict=True)
+    ]
+    assert torch.equal(*found)
 
 
 # --- GPTQ and AWQ ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,29 +12,13 @@ from decodery.draft.draft_model import DraftModel
 from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.families import read_config
+from decodery.model.kept_rows import parents
 from decodery.model.load import load
-from decodery.model.recurrence import advance, parents, tree_scan
+from decodery.model.recurrence import advance, tree_scan
 from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Weights
 from decodery.testing import check_cache, check_identical, check_state, decode
 from decodery.train.draft import check_target
-from tiny_models import make_model, random_ids, reference, save, tree_mask
-
-
-def doubled(model: Transformer) -> Transformer:
-    """The model in float64."""
-
-    def wide(part: object) -> object:
-        if isinstance(part, Dense):
-            return Dense(part.weight.double(), None if part.bias is None else part.bias.double())
-        return part.double() if isinstance(part, torch.Tensor) else part
-
-    layers = [
-        replace(layer, **{name: wide(part) for name, part in vars(layer).items()}) for layer in model.weights.layers
-    ]
-    whole = model.weights
-    head = wide(whole.head)
-    return Transformer(model.config, Weights(whole.embedding.double(), layers, whole.norm.double(), head))  # type: ignore[arg-type]
+from tiny_models import doubled, make_model, random_ids, reference, save, tree_mask
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.bench.watching.settings import WatchSettings
+from decodery.bench.watching.specificity import specificity
 from decodery.core.sequence import Sequence
 from decodery.errors import CorruptFile, ModelNotFound, SettingsError
 from decodery.model.batch import Batch, Segment
@@ -82,6 +84,19 @@ def test_probes_and_los_find_what_was_planted_and_nothing_where_nothing_is() -> 
         train_probe([replace(each, wrong=True) for each in answers], sites, "new")
     with pytest.raises(SettingsError, match="20 log-probabilities of a row were collected, not 21"):
         train_los(answers, k=21)
+
+
+def test_specificity_is_told_site_by_site() -> None:
+    answers, sites = planted(), ("resid_post.0", "resid_post.1")
+    part = parts([each.question.group for each in answers])
+    test = [each for each, own in zip(answers, part, strict=True) if own == "test"]
+    rows = specificity(answers, test, sites, WatchSettings())
+    assert rows[1]["AUROC"] > rows[0]["AUROC"] + 0.2
+    shares = {row["what"][-1]: [float(each) for each in row["above 0.5"].split(" / ")] for row in rows}
+    assert sum(shares["1"]) > sum(shares["0"]) + 0.3 and min(shares["1"]) > 0.6
+    for row in rows:
+        passed, flagged = zip(*(row[f"above {limit}"].split(" / ") for limit in (0.5, 0.7, 0.9, 0.95)), strict=True)
+        assert sorted(passed) == list(passed) and sorted(flagged, reverse=True) == list(flagged)
 
 
 def test_a_score_in_the_stream_is_that_of_the_whole_answer(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from decodery.sample import (
     Context,
     Mirostat,
     Momentum,
+    NoCitation,
     RepetitionPenalty,
     Sampler,
     Stage,
@@ -81,10 +82,11 @@ def test_settings_build_only_what_is_not_neutral_in_the_order_of_the_preset() ->
         "eos_ids": [0],
     }
     for order, kinds in ORDERS.items():
-        # Mirostat takes the place of the other truncations, and momentum is no setting of other stacks.
+        # Mirostat takes the place of the other truncations; momentum and no-citation are no settings of other stacks.
         made = [type(warp) for warp in Sampler.from_settings(**settings, order=order).warps]
         assert made == [kind for kind in kinds if kind is not Mirostat]
-        assert set(kinds) == {type(warp) for warp in WARPS.values()} - {Momentum} and len(set(kinds)) == len(kinds)
+        known = {type(warp) for warp in WARPS.values()} - {Momentum, NoCitation}
+        assert set(kinds) == known and len(set(kinds)) == len(kinds)
     stages = [kind.stage for kind in ORDERS["default"]]
     assert stages == sorted(stages)
     assert Sampler.from_settings(temperature=1.0, top_k=0, top_p=1, repetition_penalty=1.0).warps == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from transformers.generation import logits_process as hf
@@ -23,6 +24,7 @@ from decodery.sample import (
     MinP,
     Mirostat,
     Momentum,
+    NoCitation,
     NoRepeatNGram,
     PresencePenalty,
     RepetitionPenalty,
@@ -34,6 +36,7 @@ from decodery.sample import (
     Warp,
 )
 from decodery.sample import typical as typical_file
+from decodery.sample.no_citation import Citations
 from methods import WARPS
 from plain_warps import (
     INF,
@@ -138,6 +141,7 @@ NEUTRAL: list[Warp] = [
     PresencePenalty(0.0),
     FrequencyPenalty(0.0),
     NoRepeatNGram(0),
+    NoCitation(Citations.of([np.array([1, 2, 3])])),
     LogitBias(()),
     LogitBias(((3, 0.0),)),
     MinNewTokens(0, (3,)),

@@ -74,6 +74,9 @@ class Toy:
         return list(nodes)
         yield
 
+    def settle(self, nodes: Any) -> None:
+        """Nobody waits for the text."""
+
     def chances(self, text: Text) -> np.ndarray:
         return law(text, self.sizes[len(text)])
 

@@ -270,6 +270,20 @@ def test_searches_are_served(lm: LM, api: OpenAI) -> None:
     assert list(texts.values()) == [choice.text for choice in found.choices]
 
 
+def test_a_search_streams_what_cannot_change_any_more(lm: LM, api: OpenAI) -> None:
+    # One line of steps is settled step by step; of several nothing is but what they have in common.
+    spec = "step-beam:scorer=log-probability,n=2,m=2,delimiter=none,step_tokens=4"
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "once", "max_tokens": 24, "temperature": 1.0, "seed": 3, "n": 2}
+    asked["extra_body"] = {"decodery": {"search": spec}}
+    expected = lm.search("once", spec, raw=True, max_new_tokens=24, temperature=1.0, seed=3)
+    pieces: dict[int, list[str]] = {0: [], 1: []}
+    for chunk in api.completions.create(**asked, stream=True):
+        pieces[chunk.choices[0].index].append(chunk.choices[0].text)
+    for found, output in zip(pieces.values(), expected, strict=False):
+        assert "".join(found) == output.text
+    assert len([piece for piece in pieces[0] if piece]) >= 3 and len([piece for piece in pieces[1] if piece]) <= 1
+
+
 def test_many_at_once_are_what_each_is_alone(lm: LM, url: str) -> None:
     expected = [alone(lm, f"text {n}", raw=True, max_new_tokens=25, temperature=1.0, seed=n).text for n in range(24)]
 

@@ -189,6 +189,22 @@ def test_the_best_values_are_kept(tmp_path: Path) -> None:
     assert torch.equal(line(tmp_path, steps=9, lr=4.0)[0], weight)
 
 
+def test_a_share_of_the_rate_moves_as_much_less(tmp_path: Path) -> None:
+    tensors = {name: torch.ones(3, requires_grad=True) for name in ("whole", "tenth")}
+    train(
+        tensors,
+        lambda step: tensors["whole"].sum() + tensors["tenth"].sum(),
+        Plan(1, lr=0.5),
+        tmp_path,
+        validate=lambda: {"sum": float(tensors["whole"].detach().sum())},
+        metric="sum",
+        shares={"tenth": 0.1},
+    )
+    # The first step of AdamW is as long as the rate.
+    assert torch.allclose(1 - tensors["whole"], torch.full((3,), 0.5))
+    assert torch.allclose(1 - tensors["tenth"], torch.full((3,), 0.05))
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     line(tmp_path)
     with pytest.raises(SettingsError, match="other settings"):

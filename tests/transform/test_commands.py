@@ -34,8 +34,16 @@ def test_a_copy_is_made_and_told_about(tiny: str, tmp_path: Path) -> None:
         "generate", "ab", "-m", tiny, "--drafter", f"draft-model:model={copy}", "--json", "--max-new-tokens", "8"
     )
     assert code == 0 and json.loads(output)["text"] is not None, errors
-    code, _, errors = inside("transform", "-m", tiny, "--with", "slicegpt", "--out", copy)
+    again = str(tmp_path / "again")
+    code, _, errors = inside("transform", tiny, str(text), *specs, "--length", "64", "--out", again)
+    assert code == 0 and all(
+        (tmp_path / "again" / name).read_bytes() == (tmp_path / "copy" / name).read_bytes()
+        for name in ("int4.safetensors", "report.json")
+    ), errors
+    code, _, errors = inside("transform", tiny, "--with", "slicegpt", "--out", copy)
     assert code == 1 and "must read a text" in errors
+    code, _, errors = inside("transform", tiny, "nowhere.txt", "--with", "slicegpt", "--out", copy)
+    assert code == 2 and "nowhere.txt" in errors
     code, _, errors = inside("transform", "-m", tiny, "--with", "int8", "--out", str(tmp_path))
     assert code == 1 and "name a new folder" in errors
 

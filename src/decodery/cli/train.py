@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .train_codes import codebook, sae
+from .train_copies import bitnet, hyperfit, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
 from .train_drafts import deer, draft, nested
 from .train_dscd import dscd
-from .train_exits import calm, sec
+from .train_exits import calm, del_, sec
 from .train_ftp import ftp
+from .train_hamburger import hamburger
 from .train_head import head
 from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, orpo, prm, puzzle_model, text_prm
+from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
@@ -39,23 +41,31 @@ def train() -> None:
 for learned in (
     acceptance,
     axis,
+    bitnet,
     calm,
     codebook,
     compute_optimal,
     contexts,
     cppd,
     deer,
+    del_,
     diffusion,
     draft,
     dscd,
     ftp,
+    hamburger,
+    grpo,
     head,
     hidden_transfer,
+    hyperfit,
     kv,
     learn2pd,
+    lora,
     los,
+    lq_lora,
     nested,
     ngrams,
+    nm_sparsity,
     ppd,
     orpo,
     prm,
@@ -63,6 +73,7 @@ for learned in (
     program_probe,
     puzzle_model,
     router,
+    s2ft,
     sae,
     sec,
     sequential,

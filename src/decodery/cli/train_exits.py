@@ -7,7 +7,17 @@ from pathlib import Path
 
 import click
 
-from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
+from .training import (
+    FILE,
+    OwnTexts,
+    command_line,
+    learning_dtype,
+    model_option,
+    out_option,
+    own_texts,
+    resumable,
+    seed_option,
+)
 
 
 @click.command(short_help="Calibrate --source calm:calibration=DIR.")
@@ -112,3 +122,41 @@ def sec(
         found = train_sec(loaded, learning, corpus, out, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
     click.echo(f"The heads are ready: --source sec:heads={out}")
+
+
+@click.command("del", short_help="Find exits for --drafter del:layers=...")
+@out_option
+@model_option("that is to draft for itself")
+@own_texts(count=48, length=64)
+@click.option("--exits", default=3, show_default=True, help="How many layers it may choose from.")
+@click.option("--longest", default=18, show_default=True, help="Tokens of a draft at most.")
+@click.option("--head", default=0.0, show_default=True, help="What a head call costs in layers; 0 as published.")
+@seed_option("the texts")
+def del_(out: Path, model: str, own: OwnTexts, exits: int, longest: int, head: float, seed: int) -> None:
+    """Find which layers of MODEL promise most as exits for --drafter del.
+
+    MODEL writes texts into DIR; a folder of another such command with the same settings has them already. They are read
+    once, and it is counted how often each layer would have drafted what MODEL says. Prints the settings and what they
+    promise. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    """
+    from dataclasses import asdict
+
+    from ..errors import UnsupportedModel
+    from ..model.load import load
+    from ..model.protocol import is_open
+    from ..train.dynamic_exit import find_exits
+
+    lines, loaded = own.lines(), load(model)
+    target = loaded.model
+    if not is_open(target):
+        raise UnsupportedModel(
+            f"{loaded.name} does not show what its layers say: use a model that decodery runs itself"
+        )
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress, top=0)
+        found = find_exits(target, list(corpus), exits=exits, longest=longest, head=head, progress=progress)
+    click.echo(json.dumps(asdict(found), indent=1))
+    if found.gain <= 1:
+        click.echo("No layer promises more than plain decoding: drafting with this model's first layers does not pay.")
+    layers = "/".join(map(str, found.layers))
+    click.echo(f"The exits are ready: --drafter del:layers={layers},length={found.length},head={head:g}")

@@ -137,6 +137,59 @@ def orpo(
     )
 
 
+@click.command(short_help="Let a small model learn from rewards of its own texts.")
+@click.argument("puzzle")
+@out_option
+@model_option("that solves the puzzles, and learns")
+@click.option("--reward", default="noisy", show_default=True, help="As for decodery bench --workload search.")
+@click.option(
+    "--calibrate",
+    type=click.Choice(["none", "identity", "exp", "best-of", "worst-of"]),
+    default="best-of",
+    show_default=True,
+    help="What counts: the reward, or the share of the model's first texts that it beats, as it is or transformed for "
+    "the best of --n (InfAlign).",
+)
+@click.option("--n", default=4, show_default=True, help="Texts of which the best is to be taken.")
+@click.option("--beta", default=0.5, show_default=True, help="Nats of distance from MODEL against a whole reward.")
+@click.option("--problems", default=64, show_default=True, help="Puzzles that are learned from.")
+@click.option("--steps", default=100, show_default=True, help="Training steps.")
+@seed_option("puzzles, texts and training")
+def grpo(
+    puzzle: str,
+    out: Path,
+    model: str,
+    reward: str,
+    calibrate: Any,
+    n: int,
+    beta: float,
+    problems: int,
+    steps: int,
+    seed: int,
+) -> None:
+    """Train a copy of MODEL on what a reward model says of its own texts for PUZZLE, by GRPO.
+
+    As InfAlign does: rewards are calibrated against what MODEL writes untrained, and transformed for how texts will be
+    used. Stop with Ctrl-C whenever you like: the same command goes on where it stopped.
+    """
+    from ..bench.searches.rewards import reward as spec_of
+    from ..model.load import load
+    from ..puzzles import puzzle as named
+    from ..registry import resolve
+    from ..train.grpo import GRPORecipe, train_grpo
+
+    recipe = GRPORecipe(problems, calibrate=calibrate, n=n, beta=beta, steps=steps, seed=seed)
+    asked, loaded = named(puzzle), load(model)
+    scorer = resolve("score", spec_of(reward, asked)).bind(loaded.tokenizer)
+    with resumable(out) as progress:
+        found = train_grpo(loaded.model, asked, scorer, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"the model is ready: {out}")
+    click.echo(
+        f"on puzzles held out: reward {found['reward']:.3f}, before {found['reward_before']:.3f}; the best of {n} "
+        f"texts beats that of before in {found['win_rate']:.1%}, {found['kl']:.2f} nats away"
+    )
+
+
 @click.command("text-prm", short_help="Train a process reward model on judged texts.")
 @click.argument("texts", type=FILE)
 @out_option

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from .options import Command, import_option, model_options, output_option
 from .training import FILE, out_option, pieces, texts_options
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command, short_help="Make a cheaper copy of a model.")
-@click.argument("files", nargs=-1, type=FILE)
+@click.argument("given", nargs=-1, metavar="[MODEL] [FILES]...")
 @click.option(
     "--with", "specs", multiple=True, required=True, metavar="SPEC",
     help="What is done, such as int8 or slicegpt:share=0.2; repeated, one after another.",
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 @import_option
 @model_options
 @output_option("--json", "as_json", is_flag=True, help="Print the report as one object.")
+@click.pass_context
 def transform(
-    files: tuple[Path, ...],
+    ctx: click.Context,
+    given: tuple[str, ...],
     specs: tuple[str, ...],
     out: Path,
     texts: int,
@@ -39,7 +42,8 @@ def transform(
     """Make a copy of MODEL that takes less, and leave it in a folder: -m DIR, or --drafter draft-model:model=DIR.
 
     MODEL itself stays as it is. As its drafter the copy changes its cost and not a token; in its place it writes other
-    texts. Text FILES are what some transformations measure activations on; `decodery methods` lists them.
+    texts. Text FILES are what some transformations measure activations on; `decodery methods` lists them. Where the
+    model is given with -m, all arguments are FILES.
     """
     import numpy as np
 
@@ -49,6 +53,9 @@ def transform(
     from ..transform.base import transformed
     from ..transform.folder import check_folder, save
 
+    if given and ctx.get_parameter_source("model") is ParameterSource.DEFAULT:
+        model, *given = given  # type: ignore[assignment]
+    files = [FILE.convert(each, None, ctx) for each in given]
     transforms = [resolve("transform", spec) for spec in specs]
     check_folder(out)
     loaded = load(model, dtype=dtype)

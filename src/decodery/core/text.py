@@ -53,10 +53,15 @@ class TextStream:
 
     def release(self, *, final: bool = False) -> str:
         """Text that became safe to show since the last call."""
-        end = len(self.text) if final else min(len(self.text) - self._held_back(), self._ends[0])
-        piece = self.text[self._released : end]
-        self._released = max(self._released, end)
+        safe = self.text if final else self.safe
+        piece = safe[self._released :]
+        self._released = max(self._released, len(safe))
         return piece
+
+    @property
+    def safe(self) -> str:
+        """What of the text will stay whatever follows."""
+        return self.text[: min(len(self.text) - self._held_back(), self._ends[0])]
 
     def _append(self, piece: str) -> str | None:
         start = max(0, len(self.text) - self._longest + 1)

@@ -37,13 +37,14 @@ class Calls:
     conversation: of the request, from which other prompts are made. trace: of all texts that answer, which share the
     ledger of the request; of those that judge it tells `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
     remembered: what scorers have found out for this prompt. standing: what would be the answer if nothing more came,
-    best first; whoever asks keeps it up to date.
+    best first; complete: whether nothing was left out that was to be asked; whoever asks keeps them up to date.
     """
 
     def __init__(self, engine: Engine, request: Request, conversation: Conversation) -> None:
         self.engine, self.request, self.conversation = engine, request, conversation
         self.trace = Trace()
         self.standing: list[Sequence] = []
+        self.complete = True
         self.remembered: dict[Hashable, Any] = {}
         self._answered = self._judged = 0
 
@@ -104,6 +105,10 @@ class Calls:
         texts = [self._open(self.request, self.conversation, nth_seed(seed, number)) for number in range(n)]
         yield from self._write(texts, Trace(ledger=charged()), silent)
         return texts
+
+    def fits(self, said: Conversation, room: int = 1) -> bool:
+        """Whether so many tokens can be written behind a prompt. A server alone knows what fits there: it says no."""
+        return len(said.tokens()) + room <= self.engine.model.config.max_positions
 
     def _open(self, request: Request, said: Conversation, seed: int) -> Sequence:
         if request.embeddings is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..core.memory import Memory
 from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
-from ..errors import PromptError, SettingsError
+from ..errors import ContextFull, PromptError, SettingsError
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
 from .request import Request
@@ -88,7 +88,7 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
     if not prompt:
         raise PromptError("the prompt is empty: give at least one token")
     if len(prompt) >= limit:
-        raise PromptError(
+        raise ContextFull(
             f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
             "one new token fits"
         )

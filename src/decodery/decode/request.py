@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Request:
     of its own. salt: texts share what was read of their prompts with those of the same salt only. trees: keep the draft
     of every step in the trace. conversation: what the prompt was made of, for searches that ask for texts behind other
     prompts. embeddings: what the prompt holds beside tokens; the model reads it in place of the tokens at these places.
+    settled: called by searches that know it, with all of the text that is returned first that cannot change any more.
 
     drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
 
@@ -83,6 +85,7 @@ class Request:
     trees: bool = False
     conversation: Conversation | None = None
     embeddings: Embeddings | None = None
+    settled: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:

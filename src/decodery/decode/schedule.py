@@ -14,6 +14,7 @@ from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
 from ..model.blocks import Slab, resident
 from ..model.cache import KVCache
+from ..model.protocol import writes
 from .pace import LEAST_ROWS, Pace
 from .preempt import behind, caches, drop, withdraw
 from .prefixes import PrefixCache
@@ -271,9 +272,11 @@ def _guarded(run: Turn, do: Callable[[], T]) -> T | bool:
 
 
 def share_prompt(seq: Sequence, owner: Sequence) -> None:
-    """Take over the prompt that another text has read, once it has; not what is no plain reading of it."""
+    """Take over the prompt that another text has read, once it has; not what is no plain reading of it, or read by
+    somebody else.
+    """
     shared = seq.prompt_length - 1
-    if isinstance(owner.cache, KVCache) and not owner.cache.plain:
+    if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.plain):
         seq.like = None
     elif owner.cache.next_position >= shared and not owner.paused:
         seq.cache = owner.cache.fork()

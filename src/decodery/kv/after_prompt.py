@@ -73,12 +73,17 @@ class Prompt:
 
     def turned(self, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
         """Rows [..., rows, head_dim] as they would be `by` positions further on."""
-        by = np.broadcast_to(np.asarray(by), rows.shape[-2:-1])
-        cos, sin = angles(self.config, self.layer, np.abs(by))
-        sin = sin * torch.from_numpy(np.sign(by))[:, None]
-        first, second = rows.chunk(2, dim=-1)
-        cos, sin = cos.to(rows), sin.to(rows)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned(self.config, self.layer, rows, by)
+
+
+def turned(config: ModelConfig, layer: int, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
+    """A layer's queries or keys [..., rows, head_dim] as they would be `by` positions further on."""
+    by = np.broadcast_to(np.asarray(by), rows.shape[-2:-1])
+    cos, sin = angles(config, layer, np.abs(by))
+    sin = sin * torch.from_numpy(np.sign(by))[:, None]
+    first, second = rows.chunk(2, dim=-1)
+    cos, sin = cos.to(rows), sin.to(rows)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def angles(config: ModelConfig, layer: int, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,21 +94,24 @@ def angles(config: ModelConfig, layer: int, positions: np.ndarray) -> tuple[torc
     return cos[positions], sin[positions]
 
 
-class AfterPrompt(State):
-    """Notes a prompt's last queries, and lets go of the rest of it when it is read. settled: whether that is done."""
+class Noting(State):
+    """Notes a prompt's last `watched` queries, by layer in parts [rows, heads, head_dim], until it is read.
 
-    def __init__(self, method: Compressing, config: ModelConfig, prompt: int) -> None:
+    settled: whether that is done.
+    """
+
+    def __init__(self, config: ModelConfig, prompt: int, watched: int) -> None:
         super().__init__(config, prompt)
-        self.method = method
         self.settled = False
-        self._first = prompt - min(method.watched(prompt), prompt)
+        self._first = prompt - min(watched, prompt)
         self._queries: dict[int, list[torch.Tensor]] = {}
         self._read: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
 
-    def select(self, attention: Attention) -> None:
+    def select(self, attention: Attention) -> np.ndarray | None:
         if not self.settled and self.config.window(attention.layer) is None:
             rows = np.flatnonzero(attention.segment.positions >= self._first)
             self._read[attention.layer] = rows, attention.queries[torch.from_numpy(rows)].clone()
+        return None
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         if self.settled:
@@ -113,14 +121,27 @@ class AfterPrompt(State):
             self._queries.setdefault(layer, []).append(queries[torch.from_numpy(kept)])
         self._read = {}
         if cache.next_position >= self.prompt:
-            self._compress(cache)
+            self._settle(cache)
+            self._queries, self.settled = {}, True
 
     def cut(self, cache: KVCache) -> None:
         self._read = {}
         known = max(cache.next_position - self._first, 0)
         self._queries = {layer: [torch.cat(parts)[:known]] for layer, parts in self._queries.items()}
 
-    def _compress(self, cache: KVCache) -> None:
+    @abstractmethod
+    def _settle(self, cache: KVCache) -> None:
+        """Done once, when the prompt is read."""
+
+
+class AfterPrompt(Noting):
+    """Lets go of the rest of a prompt when it is read."""
+
+    def __init__(self, method: Compressing, config: ModelConfig, prompt: int) -> None:
+        super().__init__(config, prompt, method.watched(prompt))
+        self.method = method
+
+    def _settle(self, cache: KVCache) -> None:
         budgets = self.method.budgets(self.config.num_layers, cache.length)
         for layer, parts in self._queries.items():
             keys, values = cache.view(layer)
@@ -129,7 +150,6 @@ class AfterPrompt(State):
             if budgets[layer] < keys.shape[1]:
                 seen = Prompt(self.config, layer, queries, at, precise(keys), precise(values))
                 retain(cache, layer, best(self.method.scores(seen), budgets[layer]))
-        self._queries, self.settled = {}, True
         cache.shrink(SPARE)
 
 

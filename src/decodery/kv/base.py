@@ -96,6 +96,27 @@ def require_budget(name: str, budget: float) -> None:
         )
 
 
+def window_begins(budget: float, sinks: int, position: int) -> int:
+    """Where the window of a row at `position` begins, when a budget holds the first `sinks` tokens and the window."""
+    return position + 1 - max(entries(budget, position + 1) - sinks, 1)
+
+
+def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndarray:
+    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be."""
+    shares = np.full(len(weights), np.nan)
+    while (free := np.isnan(shares)).any():
+        left = mean * len(weights) - np.nansum(shares)
+        found = weights * left / weights[free].sum()
+        over, under = free & (found > 1), free & (found < least)
+        if not (over | under).any():
+            shares[free] = found[free]
+        elif (found[over] - 1).sum() >= (least - found[under]).sum():
+            shares[over] = 1.0
+        else:
+            shares[under] = least
+    return shares
+
+
 def best(scores: np.ndarray, counts: np.ndarray | int, allowed: np.ndarray | None = None) -> np.ndarray:
     """[..., slots] bool: the `counts` [...] highest of [..., slots] scores; of equal ones the earliest.
 

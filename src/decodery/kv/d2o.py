@@ -15,7 +15,7 @@ from ..model.config import ModelConfig
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
 from ..registry import register
-from .base import entries, require_budget
+from .base import entries, require_budget, shared_out
 from .evicting import Evicting, Held, Scored, gathered, paid, recent_and_best
 
 
@@ -117,22 +117,6 @@ def _spread(scores: np.ndarray) -> float:
     variance = scores.var(axis=1)
     low, high = variance.min(), variance.max()
     return float(((variance - low) / (high - low)).mean()) if high > low else 0.0
-
-
-def shared_out(weights: np.ndarray, mean: float, least: float = 0.01) -> np.ndarray:
-    """Shares in proportion to weights, each from `least` to 1, whose mean is `mean` if that can be."""
-    shares = np.full(len(weights), np.nan)
-    while (free := np.isnan(shares)).any():
-        left = mean * len(weights) - np.nansum(shares)
-        found = weights * left / weights[free].sum()
-        over, under = free & (found > 1), free & (found < least)
-        if not (over | under).any():
-            shares[free] = found[free]
-        elif (found[over] - 1).sum() >= (least - found[under]).sum():
-            shares[over] = 1.0
-        else:
-            shares[under] = least
-    return shares
 
 
 @dataclass(frozen=True, eq=False)

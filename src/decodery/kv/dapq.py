@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 
-from ..core.ask import Asking, score
+from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
-from ..model.policy import Attention, AttentionPolicy
+from ..model.policy import AttentionPolicy
 from ..model.protocol import LanguageModel
 from ..registry import register
-from .after_prompt import SPARE, pooled, retain
-from .base import CachePolicy, State, best, entries, require_budget
-from .selecting import precise
+from .after_prompt import pooled, retain
+from .base import CachePolicy, best, entries, require_budget
+from .probing import Probing, probed
 
 
 @register(
@@ -60,50 +58,26 @@ class DapQ(CachePolicy):
         return Probed(self, model.config, prompt)
 
     def settle(self, seq: Sequence) -> Asking[None]:
-        prompt, state = seq.tokens[: seq.prompt_length], seq.cache.policy
-        assert isinstance(state, Probed)
+        prompt = seq.tokens[: seq.prompt_length]
         room = seq.model.config.max_positions - len(prompt)
         count = min(self.queries, room, max(len(prompt), 1))
         rows = {"last": prompt[-1:] * count, "copy": prompt[len(prompt) - count :]}
         tokens = [self.content] * count if isinstance(self.content, int) else rows[self.content]
-        state.asking = True
         positions = np.arange(len(prompt), len(prompt) + count)
-        segment = Segment(positions, np.asarray(tokens), cache=seq.cache, logit_rows=[])
-        yield from score(seq.model, segment)
-        seq.cache.keep([])
-        state.compress(seq.cache)
+        yield from probed(seq, Segment(positions, np.asarray(tokens), cache=seq.cache, logit_rows=[]))
 
 
-class Probed(State):
-    """paid: by layer, what the pseudo tokens pay to the prompt [kv_heads, prompt], while they are read."""
+class Probed(Probing):
+    """Lets go of what the pseudo tokens have passed over."""
 
     def __init__(self, method: DapQ, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
         self.method = method
-        self.asking = False
-        self.paid: dict[int, torch.Tensor] = {}
-
-    @property
-    def observes(self) -> bool:  # type: ignore[override]
-        return self.asking
-
-    def observe(self, attention: Attention) -> None:
-        weights = attention.weights
-        if not self.asking or weights is None or self.config.window(attention.layer) is not None:
-            return
-        grouped = precise(weights).reshape(len(attention.keys), -1, *weights.shape[1:])
-        self.paid[attention.layer] = grouped[..., : self.prompt].mean(dim=(1, 2))
-
-    def kept(self, cache: KVCache, rows: Ordered[int], layers: Ordered[int] | None) -> None:
-        pass
 
     def compress(self, cache: KVCache) -> None:
-        """Let go of what the pseudo tokens have passed over."""
         count = entries(self.method.budget, self.prompt)
         for layer, paid in self.paid.items():
             scores = pooled(paid, self.method.kernel, "mean").double().cpu().numpy()
             scores[:, self.prompt - self.method.recent :] = np.inf
             if count < self.prompt:
                 retain(cache, layer, best(scores, count))
-        self.asking, self.paid = False, {}
-        cache.shrink(SPARE)

@@ -43,13 +43,26 @@ class Quest(Selective):
         return layer < self.dense_layers
 
     def choose(self, asked: Asked) -> np.ndarray:
-        bounds = page_bounds(asked, self.page).max(axis=2)
-        pages = np.arange(bounds.shape[-1])
-        last = asked.at // self.page
-        bounds = np.where(pages == last[:, None], np.inf, bounds)
-        counts = np.maximum(-(-asked.budgets(self.budget) // self.page), self.least)
-        chosen = best(bounds, counts[None], np.broadcast_to(pages <= last[:, None], bounds.shape))
-        return chosen[..., asked.positions // self.page]
+        pages = best_pages(asked, self.budget, self.page, self.least)
+        chosen: np.ndarray = pages[..., asked.positions // self.page]
+        return chosen
+
+
+def best_pages(asked: Asked, budget: float, page: int, least: int, logical: int | None = None) -> np.ndarray:
+    """Which pages each row reads: [kv_heads, rows, pages] bool, the page that it stands in among them.
+
+    least: of how many pages at the least. logical: tokens of the parts that a page's bound is the largest of, None for
+    the page itself.
+    """
+    size = page if logical is None else logical
+    bounds, per = page_bounds(asked, size).max(axis=2), page // size
+    missing = -bounds.shape[-1] % per
+    bounds = np.pad(bounds, ((0, 0), (0, 0), (0, missing)), constant_values=-np.inf)
+    bounds = bounds.reshape(*bounds.shape[:2], -1, per).max(axis=-1)
+    pages, last = np.arange(bounds.shape[-1]), asked.at // page
+    bounds = np.where(pages == last[:, None], np.inf, bounds)
+    counts = np.maximum(-(-asked.budgets(budget) // page), least)
+    return best(bounds, counts[None], np.broadcast_to(pages <= last[:, None], bounds.shape))
 
 
 def page_bounds(asked: Asked, page: int) -> np.ndarray:

@@ -78,7 +78,8 @@ class Asked:
         )
         self.queries = grouped.transpose(0, 1)
         self.keys = precise(attention.keys)
-        self.seen = attention.seen[rows] if attention.seen.ndim == 2 else attention.seen[0][rows]
+        # What some heads have lost, others still see.
+        self.seen = attention.seen_by_any[rows]
         self.positions = np.asarray(cache.positions[attention.layer, :slots], dtype=np.int64)
         self.at = np.asarray(segment.positions[rows], dtype=np.int64)
 

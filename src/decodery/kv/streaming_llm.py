@@ -14,7 +14,7 @@ from ..model.config import ModelConfig
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
 from ..registry import register
-from .base import CachePolicy, State, entries, require_budget
+from .base import CachePolicy, State, require_budget, window_begins
 
 
 @register(
@@ -45,7 +45,7 @@ class StreamingLLM(CachePolicy):
 
     def begins(self, position: int) -> int:
         """Where the window of a row at `position` begins."""
-        return position + 1 - max(entries(self.budget, position + 1) - self.sinks, 1)
+        return window_begins(self.budget, self.sinks, position)
 
 
 class Streaming(State):

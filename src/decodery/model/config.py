@@ -81,6 +81,18 @@ class Mamba:
 
 
 @dataclass(frozen=True)
+class ShortConv:
+    """Convolutions of `kernel` rows on queries, keys and values, whose filters have `rank` (see `short_conv`)."""
+
+    kernel: int = 4
+    rank: int = 15
+
+    def spans(self, heads: int, kv_heads: int) -> int:
+        """How many layers of a cache it takes to keep a layer's queries, keys and values."""
+        return -(-(heads + 2 * kv_heads) // (2 * kv_heads))
+
+
+@dataclass(frozen=True)
 class Latent:
     """Attention over latents (see `latent`): of a row `rank` numbers and `turned` more, which are rotated, are kept.
 
@@ -111,15 +123,19 @@ class ModelConfig:
     centred_norms: norms take the mean away too and add a bias; their weights are stored with the biases behind them.
     norms_after: a layer's two norms are those of what its sublayers found, which read the stream as it is. parallel:
     the MLP reads what attention reads. gated: MLPs have a gate. wide_qk_norm: queries and keys are normed over all
-    heads at once. learned_positions: every position has an embedding that is added to the token's.
+    heads at once. learned_positions: every position has an embedding that is added to the token's. joined_norms: a
+    layer's two norms are those of the stream with what its sublayers found, and the last one is that of embeddings.
     mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
     where layers have no MLP.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
     `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
     have no weights and are added up, as the parts of one MLP are.
+    short_conv: convolutions on queries, keys and values of every layer, None for none.
     experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
     beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
-    in place of experts. latent: what attention keeps in place of keys and values, of which there is one head.
+    in place of experts. experts_floor: of every layer, the share of the likeliest expert's weight below which a row
+    does without another one, () where none goes without. latent: what attention keeps in place of keys and values, of
+    which there is one head.
     exits: numbers of layers behind which norm and head were trained to make sense, all layers included; () where nobody
     trained that.
     """
@@ -167,13 +183,16 @@ class ModelConfig:
     gated: bool = True
     wide_qk_norm: bool = False
     learned_positions: bool = False
+    joined_norms: bool = False
     mamba: Mamba | None = None
     mamba_layers: tuple[bool, ...] = ()
     latent: Latent | None = None
+    short_conv: ShortConv | None = None
     experts_scale: float = 1.0
     shared_inner: int = 0
     dense_layers: int = 0
     dense_inner: int = 0
+    experts_floor: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.attention_scale == 0.0:
@@ -185,20 +204,32 @@ class ModelConfig:
     def usual(self) -> bool:
         """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
         others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
-        others = others or self.mamba is not None or self.latent is not None
+        others = others or self.keeps_order or self.latent is not None or self.joined_norms
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
+
+    @property
+    def portable(self) -> bool:
+        """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
+        return not (self.keeps_order or self.latent or self.joined_norms)
 
     @property
     def static_shapes(self) -> bool:
         """Whether its passes can run at fixed shapes, as on a GPU."""
-        return not (self.experts or self.learned_positions or self.mamba)
+        return not (self.experts or self.learned_positions or self.keeps_order)
 
     @property
     def cache_layers(self) -> int:
         """How many layers of slots a text takes."""
+        if self.short_conv is not None:
+            return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
         if self.mamba is None:
             return self.num_layers
         return self.num_layers + sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether some layer reads its rows one after the other, so that none can see a later one."""
+        return self.mamba is not None or self.short_conv is not None
 
     def recurrent(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
@@ -207,6 +238,10 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """How many positions back layer `layer` sees, itself included; None means all of them."""
         return self.sliding_window if self.sliding_layers[layer] else None
+
+    def floor(self, layer: int) -> float:
+        """`experts_floor` of a layer, 0 where there is none."""
+        return self.experts_floor[layer] if self.experts_floor else 0.0
 
     def layer_rope(self, layer: int) -> Rope:
         """The rotation of layer `layer`: sliding layers have their own where `local_rope` is given."""
@@ -227,6 +262,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         raise CorruptFile(f"{origin}: exits should ascend from 1 to {config.num_layers}, not {list(config.exits)}")
     if not 0 <= config.experts_per_token <= config.experts or (config.experts and not config.experts_per_token):
         raise CorruptFile(f"{origin}: {config.experts_per_token} of {config.experts} experts cannot be taken")
+    if config.experts_floor and (len(config.experts_floor) != config.num_layers or not config.experts):
+        raise CorruptFile(f"{origin}: floors of experts do not fit {config.num_layers} layers")
     if config.dense_layers > config.num_layers or (config.dense_layers and not config.dense_inner):
         raise CorruptFile(f"{origin}: {config.dense_layers} dense layers of {config.num_layers} do not fit")
     if (latent := config.latent) is not None and (
@@ -246,6 +283,8 @@ def check_config(config: ModelConfig, origin: str) -> None:
         mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
     ):
         raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
+    if config.short_conv is not None and (config.mamba is not None or config.latent is not None):
+        raise CorruptFile(f"{origin}: convolutions of queries, keys and values do not fit layers that have none")
     for rope in (config.rope, config.local_rope):
         if rope is not None and rope.rotated > config.head_dim:
             raise CorruptFile(f"{origin}: {rope.rotated} dimensions of heads of {config.head_dim} cannot be turned")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from ..errors import CorruptFile
+from .block_linear import BlockLinear
 from .config import ModelConfig
 from .fused import Slot, slots
 from .int4 import Int4Linear
 from .int8 import Int8Linear
-from .packed import BLOCK
+from .kernels import Form
+from .packed import BITS, BLOCK
 from .store import Progress, replacing
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
@@ -23,6 +26,8 @@ _CHUNK = 1 << 22
 """Numbers that are converted at a time."""
 
 _Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+_Kept = str | Form
+"""A floating point type, "int8", or a form of blocks."""
 
 
 class Parts(Protocol):
@@ -36,12 +41,12 @@ class Parts(Protocol):
         """Rows of a part in any float dtype."""
         ...
 
-    def has_blocks(self, name: str) -> bool:
-        """Whether a part has 4-bit numbers that stay as they are."""
+    def form(self, name: str) -> Form | None:
+        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
         ...
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
-        """Rows of a part that has them."""
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
+        """Rows of a part that has such a form."""
         ...
 
 
@@ -49,13 +54,13 @@ def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, prog
     """Write the weights to `path`.
 
     precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding, whose
-    rows are only looked up, is bfloat16, and all else float32. In int4 the head is int8, and so is a layer that has
-    more bits in a checkpoint whose others have 4-bit blocks: whoever made that had a reason.
+    rows are only looked up, is bfloat16, and all else float32. A checkpoint's own blocks stay as they are: in int8
+    those of more than four bits, in int4 all of them where some have four, as whoever gave a layer more had a reason.
+    What is fused of parts in different blocks is int8 there, and so is the head.
     """
     quantized = precision not in _FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
-    mixed = precision == "int4" and any(parts.has_blocks(name) for slot in stored for name in slot.parts)
-    kinds = {slot: _kept_as(slot, precision, parts if mixed else None) for slot in stored}
+    kinds = _kept_as(stored, precision, parts)
     plan = {name: entry for slot in stored for name, entry in _layout(slot, kinds[slot]).items()}
     for slot in stored:
         _check_shapes(slot, [parts.shape(name) for name in slot.parts])
@@ -79,46 +84,52 @@ def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, prog
                 first += rows
 
 
-def _kept_as(slot: Slot, precision: str, mixed: Parts | None) -> str:
-    """The precision of one slot in a model of this precision; mixed: parts of which some have 4-bit blocks."""
+def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot, _Kept]:
+    """What each slot is kept in, in a model of this precision."""
     if precision in _FLOATS:
-        return precision
-    if not slot.linear:
-        return "bfloat16" if slot.name == "embedding.weight" else "float32"
-    # The head chooses the tokens, and int8 is as fast there: it is one large layer that is read once.
-    if slot.name == "head.weight" or (mixed is not None and not all(mixed.has_blocks(name) for name in slot.parts)):
-        return "int8"
-    return precision
+        return dict.fromkeys(stored, precision)
+    found: dict[Slot, _Kept] = {
+        slot: "bfloat16" if slot.name == "embedding.weight" else "float32" for slot in stored if not slot.linear
+    }
+    own = {slot: {parts.form(name) for name in slot.parts} for slot in stored if slot.linear}
+    fours = any(form is not None and BITS[form] == 4 for forms in own.values() for form in forms)
+    for slot, forms in own.items():
+        form = next(iter(forms)) if len(forms) == 1 else None
+        # The head chooses the tokens, and int8 is as fast there: it is one large layer that is read once.
+        if slot.name == "head.weight":
+            found[slot] = "int8"
+        elif precision == "int8":
+            found[slot] = form if form is not None and BITS[form] > 4 else "int8"
+        else:
+            found[slot] = (form or "int8") if fours else Form.BLOCKS4
+    return found
 
 
-def _layout(slot: Slot, kept: str) -> _Layout:
+def _layout(slot: Slot, kept: _Kept) -> _Layout:
     """Names, types and shapes of the tensors a slot is stored as."""
     stem = slot.name.removesuffix("weight")
-    if kept == "int8":
-        return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
-    if kept == "int4":
-        outputs, inputs = slot.shape
-        blocks = (outputs, inputs // BLOCK)
-        return {
-            slot.name: (torch.uint8, (outputs, inputs // 2)),
-            f"{stem}step": (torch.float16, blocks),
-            f"{stem}least": (torch.float16, blocks),
-        }
-    return {slot.name: (_FLOATS[kept], slot.shape)}
+    if not isinstance(kept, Form):
+        if kept == "int8":
+            return {slot.name: (torch.int8, slot.shape), f"{stem}scale": (torch.float32, slot.shape[:1])}
+        return {slot.name: (_FLOATS[kept], slot.shape)}
+    outputs, inputs = slot.shape
+    weight, blocks = (torch.uint8, (outputs, inputs * BITS[kept] // 8)), (outputs, inputs // BLOCK)
+    if kept == Form.BLOCKS4:
+        return {slot.name: weight, f"{stem}step": (torch.float16, blocks), f"{stem}least": (torch.float16, blocks)}
+    return {slot.name: weight, f"{stem}scales": (torch.float16, (*blocks, 2))}
 
 
-def _tensors(slot: Slot, kept: str, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:
+def _tensors(slot: Slot, kept: _Kept, parts: Parts, name: str, begin: int, end: int) -> dict[str, torch.Tensor]:
     """Rows of one part of a slot in the form of `_layout`."""
     stem = slot.name.removesuffix("weight")
-    if kept in _FLOATS:
-        return {slot.name: parts.part(name, begin, end).to(_FLOATS[kept])}
-    layer: Int4Linear | Int8Linear
-    if kept == "int8":
+    layer: Int4Linear | BlockLinear | Int8Linear
+    if isinstance(kept, Form):
+        own = parts.form(name) == kept
+        layer = parts.blocks(name, begin, end) if own else Int4Linear.quantize(parts.part(name, begin, end))
+    elif kept == "int8":
         layer = Int8Linear.quantize(parts.part(name, begin, end))
-    elif parts.has_blocks(name):
-        layer = parts.blocks(name, begin, end)
     else:
-        layer = Int4Linear.quantize(parts.part(name, begin, end))
+        return {slot.name: parts.part(name, begin, end).to(_FLOATS[kept])}
     return {stem + key: tensor for key, tensor in layer.tensors().items()}
 
 

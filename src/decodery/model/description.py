@@ -28,6 +28,7 @@ from .config import (
     Mamba,
     ModelConfig,
     Rope,
+    ShortConv,
     check_config,
 )
 from .fields import Fields, Flag, Kind, Listed, Named, Number, Record, Text, Whole, read_json
@@ -60,6 +61,7 @@ _LATENT: dict[str, Kind] = {
     **dict.fromkeys(("rank", "turned", "plain", "value"), HEAD_DIM),
     "queries": Whole(0, WIDTH.most),
 }
+_SHORT_CONV: dict[str, Kind] = {"kernel": KERNEL, "rank": HEADS}
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
     "hidden_size": WIDTH,
@@ -80,7 +82,9 @@ _CONFIG: dict[str, Kind] = {
     "mamba": Record(_MAMBA),
     "mamba_layers": Listed(Flag(), MOST_LAYERS),
     "latent": Record(_LATENT),
+    "short_conv": Record(_SHORT_CONV),
     "experts_scale": SCALE,
+    "experts_floor": Listed(Number(0.0, 1e30), MOST_LAYERS),
     **dict.fromkeys(("shared_inner", "dense_inner"), Whole(0, WIDTH.most)),
     "dense_layers": Whole(0, MOST_LAYERS),
     "block_length": BLOCK,
@@ -95,8 +99,9 @@ _CONFIG: dict[str, Kind] = {
     "exits": Listed(LAYERS, MOST_LAYERS),
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
-    **dict.fromkeys(("normed_experts", "summed_experts"), Flag()),
+    **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms"), Flag()),
 }
+_TUPLES = ("sliding_layers", "mamba_layers", "eos_ids", "exits", "experts_floor")
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
     "precision": Text(64),
@@ -160,8 +165,9 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
         for field in dataclasses.fields(ModelConfig)
     }
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
-    values |= {name: tuple(fields.get(name, [])) for name in ("sliding_layers", "mamba_layers", "eos_ids", "exits")}
+    values |= {name: tuple(fields.get(name, [])) for name in _TUPLES}
     values["mamba"] = Mamba(**fields.get("mamba")) if fields.get("mamba") else None
+    values["short_conv"] = ShortConv(**fields.get("short_conv")) if fields.get("short_conv") else None
     values["latent"] = Latent(**fields.get("latent")) if fields.get("latent") else None
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
     check_config(config, origin)

@@ -17,6 +17,7 @@ from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, rea
 from .four_bit import read_four_bits
 from .fused import slots
 from .int4 import Int4Linear
+from .kernels import Form
 from .layouts import PREFIXES, SIGHT, other_names
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 
@@ -61,7 +62,7 @@ class FolderCheckpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the part `name`. Raises CorruptFile where there is none."""
-        if self.has_blocks(name):
+        if self.form(name) is not None:
             assert self._four_bits is not None
             return self._four_bits.shape(self._beside(name))
         whole = tuple(self._tensor(name).shape)
@@ -70,7 +71,7 @@ class FolderCheckpoint:
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused.slots`) as the file has them; a norm's weight ready to multiply."""
-        if self.has_blocks(name):
+        if self.form(name) is not None:
             return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
         tensor, own = self._tensor(name), rows(name, self.config)
         if own is not None and int(own.max()) >= len(tensor):
@@ -94,13 +95,13 @@ class FolderCheckpoint:
         # GPT-2 keeps linear layers as [in, out].
         return tensor.T if self.config.family == "gpt2" and part.startswith("layers.") and tensor.ndim == 2 else tensor
 
-    def has_blocks(self, name: str) -> bool:
-        """Whether a part has 4-bit numbers that `Int4Linear` can take as they are."""
+    def form(self, name: str) -> Form | None:
+        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
         stem = tensor_name(name, self.config).removesuffix("weight")
-        return self._four_bits is not None and f"{stem}qweight" in self._shards.names
+        return Form.BLOCKS4 if self._four_bits is not None and f"{stem}qweight" in self._shards.names else None
 
     def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
-        """Rows of a part that has them."""
+        """Rows of a part that has such a form."""
         assert self._four_bits is not None
         return self._four_bits.blocks(self._beside(name), begin, end)
 
@@ -121,7 +122,7 @@ class FolderCheckpoint:
         parts = [part for slot in slots(self.config) for part in slot.parts]
         used = {self._name(part) for part in parts}
         for part in parts:
-            if self._four_bits is not None and self.has_blocks(part):
+            if self._four_bits is not None and self.form(part) is not None:
                 stem = tensor_name(part, self.config).removesuffix("weight")
                 used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
                 if f"{stem}g_idx" in self._shards.names:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .kernels import Form
+from .packed import BITS
 from .protocol import LanguageModel
 from .transformer import Transformer
 
@@ -16,11 +18,15 @@ def precision(model: LanguageModel) -> str:
     """What the linear layers' weights are kept in: "int4", "int8", "bfloat16", "float32", ..."""
     if not isinstance(model, Transformer):
         return str(model.dtype).removeprefix("torch.")
-    tensors = list(_tensors([layer.qkv for layer in model.weights.layers] + [model.weights.head]))
-    for kind, name in ((torch.uint8, "int4"), (torch.int8, "int8")):
-        if any(tensor.dtype == kind for tensor in tensors):
-            return name
-    return str(tensors[0].dtype).removeprefix("torch.")
+    linears = [
+        linear for layer in model.weights.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    ]
+    forms = [linear.form for linear in (*linears, model.weights.head)]  # type: ignore[attr-defined]
+    if any(BITS.get(form) == 4 for form in forms):
+        return "int4"
+    if Form.ROWS8 in forms:
+        return "int8"
+    return str(next(_tensors(linears)).dtype).removeprefix("torch.")
 
 
 def weight_bytes(model: LanguageModel) -> int:

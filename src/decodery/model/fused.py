@@ -11,10 +11,11 @@ import torch
 
 from ..errors import CorruptFile
 from .artifact import read_tensors
+from .block_linear import BlockLinear
 from .config import ModelConfig
 from .int4 import Int4Linear
 from .int8 import Int8Linear
-from .packed import BLOCK
+from .packed import BITS, BLOCK
 from .store import replacing
 from .weights import Dense, Kept, Layer, Linear, Weights
 
@@ -75,6 +76,14 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
         else:
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
+        if (short := config.short_conv) is not None:
+            sizes = {
+                "short_in": (3 * short.rank, hidden),
+                "short_out": (short.rank * short.kernel, fused),
+                "short_static": (short.kernel, fused),
+            }
+            for name, sides in sizes.items():
+                yield Slot(f"{prefix}{name}.weight", sides, (f"{prefix}{name}.weight",))
         if config.qk_norm:
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)
@@ -160,6 +169,8 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
         if weight.dtype == torch.int8:
             return Int8Linear(weight, tensors[f"{name}.scale"], bias)
+        if f"{name}.scales" in tensors:
+            return BlockLinear(weight, tensors[f"{name}.scales"], bias)
         if weight.dtype == torch.uint8:
             return Int4Linear(weight, tensors[f"{name}.step"], tensors[f"{name}.least"], bias)
         return Dense(weight, bias)
@@ -197,7 +208,7 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor]) ->
     known = {"kept.ids", "kept.rows"}
     for slot in slots(config) if fitting else ():
         stem = slot.name.removesuffix("weight")
-        known |= {slot.name, f"{stem}scale", f"{stem}step", f"{stem}least"}
+        known |= {slot.name, *(stem + name for name in ("scale", "step", "least", "scales"))}
     if not fitting or not known.issuperset(tensors):
         raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file anew")
 
@@ -215,10 +226,15 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor]) -> bool:
     outputs, inputs = slot.shape
     if found.dtype == torch.int8:
         wanted = {"weight": slot.shape, "scale": (outputs,)}
+    elif f"{stem}scales" in tensors:
+        sizes = [(outputs, inputs * bits // 8) for bits in BITS.values()]
+        fitting = tuple(found.shape) if tuple(found.shape) in sizes else sizes[0]
+        wanted = {"weight": fitting, "scales": (outputs, inputs // BLOCK, 2)}
     else:
         blocks = (outputs, inputs // BLOCK)
         wanted = {"weight": (outputs, inputs // 2), "step": blocks, "least": blocks}
-    types = {"scale": torch.float32, "step": torch.float16, "least": torch.float16, "weight": found.dtype}
+    halves = dict.fromkeys(("step", "least", "scales"), torch.float16)
+    types = {"scale": torch.float32, **halves, "weight": found.dtype}
     parts = {name: tensors.get(stem + name) for name in wanted}
     return found.dtype in (torch.int8, torch.uint8) and all(
         part is not None and tuple(part.shape) == wanted[name] and part.dtype == types[name]

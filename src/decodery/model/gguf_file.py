@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import CorruptFile, UnsupportedModel
 from .gguf_blocks import READ, Blocks
+from .packed import BITS, BLOCK
 
 # Far above any real file (262,144 tokens, 50 keys, 2,000 tensors), low enough that a hostile header costs nothing.
 _MOST_KEYS = 1 << 16
@@ -85,19 +86,19 @@ class GGUFFile:
 
     def blocks(self, name: str, begin: int, end: int) -> Blocks:
         """Rows of a matrix whose type is one of `gguf_blocks.READ`, its numbers as they are."""
-        info, read = self.info(name), READ[self.kind_name(name)]
+        info, (form, read) = self.info(name), READ[self.kind_name(name)]
         raw = self._raw(info, begin, end)
         n, inputs = len(raw), info.shape[-1]
-        numbers = np.empty((n, inputs // 2), dtype=np.uint8)
-        step, least = np.empty((2, n, inputs // 32), dtype=np.float16)
+        numbers = np.empty((n, inputs * BITS[form] // 8), dtype=np.uint8)
+        first, second = np.empty((2, n, inputs // BLOCK), dtype=np.float16)
 
         def unpack(start: int, some: int) -> None:
             part = slice(start, start + some)
             with np.errstate(all="ignore"):
-                numbers[part], step[part], least[part] = read(raw[part])
+                numbers[part], first[part], second[part] = read(raw[part])
 
         _side_by_side(unpack, raw, inputs)
-        return numbers, step, least
+        return numbers, first, second
 
     def info(self, name: str) -> TensorInfo:
         info = self.tensors.get(name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import CorruptFile, UnsupportedModel
+from .block_linear import BlockLinear
 from .config import (
     EPS,
     FACTOR,
@@ -29,11 +30,12 @@ from .config import (
 )
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .fused import slots
-from .gguf_blocks import READ
+from .gguf_blocks import FOUR_BITS, READ
 from .gguf_file import GGUFFile
 from .gguf_states import KINDS, NAMES, flat_part, states_config, vector
 from .gguf_tokenizer import read_texts
 from .int4 import Int4Linear
+from .kernels import Form
 from .masked import LIKE
 from .tokenizer import TextFacts
 
@@ -110,8 +112,8 @@ _FREQUENCIES = "rope_freqs.weight"
 class GGUFCheckpoint:
     """A GGUF file as a source of weights.
 
-    precision: of most of the layers' weights: a floating point type, "int4" for blocks that stay as they are, or
-    "quantized".
+    precision: of most of the layers' weights: a floating point type, "int4" for blocks of four bits that stay as they
+    are, or "quantized".
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,15 +134,18 @@ class GGUFCheckpoint:
             return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
         return self._rows(name, begin, end, lambda *span: (torch.from_numpy(self.file.rows(*span)),))[0]
 
-    def has_blocks(self, name: str) -> bool:
-        """Whether a part has 4-bit numbers that `Int4Linear` can take as they are."""
-        return self.file.kind_name(self._name(name)) in READ
+    def form(self, name: str) -> Form | None:
+        """The form of blocks in which a part's numbers stay as they are; None where they do not."""
+        reader = READ.get(self.file.kind_name(self._name(name)))
+        return reader and reader.form
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
-        """Rows of a part that has them."""
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
+        """Rows of a part that has such a form."""
         read = self.file.blocks
-        weight, step, least = self._rows(name, begin, end, lambda *span: map(torch.from_numpy, read(*span)))
-        return Int4Linear(weight, step, least)
+        weight, first, second = self._rows(name, begin, end, lambda *span: map(torch.from_numpy, read(*span)))
+        if self.form(name) == Form.BLOCKS4:
+            return Int4Linear(weight, first, second)
+        return BlockLinear(weight, torch.stack((first, second), dim=-1))
 
     def _rows(
         self, name: str, begin: int, end: int | None, read: Callable[[str, int, int], Iterable[torch.Tensor]]
@@ -277,7 +282,7 @@ class GGUFCheckpoint:
             # Small models are mostly vocabulary, which says nothing of the rest.
             if len(info.shape) == 2 and name.startswith("blk."):
                 sizes[self.file.kind_name(name)] += info.shape[0] * info.shape[1]
-        if 2 * sum(sizes[kind] for kind in READ) > sizes.total():
+        if 2 * sum(sizes[kind] for kind in FOUR_BITS) > sizes.total():
             return "int4"
         kind = sizes.most_common(1)[0][0] if sizes else "F32"
         return {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(kind, "quantized")

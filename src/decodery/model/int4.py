@@ -8,13 +8,14 @@ is faster; its arithmetic per block makes a pass over many rows slower.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from ..errors import UnsupportedModel
 from . import kernels, packed
 from .int8 import quantize_rows
+from .kernels import Form
 
 if TYPE_CHECKING:
     from .packed import Packed
@@ -34,7 +35,7 @@ class Int4Linear:
     step: torch.Tensor
     least: torch.Tensor
     bias: torch.Tensor | None = None
-    bits: ClassVar[Literal[4]] = 4
+    form: ClassVar[Form] = Form.BLOCKS4
     _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -60,6 +61,11 @@ class Int4Linear:
     def shape(self) -> tuple[int, int]:
         """(out, in)"""
         return self.weight.shape[0], 2 * self.weight.shape[1]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """[out, in / 32, 2] float16 step and least."""
+        return torch.stack((self.step, self.least), dim=-1)
 
     def values(self) -> torch.Tensor:
         """[out, in] float32 whole numbers in [0, 15]."""

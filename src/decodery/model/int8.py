@@ -8,13 +8,14 @@ the rows beside it: every kernel gives the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from . import kernels, packed
+from .kernels import Form
 
 if TYPE_CHECKING:
     from .packed import Packed
@@ -30,7 +31,7 @@ class Int8Linear:
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None = None
-    bits: ClassVar[Literal[8]] = 8
+    form: ClassVar[Form] = Form.ROWS8
     _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod

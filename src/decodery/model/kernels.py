@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
 from pathlib import Path
 
 import torch
@@ -14,10 +15,16 @@ import torch
 from ..errors import CorruptFile, OutOfMemory
 
 
+class Form(IntEnum):
+    """How the weights of a linear layer are kept: `Form` in csrc/abi.h."""
+
+    ROWS8, BLOCKS4, TABLE4, BLOCKS5, BLOCKS6, BLOCKS8, BFLOAT16, FLOAT16 = range(8)
+
+
 class LinearStruct(ctypes.Structure):
     _fields_ = [
         ("weight", c_void_p), ("scale", c_void_p), ("bias", c_void_p), ("inputs", c_int32), ("outputs", c_int32),
-        ("bits", c_int32), ("half", c_int32),
+        ("form", c_int32),
     ]  # fmt: skip
 
 
@@ -100,8 +107,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_read.restype = c_double
     lib.decodery_read.argtypes = [c_void_p, c_int64]
     lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
-    lib.decodery_pack4.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
-    lib.decodery_pack16.argtypes = [c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack_blocks.argtypes = [c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack16.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_room.restype = c_int64
     lib.decodery_room.argtypes = [c_void_p, c_void_p]
     lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
@@ -132,7 +139,7 @@ def threads_at_most(count: int) -> Iterator[None]:
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
     # The newest function: a library without it is older than this file.
-    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_allow") else None
+    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_pack_blocks") else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from .block_linear import BlockLinear
 from .config import ModelConfig
 from .int4 import Int4Linear
 from .int8 import Int8Linear
@@ -29,10 +30,18 @@ class Shared(NamedTuple):
 
 
 class Mixture:
-    """The experts of one layer, as views into its stacked matrices. activation: of the gates."""
+    """The experts of one layer, as views into its stacked matrices. activation: of the gates. floor: the share of its
+    likeliest expert's weight below which a row does without another one."""
 
-    def __init__(self, layer: Layer, config: ModelConfig, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        config: ModelConfig,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+        floor: float = 0.0,
+    ) -> None:
         assert layer.router is not None
+        self._floor = floor
         self._config, self._router, self._activation, self._layer = config, layer.router, activation, layer
 
     def __call__(self, rows: torch.Tensor, shared: Shared | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,6 +54,11 @@ class Mixture:
         said = (rows.double() @ self._router.double().T).softmax(dim=-1)
         free = said if shared is None else self._within(said, shared)
         weights, chosen = free.topk(config.experts_per_token, dim=-1)
+        if self._floor:
+            # What a row does without counts as its first expert once more, of weight 0.
+            left_out = weights < self._floor * weights[:, :1]
+            left_out[:, 0] = False
+            weights, chosen = weights.masked_fill(left_out, 0.0), torch.where(left_out, chosen[:, :1], chosen)
         if config.summed_experts:
             chosen, weights = chosen.sort(dim=-1).values, torch.ones_like(weights)
         elif config.normed_experts:
@@ -52,7 +66,7 @@ class Mixture:
         weights = (weights * config.experts_scale).to(rows.dtype)
         found = torch.zeros(*chosen.shape, rows.shape[1], dtype=rows.dtype, device=rows.device)
         for number in chosen.unique().tolist():
-            row, place = torch.where(chosen == number)
+            row, place = torch.where((chosen == number) & (weights != 0) if self._floor else chosen == number)
             gate_up, down = self._expert(number)
             gate, up = gate_up(rows[row]).chunk(2, dim=-1)
             found[row, place] = down(self._activation(gate) * up) * weights[row, place, None]
@@ -85,6 +99,8 @@ def _rows(stacked: Linear, first: int, count: int) -> Linear:
     span = slice(first, first + count)
     if isinstance(stacked, Int4Linear):
         return Int4Linear(stacked.weight[span], stacked.step[span], stacked.least[span])
+    if isinstance(stacked, BlockLinear):
+        return BlockLinear(stacked.weight[span], stacked.scales[span])
     if isinstance(stacked, Int8Linear):
         return Int8Linear(stacked.weight[span], stacked.scale[span])
     assert isinstance(stacked, Dense)

@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from .kernels import LinearStruct, check, library
+from .kernels import Form, LinearStruct, check, library
 
 if TYPE_CHECKING:
+    from .block_linear import BlockLinear
     from .int4 import Int4Linear
     from .int8 import Int8Linear
     from .weights import Dense
 
-    Packable: TypeAlias = Int8Linear | Int4Linear | Dense
+    Packable: TypeAlias = Int8Linear | Int4Linear | BlockLinear | Dense
 
 GROUP = 64  # inputs that share one activation scale
-BLOCK = 32  # inputs that share one step of 4-bit weights
-BLOCK_BYTES = 640  # of a panel's 4-bit weights for one block
+BLOCK = 32  # inputs of a block of weights
 PANEL = 32  # outputs computed side by side
+BITS = {Form.BLOCKS4: 4, Form.TABLE4: 4, Form.BLOCKS5: 5, Form.BLOCKS6: 6, Form.BLOCKS8: 8}
+"""Of a number in a block."""
 
 
 class Arena:
@@ -54,24 +56,22 @@ class Packed:
         order = self._order(self.outputs, gated)
         size = packed_size(linear, gated=gated)
         self._weight = (Arena(size) if arena is None else arena).take(size)
-        weight, packed = linear.weight.contiguous(), self._weight.ctypes.data
-        self._scale, half = None, 0
-        if linear.bits == 8:
+        weight, packed, form = linear.weight.contiguous(), self._weight.ctypes.data, linear.form
+        self._scale = None
+        if form == Form.ROWS8:
             lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
-            self._scale = self._spread(linear.scale, order)
-        elif linear.bits == 16:
-            assert weight.dtype.itemsize == 2
-            half = int(weight.dtype == torch.float16)
-            lib.decodery_pack16(weight.data_ptr(), half, self.inputs, order.ctypes.data, len(order), packed)
+            self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
+        elif form in BITS:
+            scales = linear.scales.contiguous()  # type: ignore[union-attr]
+            lib.decodery_pack_blocks(
+                form, weight.data_ptr(), scales.data_ptr(), self.inputs, order.ctypes.data, len(order), packed
+            )
         else:
-            step, least = linear.step.contiguous(), linear.least.contiguous()
-            lib.decodery_pack4(
-                weight.data_ptr(), step.data_ptr(), least.data_ptr(), self.inputs, order.ctypes.data, len(order),
-                packed,
-            )  # fmt: skip
+            assert weight.dtype.itemsize == 2
+            lib.decodery_pack16(form, weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
         self._bias = None if linear.bias is None else self._spread(linear.bias, order)
         scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
-        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, linear.bits, half)
+        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, form)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""
@@ -111,7 +111,11 @@ def packed_size(linear: Packable, *, gated: bool = False) -> int:
     """Bytes `Packed` takes from an arena."""
     outputs, inputs = linear.shape
     panels = -(-(outputs // 2) // (PANEL // 2)) if gated else -(-outputs // PANEL)
-    if linear.bits == 16:
+    form = linear.form
+    if form in (Form.BFLOAT16, Form.FLOAT16):
         return panels * PANEL * inputs * 2
     groups = -(-inputs // GROUP)
-    return panels * groups * (PANEL * GROUP if linear.bits == 8 else 2 * BLOCK_BYTES)
+    if form == Form.ROWS8:
+        return panels * groups * PANEL * GROUP
+    # Two scales of half precision and 32 numbers for each output of a block.
+    return panels * groups * (GROUP // BLOCK) * PANEL * (4 + BLOCK * BITS[form] // 8)

@@ -38,6 +38,13 @@ class Attention:
     mass: torch.Tensor | None = None
     context: torch.Tensor | None = None
 
+    @property
+    def seen_by_any(self) -> np.ndarray:
+        """[n, slots] bool, what each row sees in some head at least."""
+        if self.seen.ndim == 2:
+            return self.seen
+        return np.asarray(self.seen.any(axis=0))
+
 
 class AttentionPolicy(Contract):
     """Decides which slots of a cache attention reads; held by the cache, in the same way whatever computes attention.

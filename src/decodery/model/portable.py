@@ -36,7 +36,11 @@ class PortableStack:
         self.weights = weights
         self._angles = angles
         self._activation = {"silu": silu, "gelu": exact_gelu}.get(config.activation, gelu)
-        self._mixtures = [Mixture(layer, config, self._activation) for layer in weights.layers if config.experts]
+        self._mixtures = [
+            Mixture(layer, config, self._activation, config.floor(index))
+            for index, layer in enumerate(weights.layers)
+            if config.experts
+        ]
 
     def layers(self, hidden: torch.Tensor, batch: Batch, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """See `native.NativeStack.layers`."""

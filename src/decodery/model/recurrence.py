@@ -18,6 +18,7 @@ from torch.nn.functional import pad, rms_norm, silu, softplus
 from .batch import Segment
 from .cache import KVCache
 from .config import ModelConfig
+from .kept_rows import KeptRows, parents
 from .weights import Layer
 
 CHUNK = 64
@@ -75,8 +76,9 @@ class Recurrence:
         assert config.mamba is not None and layer.decay is not None and layer.conv is not None
         assert layer.skip is not None and layer.step_bias is not None and layer.gate_norm is not None
         dtype = self._dtype = torch.promote_types(layer.decay.dtype, torch.float32)
-        self._shape, self._index, self._slots = config.mamba, index, slots_of(config, index)
-        self._room, self._eps = 2 * config.num_kv_heads * config.head_dim, config.norm_eps
+        self._shape, self._index, self._eps = config.mamba, index, config.norm_eps
+        room = 2 * config.num_kv_heads * config.head_dim
+        self._rows = KeptRows(slots_of(config, index), config.mamba.width, room)
         self._conv = layer.conv.to(dtype)
         self._conv_bias = None if layer.conv_bias is None else layer.conv_bias.to(dtype)
         self._step_bias, self._skip = layer.step_bias.to(dtype), layer.skip.to(dtype)
@@ -90,7 +92,7 @@ class Recurrence:
         held, reach = torch.cat((channels.to(self._dtype), steps), dim=1), 0
         state = held.new_zeros(shape.heads, shape.head_dim, shape.state)
         if cache is not None:
-            self._write(cache, held)
+            self._rows.write(cache, held)
             state, content = self._state(cache, state), int(cache.lengths[self._index])
             reach = min(content, shape.kernel - 1)
             held = self._read(cache, content - reach, content + cache.scratch)
@@ -156,33 +158,6 @@ class Recurrence:
         cache.states.add(self._index, content, state)
         return state
 
-    def _write(self, cache: KVCache, held: torch.Tensor) -> None:
-        """Put what is kept of the rows of a pass where other layers have keys and values."""
-        wide = pad(held, (0, len(self._slots) * self._room - held.shape[1])).chunk(len(self._slots), dim=1)
-        shape = (2, *cache.blocks.nothing.shape[2::2])
-        for layer, part in zip(self._slots, wide, strict=True):
-            keys, values = part.to(cache.blocks.nothing.dtype).unflatten(1, shape).unbind(1)
-            cache.write(layer, keys, values)
-
     def _read(self, cache: KVCache, start: int, stop: int) -> torch.Tensor:
         """What is kept of rows [start, stop) of content and tentative ones: [m, channels + heads]."""
-        parts = [cache.blocks.read(start, stop, layer).permute(2, 0, 1, 3).flatten(1) for layer in self._slots]
-        return torch.cat(parts, dim=1)[:, : self._shape.width].to(self._dtype)
-
-
-def parents(seen: torch.Tensor, reach: int) -> torch.Tensor:
-    """[reach + T] the row right before each of `reach` rows of content and T tentative ones, -1 for none.
-
-    seen: [n, T] bool, which tentative rows each of the last n sees. Those of earlier passes stand where a row that sees
-    them has them; of those that none sees nothing is asked.
-    """
-    n, rows = seen.shape
-    whole = torch.zeros(rows, rows, dtype=torch.bool, device=seen.device)
-    whole[rows - n :] = seen
-    before = torch.arange(rows, device=seen.device)
-    # A row of an earlier pass has the ancestors that its first reader sees before it.
-    whole[: rows - n] = seen[seen.to(torch.int8).argmax(dim=0)][: rows - n] & (before <= before[: rows - n, None])
-    earlier = whole & (before < before[:, None])
-    own = torch.where(earlier, before, -1).amax(dim=1)
-    own = torch.where(own < 0, reach - 1, own + reach)
-    return torch.cat((torch.arange(-1, reach - 1, device=seen.device), own))
+        return self._rows.read(cache, start, stop).to(self._dtype)

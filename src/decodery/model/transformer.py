@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from .recurrence import Recurrence
 from .resident import forget, mapped_files
 from .rope import rope_table
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
+from .short_conv import ShortConvolution
 from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
 from .weights import Layer, Linear, Weights
@@ -52,17 +53,23 @@ class Transformer:
             if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear) and config.mamba is None and config.latent is None:
+            elif isinstance(weights.head, Int8Linear) and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
         self.cache_dtype = self.dtype
         self._mixtures: dict[int, Mixture] = {}
         if config.experts and self._stack is None:
             mixed = range(config.dense_layers, config.num_layers)
-            self._mixtures = {index: Mixture(weights.layers[index], config, self._activation) for index in mixed}
+            self._mixtures = {
+                index: Mixture(weights.layers[index], config, self._activation, config.floor(index)) for index in mixed
+            }
         self._mixers = {
             index: Recurrence(layer, index, config)
             for index, layer in enumerate(weights.layers)
             if config.recurrent(index)
+        }
+        self._convolutions = {
+            index: ShortConvolution(layer, index, config)
+            for index, layer in enumerate(weights.layers if config.short_conv is not None else ())
         }
         self.static: StaticPasses | None = None
         if self.device.type == "cuda" and config.static_shapes:
@@ -79,9 +86,9 @@ class Transformer:
         return Capabilities(
             exact_rows=exact,
             states=True,
-            routes=not self.config.shortcuts and self.config.mamba is None,
+            routes=not self.config.shortcuts and not self.config.keeps_order,
             sites=SITES,
-            policies=self.config.mamba is None,
+            policies=not self.config.keeps_order,
             parts=True,
             gradients=not exact,
         )
@@ -112,7 +119,7 @@ class Transformer:
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
-        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=self.config.mamba is None)
+        visits = Visits.of(batch, taps, route, self.config.num_layers, steers=not self.config.keeps_order)
         if self.static is not None and route == WHOLE:
             scores = self.static.forward(self, batch, visits)
             if scores is not None:
@@ -161,12 +168,15 @@ class Transformer:
         self, hidden: torch.Tensor, batch: Batch, visits: Visits | None = None, route: Route = WHOLE
     ) -> torch.Tensor:
         """Run the layers of a route over [N, hidden]; returns the residual stream behind them."""
-        layers, visits = self.config.num_layers, Visits.reading(()) if visits is None else visits
-        _open_caches(batch, self.config, None if route == WHOLE else attending(route, layers))
+        config, layers = self.config, self.config.num_layers
+        visits = Visits.reading(()) if visits is None else visits
+        _open_caches(batch, config, None if route == WHOLE else attending(route, layers))
         run = stops(route, layers)
         first = run[0].layer if run else 0
         if self.weights.positions is not None and first == 0:
             hidden = hidden + self.weights.positions[_to_device(batch.positions, self.device)].to(self.dtype)
+        if config.joined_norms and first == 0:
+            hidden = self._norm(hidden, self.weights.norm)
         hidden = visits.enter(first, hidden)
         stack, step = self._stack, _Pass(self, batch)
 
@@ -217,6 +227,8 @@ class Transformer:
         """See `OpenModel.final_norm`."""
         if self._stack is not None:
             return self._stack.final_norm(hidden)
+        if self.config.joined_norms:
+            return hidden
         return self._norm(hidden, self.weights.norm.to(hidden.dtype))
 
     def _outputs(self, normed: torch.Tensor) -> torch.Tensor:
@@ -239,7 +251,7 @@ class Transformer:
             context = self._attention(index, layer, self._reads(hidden, layer.attention_norm), step)
             branch = layer.output(visits.visit(Site("head_out", index), context))
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
-            turned = turned + visits.visit(Site("attn_out", index), branch)
+            turned = self._joined(turned + visits.visit(Site("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
         turned = hidden if layer.mlp_shortcut is None else hidden @ layer.mlp_shortcut
         if stop.mlp and config.intermediate_size:
@@ -253,7 +265,7 @@ class Transformer:
             else:
                 branch = layer.down(self._activation(layer.gate_up(normed)))
             branch = self._adds(branch, layer.mlp_norm, layer.post_mlp_norm)
-            turned = turned + visits.visit(Site("mlp_out", index), branch)
+            turned = self._joined(turned + visits.visit(Site("mlp_out", index), branch), layer.mlp_norm)
         return visits.visit(Site("residual", index + 1), turned)
 
     def _activation(self, gate: torch.Tensor) -> torch.Tensor:
@@ -262,13 +274,18 @@ class Transformer:
 
     def _reads(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         """What a sublayer reads of the stream."""
-        return stream if self.config.norms_after else self._norm(stream, norm)
+        plain = self.config.norms_after or self.config.joined_norms
+        return stream if plain else self._norm(stream, norm)
 
     def _adds(self, branch: torch.Tensor, norm: torch.Tensor, post_norm: torch.Tensor | None) -> torch.Tensor:
         """What a sublayer adds to the stream."""
         if self.config.norms_after:
             return self._norm(branch, norm)
         return branch if post_norm is None else self._norm(branch, post_norm)
+
+    def _joined(self, stream: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+        """The stream behind a sublayer."""
+        return self._norm(stream, norm) if self.config.joined_norms else stream
 
     def _norm(self, rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         if self.config.centred_norms:
@@ -281,22 +298,35 @@ class Transformer:
         if index in self._mixers:
             assert isinstance(step, _Pass)
             return step.mix(self._mixers[index], layer.qkv(normed))
-        queries, keys, values = self._heads(layer, normed, *step.angles(index))
+        mix = None
+        if index in self._convolutions:
+            assert isinstance(step, _Pass)
+            mix = partial(step.convolve, self._convolutions[index], normed)
+        queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
         context = step.attend(index, queries, keys, values)
         return context if self.config.latent is None else values_of(layer, self.config, context)
 
     def _heads(
-        self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        layer: Layer,
+        normed: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mix: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2]."""
+        """Queries, keys and values [N, heads, head_dim] of a layer's normed rows; cos and sin: [N, 1, head_dim / 2].
+
+        mix: what becomes of them [N, all heads * head_dim] before they are turned.
+        """
         config = self.config
         if config.latent is not None:
             queries, keys = queries_and_latents(layer, config, normed, cos, sin)
             return queries, keys, keys
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        turning, values = (
-            layer.qkv(normed).view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
-        )
+        projected = layer.qkv(normed)
+        if mix is not None:
+            projected = mix(projected)
+        turning, values = projected.view(-1, heads + 2 * kv_heads, dim).split((heads + kv_heads, kv_heads), dim=1)
         if config.wide_qk_norm or config.qk_norm:
             queries, keys = turning.split((heads, kv_heads), dim=1)
             if config.wide_qk_norm:
@@ -319,6 +349,8 @@ class Transformer:
         self, index: int, hidden: torch.Tensor, positions: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of rows [n, hidden] before a layer."""
+        if self._convolutions:
+            raise UnsupportedModel("what this model's layers keep of a row is made of the rows before it too")
         layer = self.weights.layers[index]
         cos, sin = (each[:, None].to(self.dtype) for each in self.angles(self.config.layer_rope(index), positions))
         return self._heads(layer, self._reads(hidden, layer.attention_norm), cos, sin)
@@ -378,6 +410,11 @@ class _Pass:
     def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""
         return torch.cat([mixer(projected[first:last], segment) for segment, first, last in self.spans])
+
+    def convolve(self, convolution: ShortConvolution, normed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values of every segment behind a layer's convolution."""
+        parts = [convolution(projected[first:last], normed[first:last], segment) for segment, first, last in self.spans]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def mask(self, number: int, layer: int) -> torch.Tensor | None:
         segment = self.spans[number][0]

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch.nn.functional import linear
 
+from .block_linear import BlockLinear
 from .int4 import Int4Linear
 from .int8 import Int8Linear
+from .kernels import Form
 
 
 @dataclass
 class Dense:
-    """A linear layer in floating point. weight: [out, in]; bias: [out] or None. bits: as native kernels pack it."""
+    """A linear layer in floating point. weight: [out, in]; bias: [out] or None."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
-    bits: ClassVar[Literal[16]] = 16
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)"""
         return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def form(self) -> Form:
+        """What kernels call it, which take weights of 16 bits alone."""
+        return Form.FLOAT16 if self.weight.dtype == torch.float16 else Form.BFLOAT16
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a file keeps of this layer, by name."""
@@ -44,7 +49,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 def floating(linear: Linear) -> Dense:
     """A copy of a linear layer of any precision that can be changed, in float32 or float64."""
-    if isinstance(linear, (Int8Linear, Int4Linear)):
+    if isinstance(linear, (Int8Linear, Int4Linear, BlockLinear)):
         return Dense(linear.dense(), linear.bias)
     assert isinstance(linear, Dense)
     return Dense(copied(linear.weight), None if linear.bias is None else copied(linear.bias))
@@ -67,6 +72,8 @@ class Layer:
     shared_gate_up, shared_down: of an MLP that all rows take beside their experts.
     Layers that keep latents (`config.Latent`): qkv is hidden -> queries, or what q_up makes queries of, and rank +
     turned; q_norm: [queries], k_norm: [rank]; heads_up: [heads * (plain + value), rank].
+    Layers with convolutions (`config.ShortConv`): short_in: [3 rank, hidden], of queries, keys and values; short_out:
+    [rank * kernel, qkv's outputs]; short_static: [kernel, qkv's outputs].
     Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
     [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
     [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
@@ -93,6 +100,9 @@ class Layer:
     gate_norm: torch.Tensor | None = None
     q_up: Linear | None = None
     heads_up: torch.Tensor | None = None
+    short_in: torch.Tensor | None = None
+    short_out: torch.Tensor | None = None
+    short_static: torch.Tensor | None = None
     shared_gate_up: Linear | None = None
     shared_down: Linear | None = None
 
@@ -113,6 +123,7 @@ class Kept:
 class Weights:
     """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
 
+    norm is the last one, or that of the embeddings where `ModelConfig.joined_norms`.
     kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
     """
 

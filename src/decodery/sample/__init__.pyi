@@ -9,6 +9,7 @@ from .min_new_tokens import MinNewTokens as MinNewTokens
 from .min_p import MinP as MinP
 from .mirostat import Mirostat as Mirostat
 from .momentum import Momentum as Momentum
+from .no_citation import NoCitation as NoCitation
 from .no_repeat_ngram import NoRepeatNGram as NoRepeatNGram
 from .sampler import ORDERS as ORDERS
 from .presence_penalty import PresencePenalty as PresencePenalty

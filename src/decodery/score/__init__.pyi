@@ -14,6 +14,7 @@ from .program_tests import ProgramTests as ProgramTests
 from .puzzle_examples import PuzzleExamples as PuzzleExamples
 from .puzzle_oracle import PuzzleOracle as PuzzleOracle
 from .rating import Rating as Rating
+from .reward_model import RewardModel as RewardModel
 from .base import Scorer as Scorer
 from .self_evaluation import SelfEvaluation as SelfEvaluation
 from .text import TextScore as TextScore
@@ -21,4 +22,5 @@ from .value_head import ValueHead as ValueHead
 from .base import judge as judge
 from .base import log_scores as log_scores
 from .infalign import transform as transform
+from .infalign import transformed as transformed
 from .infalign import win_rate as win_rate

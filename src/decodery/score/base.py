@@ -35,7 +35,7 @@ class Candidates:
     begins: how many ids of each output stand before its last step, None where texts do not grow by steps.
     model: what reads for scorers that ask; states: what it has read of each output's text at least up to the prompt's
     end, to be forked and never changed; None to read all of it. calls: opens texts behind prompts of a scorer's own;
-    None where the prompt is token ids alone.
+    None where the prompt is token ids alone. role: what `model` goes by in the ledger where it is not the writer.
     """
 
     prompt: Sequence[int]
@@ -48,6 +48,7 @@ class Candidates:
     states: Sequence[KVCache] | None = None
     begins: Sequence[int] | None = None
     calls: Calls | None = None
+    role: str = ""
 
     def __len__(self) -> int:
         return len(self.outputs)

@@ -19,7 +19,9 @@ from .wrapper import Wrapper
 
 _GRID, _ROUNDS, _STEP = 2000, 2000, 0.5
 
-__all__ = ["transform", "win_rate"]
+__all__ = ["transform", "transformed", "win_rate"]
+
+Transform = Literal["identity", "exp", "best-of", "worst-of"]
 
 
 @register(
@@ -42,7 +44,7 @@ class InfAlign(Wrapper):
 
     scorer: Scorer | str = "llm-judge"
     samples: int = 32
-    transform: Literal["identity", "exp", "best-of", "worst-of"] = "best-of"
+    transform: Transform = "best-of"
     n: int = 4
     t: float = 10.0
     beta: float = 1.0
@@ -69,7 +71,8 @@ class InfAlign(Wrapper):
         drawn = yield from self._drawn(candidates)
         own = rewards.double().cpu().numpy()
         calibrated = ((drawn < own[:, None]).mean(axis=1) + (drawn == own[:, None]).mean(axis=1) / 2).clip(0, 1)
-        return torch.from_numpy(self._transformed(calibrated) / self.beta)
+        found = transformed(calibrated, self.transform, n=self.n, t=self.t, beta=self.beta)
+        return torch.from_numpy(found / self.beta)
 
     def _drawn(self, candidates: Candidates) -> Asking[np.ndarray]:
         """Sorted rewards [samples] of the model's own answers, remembered as long as the search that asks."""
@@ -92,13 +95,15 @@ class InfAlign(Wrapper):
             calls.remembered[self] = np.sort(found.double().cpu().numpy())
         return calls.remembered[self]
 
-    def _transformed(self, calibrated: np.ndarray) -> np.ndarray:
-        if self.transform == "identity":
-            return calibrated
-        if self.transform == "exp":
-            return np.exp(self.t * calibrated)
-        grid, values, _ = transform(self.n, self.beta, worst=self.transform == "worst-of")
-        return np.interp(calibrated, grid, values)
+
+def transformed(calibrated: np.ndarray, how: Transform, *, n: int, t: float, beta: float) -> np.ndarray:
+    """What calibrated rewards [m] count by a transform of `InfAlign`."""
+    if how == "identity":
+        return calibrated
+    if how == "exp":
+        return np.exp(t * calibrated)
+    grid, values, _ = transform(n, beta, worst=how == "worst-of")
+    return np.interp(calibrated, grid, values)
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..core.ask import Asking, score_all
-from ..errors import PromptError, SettingsError
+from ..errors import ContextFull, SettingsError
 from ..model.batch import Segment
 from ..model.protocol import Reader
 from ..model.sites import Tap
@@ -36,12 +36,12 @@ def read(
 
     rows: how many of the last rows of each are wanted. take: called with the number of a text, of a row, counted from
     its beginning, and logits [n, vocab] of that row and those after it, or, where there is a `tap`, the hidden states
-    [n, hidden] read there. Raises PromptError for what is too long.
+    [n, hidden] read there. Raises ContextFull for what is too long.
     """
     caches, open_ = [], []
     for number, (text, wanted) in enumerate(zip(texts, rows, strict=True)):
         if len(text) > model.config.max_positions:
-            raise PromptError(f"a candidate of {len(text)} tokens does not fit the model that scores it: shorten it")
+            raise ContextFull(f"a candidate of {len(text)} tokens does not fit the model that scores it: shorten it")
         cache = model.new_cache()
         if candidates.states is not None:
             cache = candidates.states[number].fork()
@@ -57,7 +57,7 @@ def read(
             chunk = texts[number][start : start + _CHUNK]
             wanted_rows = range(max(first - start, 0), len(chunk))
             segments.append(Segment.chunk(chunk, caches[number], logit_rows=list(wanted_rows)))
-        found = yield from score_all(model, segments, () if tap is None else (tap,))
+        found = yield from score_all(model, segments, () if tap is None else (tap,), candidates.role)
         for number, segment, scored in zip(open_, segments, found, strict=True):
             start = caches[number].next_position
             caches[number].keep(range(len(segment)))

@@ -9,6 +9,7 @@ from .base import Branches as Branches
 from .budget_forcing import BudgetForcing as BudgetForcing
 from .cheatsheet import Cheatsheet as Cheatsheet
 from .compute_optimal import ComputeOptimal as ComputeOptimal
+from .context_law import ContextLaw as ContextLaw
 from .contrastive_search import ContrastiveSearch as ContrastiveSearch
 from .controlled_blocks import ControlledBlocks as ControlledBlocks
 from .coupling import Coupling as Coupling
@@ -40,7 +41,11 @@ from .smc import SMC as SMC
 from .base import Search as Search
 from .self_consistency import SelfConsistency as SelfConsistency
 from .spec_reason import SpecReason as SpecReason
+from .context_law import Split as Split
 from .step_beam import StepBeam as StepBeam
 from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
+from .context_law import Trial as Trial
+from .archon_search import Tried as Tried
 from .value_guided import ValueGuided as ValueGuided
 from .weighted_vote import WeightedVote as WeightedVote
+from .archon_search import best_archons as best_archons

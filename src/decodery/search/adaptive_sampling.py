@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.sequence import Sequence
-from ..errors import OutOfMemory, ServerError, SettingsError
+from ..errors import ContextFull, OutOfMemory, ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import Stage, require_number
@@ -83,7 +83,7 @@ class AdaptiveSampling(Judged):
                     pool.complete = False
         count("drawn", drawn)
         ranked = [seq for seq in pool.texts[:drawn] if seq.score is not None]
-        if not ranked and isinstance(errors[0], ServerError):
+        if not ranked and isinstance(errors[0], ContextFull | ServerError):
             return pool.finish(pool.unjudged(errors[0])[:drawn])
         if not ranked:
             raise errors[0]

@@ -104,6 +104,7 @@ class Arbitrage(Stepped, Judged):
                 step = self._by_both if self.router == "oracle" else self._by_threshold
                 chosen = yield from step(growth, node, drafted)
             node = chosen
+            growth.settle([node])
             count("kept" if node is drafted else "escalated")
         yield from growth.read(node.seq)
         return growth.close([node.seq])

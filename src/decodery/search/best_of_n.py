@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
-from ..errors import ServerError, SettingsError
+from ..errors import ContextFull, ServerError, SettingsError
 from ..registry import register
 from .judged import Judged
 from .pool import Pool, Sampled, require_count, scored
@@ -38,7 +38,7 @@ class BestOfN(Sampled, Judged):
     def decide(self, pool: Pool) -> Asking[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
-        except ServerError as error:
+        except (ContextFull, ServerError) as error:
             return pool.finish(pool.unjudged(error))
         for seq, score in zip(pool.texts, scores, strict=True):
             seq.score = score

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from typing import Literal
 
 from ..core.ask import Asking
+from ..core.conversation import Conversation
 from ..core.ledger import count
 from ..core.retrieval import Keywords
 from ..core.sequence import Sequence
@@ -47,12 +49,14 @@ class Cheatsheet(Pipeline):
     file: the memory of one stream; another stream has another file. mode: "cumulative" answers with the memory, and
     then lets the model rewrite it with question and answer; "synthesis" rewrites it first, for this question, from the
     k earlier questions that are most like it; "retrieval" shows those as they are, "history" all of them, "empty"
-    nothing, which is the baseline with the same prompt. A rewriting that has no tags leaves the memory as it was; of
-    synthesis the earlier questions themselves are shown then. most: characters of the memory; what goes beyond is cut
-    at a line. The file is never half written: where another process has changed it in between, the newer memory is
-    rewritten, and `conflicts` counts that. The last 1000 questions are kept. Likeness is of words (BM25), where the
-    paper has embeddings. No code is run. One text a question, at the request's temperature, and one greedy rewriting of
-    at most twice its length.
+    nothing, which is the baseline with the same prompt. A rewriting that has no tags leaves the memory as it was, and
+    so does one whose prompt would outgrow the model's context, which is counted as "outgrown"; of synthesis the earlier
+    questions themselves are shown then. most: characters of the memory; what goes beyond is cut at a line. The first
+    questions or lines are not shown where they would leave no room in the context for a whole answer, which
+    "memory_cut" counts too. The file is never half written: where another process has changed it in between, the newer
+    memory is rewritten, and `conflicts` counts that. The last 1000 questions are kept. Likeness is of words (BM25),
+    where the paper has embeddings. No code is run. One text a question, at the request's temperature, and one greedy
+    rewriting of at most twice its length.
     """
 
     file: str
@@ -71,18 +75,14 @@ class Cheatsheet(Pipeline):
         sheet = file.read()
         shown, memory = self._shown(sheet, question), None
         if self.mode == "synthesis":
-            memory = yield from self._curated(calls, sheet, f"{shown}\n\nNext question:\n{question}")
-            shown = shown if memory is None else memory
-        prompt = (
-            "You may use this cheatsheet, made from earlier questions, as far as it helps:\n"
-            f"<cheatsheet>\n{shown}\n</cheatsheet>\n\n{question}"
-        )
-        texts = calls.standing = yield from calls.answer([calls.conversation.asking(prompt)], progress)
+            memory = yield from self._curated(calls, sheet, _before(shown, question))
+            shown = shown if memory is None else memory.split("\n")
+        texts = calls.standing = yield from calls.answer([self._prompt(calls, shown)], progress)
         assert texts[0].text is not None
         answer = texts[0].text.text
         for _ in range(_TRIES):
             if self.mode == "cumulative":
-                memory = yield from self._curated(calls, sheet, _pairs([(question, answer)]))
+                memory = yield from self._curated(calls, sheet, _joined([_pair(question, answer)]))
             if (
                 now := file.change(unless_changed(sheet, sheet.after(question, answer, memory)))
             ).version == sheet.version:
@@ -90,29 +90,49 @@ class Cheatsheet(Pipeline):
             sheet = now
             count("conflicts")
             if self.mode == "synthesis":
-                about = f"{self._shown(sheet, question)}\n\nNext question:\n{question}"
-                memory = yield from self._curated(calls, sheet, about)
+                memory = yield from self._curated(calls, sheet, _before(self._shown(sheet, question), question))
         # Others write faster than this one reads: what was asked and answered is kept in any case.
         file.change(lambda newest: newest.after(question, answer))
         return texts
 
-    def _shown(self, sheet: Sheet, question: str) -> str:
-        """What is shown of the sheet, before anything is rewritten."""
+    def _shown(self, sheet: Sheet, question: str) -> list[str]:
+        """What is shown of the sheet, before anything is rewritten: lines of the memory, or earlier questions."""
         if self.mode == "cumulative":
-            return sheet.memory
+            return sheet.memory.split("\n")
         if self.mode == "empty" or not sheet.entries:
-            return EMPTY
+            return [EMPTY]
         if self.mode == "history":
-            return _pairs(sheet.entries)
+            return [_pair(*entry) for entry in sheet.entries]
         near = Keywords([asked for asked, _ in sheet.entries]).best(question, self.k)
         # The most alike stands last, nearest to the question.
-        return _pairs([sheet.entries[number] for number in reversed(near)])
+        return [_pair(*sheet.entries[number]) for number in reversed(near)]
+
+    def _prompt(self, calls: Calls, shown: Ordered[str]) -> Conversation:
+        """The question behind what is shown: as much of it, from its end, as leaves room for the answer."""
+
+        def asked(parts: int) -> Conversation:
+            sheet = _joined(shown[len(shown) - parts :]) or EMPTY
+            return calls.conversation.asking(
+                "You may use this cheatsheet, made from earlier questions, as far as it helps:\n"
+                f"<cheatsheet>\n{sheet}\n</cheatsheet>\n\n{calls.conversation.question}"
+            )
+
+        def too_long(parts: int) -> bool:
+            return not calls.fits(asked(parts), calls.request.max_new_tokens)
+
+        if not too_long(len(shown)):
+            return asked(len(shown))
+        count("memory_cut")
+        return asked(bisect_left(range(1, len(shown)), True, key=too_long))
 
     def _curated(self, calls: Calls, sheet: Sheet, about: str) -> Asking[str | None]:
         """The memory as the model rewrites it; None where it writes none."""
         asked = calls.conversation.apart(
             f"{_CURATE.format(most=self.most)}\n\nThe cheatsheet so far:\n{sheet.memory}\n\n{about}\n\n{_FORM}"
         )
+        if not calls.fits(asked):
+            count("outgrown")
+            return None
         (said,) = yield from calls.judge([asked], most=2 * calls.request.max_new_tokens)
         assert said.text is not None
         found = _TAGGED.search(said.text.text)
@@ -127,5 +147,13 @@ class Cheatsheet(Pipeline):
         return head[: head.rfind("\n")] if "\n" in head else head
 
 
-def _pairs(entries: Ordered[tuple[str, str]]) -> str:
-    return "\n\n".join(f"Question:\n{question}\nAnswer:\n{answer}" for question, answer in entries)
+def _pair(question: str, answer: str) -> str:
+    return f"Question:\n{question}\nAnswer:\n{answer}\n"
+
+
+def _joined(parts: Ordered[str]) -> str:
+    return "\n".join(parts).strip()
+
+
+def _before(shown: Ordered[str], question: str) -> str:
+    return f"{_joined(shown)}\n\nNext question:\n{question}"

@@ -10,7 +10,7 @@ from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..errors import ServerError, SettingsError
+from ..errors import ContextFull, ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
@@ -66,7 +66,7 @@ class EarlyPruning(Judged):
             yield from pool.write(progress)
             kept = [seq for seq in pool.texts if seq.finish_reason != "cancelled"]
             scores = yield from scored(self.judge, kept)
-        except ServerError as error:
+        except (ContextFull, ServerError) as error:
             return pool.finish(pool.unjudged(error))
         for seq, score in zip(kept, scores, strict=True):
             seq.score = score

@@ -88,11 +88,13 @@ class EntropicParticleFilter(ParticleSearch):
                 (gains,) = yield from self.step(growth, [sweep])
                 chosen = sweep.resample(anneal=anneal)
                 sweep.log_weights += self.double_count * gains[chosen]
+                growth.settle(line.last for line in sweep.lines)
                 continue
             # Where there is one text there is nothing to draw among.
             looks = self.lookahead == "fresh" and self.n > 1
             ahead = (yield from self._ahead(growth, sweep)) if looks else None
             sweep.resample(ahead, anneal)
+            growth.settle(line.last for line in sweep.lines)
             yield from self.step(growth, [sweep])
         note(sweep)
         count("log_normaliser", sweep.log_normaliser)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ..core.ask import Asking
+from ..core.conversation import Conversation
 from ..core.ledger import count
 from ..core.sequence import Sequence
 from ..decode.calls import Calls
@@ -20,6 +21,8 @@ from .drag import listed, require_sizes
 from .pipeline import Pipeline
 
 FOLLOW_UP, INTERMEDIATE, FINAL = "Follow up:", "Intermediate answer:", "So the final answer is:"
+_LINE_TOKENS = 32
+"""Room that a line has at least, beside documents."""
 _LINE = re.compile(rf"\s*({FOLLOW_UP}|{INTERMEDIATE}|{FINAL})([^\n]*)")
 
 
@@ -37,7 +40,9 @@ class IterDRAG(Pipeline):
     questions at most, behind which the final answer is asked for. A line is a follow-up question, an intermediate
     answer or the final answer, and nothing else: a model that is run here is held to that by a constraint, and what a
     server writes is taken for the final answer where it is none of them, and counted as `malformed`. The text found is
-    the final answer alone. The trace counts `context_tokens`, those read in all calls, and `retrievals`.
+    the final answer alone. The trace counts `context_tokens`, those read in all calls, and `retrievals`. Documents that
+    have come first are left out once the context has no room for all and a line behind them, which is counted as
+    `outgrown`; where there is no room without any, the last intermediate answer is what is found.
     """
 
     documents: str | Documents
@@ -64,21 +69,26 @@ class IterDRAG(Pipeline):
         after: tuple[str, ...] = (FOLLOW_UP, FINAL)
         while True:
             allowed = after if asked < self.n or after == (INTERMEDIATE,) else (FINAL,)
-            prompt = "".join([*shown, listed(documents), f"Question: {question}\n", *lines])
-            (text,) = yield from self._line(calls, prompt, allowed, progress)
+            behind = "".join([f"Question: {question}\n", *lines, _asked(allowed)])
+            said = calls.conversation.asking("".join([*shown, listed(documents), behind]))
+            while documents and not calls.fits(said, min(_LINE_TOKENS, calls.request.max_new_tokens)):
+                count("outgrown")
+                documents = documents[1:]
+                said = calls.conversation.asking("".join([*shown, listed(documents), behind]))
+            (text,) = yield from self._line(calls, said, allowed, progress)
             count("context_tokens", text.prompt_length)
-            kind, said = _read(text, allowed)
+            kind, answer = _read(text, allowed)
             if kind == FINAL:
                 return [text]
-            lines.append(f"{kind} {said}\n")
+            lines.append(f"{kind} {answer}\n")
             if kind == FOLLOW_UP:
                 asked += 1
                 count("retrievals")
                 known = set(documents)
-                documents += [each for each in found.best(said, self.k) if each not in known]
+                documents += [each for each in found.best(answer, self.k) if each not in known]
                 after = (INTERMEDIATE,)
             else:
-                after = (FOLLOW_UP, FINAL)
+                calls.standing, after = [text], (FOLLOW_UP, FINAL)
             progress("iter-drag", asked, self.n)
 
     def _example(self, each: Demonstration) -> str:
@@ -87,9 +97,9 @@ class IterDRAG(Pipeline):
         documents = listed(found.best(each.question, self.k))
         return f"{documents}Question: {each.question}\n{steps}{FINAL} {each.answer}\n\n"
 
-    def _line(self, calls: Calls, prompt: str, allowed: tuple[str, ...], progress: Progress) -> Asking[list[Sequence]]:
-        kinds = " or ".join(f'"{each}"' for each in allowed)
-        said = calls.conversation.asking(f"{prompt}\nWrite the next line and nothing else. It begins with {kinds}.")
+    def _line(
+        self, calls: Calls, said: Conversation, allowed: tuple[str, ...], progress: Progress
+    ) -> Asking[list[Sequence]]:
         sampler = calls.request.sampler
         if not writes(calls.engine.model):
             from ..constrain.regex import Regex
@@ -99,13 +109,18 @@ class IterDRAG(Pipeline):
         return (yield from calls.answer([said], progress, sampler=sampler))
 
 
+def _asked(allowed: tuple[str, ...]) -> str:
+    kinds = " or ".join(f'"{each}"' for each in allowed)
+    return f"\nWrite the next line and nothing else. It begins with {kinds}."
+
+
 def _read(text: Sequence, allowed: tuple[str, ...]) -> tuple[str, str]:
-    """Kind and content of a line; its text becomes the answer where it is the final one."""
+    """Kind and content of a line; its text becomes the answer alone where it holds one."""
     assert text.text is not None
     found = _LINE.match(text.text.text)
     if found is not None and found[1] in allowed:
         kind, said = found[1], found[2].strip()
-        if kind == FINAL:
+        if kind != FOLLOW_UP:
             text.text.text = said
         return kind, said
     count("malformed")

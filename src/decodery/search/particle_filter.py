@@ -54,6 +54,6 @@ class ParticleFilter(ParticleSearch):
 
     def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
         sweep = Sweep(growth.root, self.n, self.weighing(self.reward_temperature), resample)
-        yield from self.run_on(growth, [sweep])
+        yield from self.run_on(growth, [sweep], alone=True)
         count("log_normaliser", sweep.log_normaliser)
         return [sweep]

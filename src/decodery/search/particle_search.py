@@ -94,14 +94,16 @@ class ParticleSearch(StepSearch):
             begin = end
         return gains
 
-    def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> Asking[None]:
-        """Let these sweeps come to their ends, and note what became of them."""
+    def run_on(self, growth: Growth, sweeps: Ordered[Sweep[Node]], *, alone: bool = False) -> Asking[None]:
+        """Let these sweeps come to their ends, and note what became of them. alone: whether all results are theirs."""
         active = list(sweeps)
         while active:
             yield from self.step(growth, active)
             active = [sweep for sweep in active if sweep.open]
             for sweep in active:
                 sweep.resample()
+            if alone:
+                growth.settle(line.last for sweep in sweeps for line in sweep.lines)
         for sweep in sweeps:
             note(sweep)
 

@@ -13,7 +13,7 @@ from ..core.ledger import count
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..decode.calls import Calls
-from ..errors import ServerError, SettingsError
+from ..errors import ContextFull, ServerError, SettingsError
 from ..model.store import Progress, silent
 from ..registry import method_of
 from ..score.base import Scorer
@@ -30,7 +30,8 @@ class Pipeline(Search):
     """A search by several prompts, which are made of the request's own.
 
     What it finds are answers to the request, whatever prompts they were written behind; nothing of them is kept in a
-    cache. Where a server goes away, the best that stands is found, with `complete=False`.
+    cache. Where a server goes away, or a prompt outgrows the model's context, the best that stands is found, with
+    `complete=False`.
     """
 
     @property
@@ -50,19 +51,18 @@ class Pipeline(Search):
             name = type(self).__name__ if method is None else method.name
             raise SettingsError(f"{name} writes prompts of its own, and this one is token ids: search through `LM`")
         calls = Calls(engine, replace(request, search=self), request.conversation)
-        complete = True
         try:
             found = yield from self.follow(calls, progress)
-        except ServerError as error:
+        except (ContextFull, ServerError) as error:
             if not calls.standing:
                 raise
             warnings.warn(f"this is what was found before: {error}", stacklevel=2)
-            found, complete = calls.standing, False
+            found, calls.complete = calls.standing, False
         count("discarded", calls.trace.ledger.tokens - len(found[0].generated))
         credit(calls.trace, found[0])
         answers = as_answers(calls, found)
         for seq in answers:
-            seq.trace, seq.complete = calls.trace, complete
+            seq.trace, seq.complete = calls.trace, calls.complete
         return answers
 
 

@@ -18,7 +18,7 @@ from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..core.trace import Trace
 from ..decode.schedule import share_prompt
-from ..errors import OutOfMemory, ServerError, SettingsError
+from ..errors import DecoderyError, OutOfMemory, ServerError, SettingsError
 from ..model.batch import Segment
 from ..model.sites import Tap
 from ..model.store import Progress, silent
@@ -93,8 +93,8 @@ class Pool:
         self.complete, self.texts = False, whole or begun
         warnings.warn(f"{len(cut)} texts were cut, because whoever wrote them went away", stacklevel=2)
 
-    def unjudged(self, error: ServerError) -> list[Sequence]:
-        """The texts in the order they were drawn, because whoever was to judge them went away."""
+    def unjudged(self, error: DecoderyError) -> list[Sequence]:
+        """The texts in the order they were drawn, because whoever was to judge them could not, or went away."""
         warnings.warn(f"these texts were not judged: {error}", stacklevel=2)
         self.complete = False
         return self.texts

@@ -36,8 +36,9 @@ class Revisions(Judged, Pipeline):
     that was trained to revise wants the form it learned, as one of `decodery train puzzle-model prog:attempts=3` does:
     shown="{attempt}{remark}|",ask="". answer, pattern: as for self-consistency. In each chain the attempts vote, and
     the best one of the answer elected there votes for its chain; so that the last attempt is not simply taken, because
-    right ones get revised, too. A text whose score fails has no vote. n and length are of no published setting (their
-    product is, from 1 to 256); window is. Memory: a cache per chain.
+    right ones get revised, too. A text whose score fails has no vote. A chain whose next prompt would outgrow the
+    model's context ends where it is, which the trace counts as "outgrown". n and length are of no published setting
+    (their product is, from 1 to 256); window is. Memory: a cache per chain.
     """
 
     n: int = 4
@@ -67,17 +68,24 @@ class Revisions(Judged, Pipeline):
         self.judge.fits(calls.engine.model)
         question = calls.conversation.question
         chains: list[list[Sequence]] = [[] for _ in range(self.n)]
-        said = [calls.conversation] * self.n
+        said = dict.fromkeys(range(self.n), calls.conversation)
         for number in range(self.length):
-            texts = yield from calls.answer(said, progress)
-            for chain, text in zip(chains, texts, strict=True):
-                chain.append(text)
+            texts = yield from calls.answer(list(said.values()), progress)
+            for which, text in zip(said, texts, strict=True):
+                chains[which].append(text)
             calls.standing = [text for chain in chains for text in chain]
-            said = [calls.conversation.asking(self._prompt(question, chain)) for chain in chains]
             progress("revisions", number + 1, self.length)
+            if number + 1 < self.length:
+                asked = {which: calls.conversation.asking(self._prompt(question, chains[which])) for which in said}
+                said = {which: each for which, each in asked.items() if calls.fits(each)}
+                if len(said) < len(asked):
+                    count("outgrown", len(asked) - len(said))
+                    calls.complete = False
+            if not said:
+                break
         scores = yield from worth(self.judge, calls, calls.standing)
         count("attempts", len(calls.standing))
-        return self._elected(calls.standing, scores)
+        return self._elected(chains, scores)
 
     def _prompt(self, question: str, chain: Ordered[Sequence]) -> str:
         written = [text.text.text for text in chain[-self.window :] if text.text is not None]
@@ -89,15 +97,17 @@ class Revisions(Judged, Pipeline):
     def _remark(self, question: str, attempt: str) -> str:
         return self.judge.remark(question, attempt) if "{remark}" in self.shown else ""
 
-    def _elected(self, texts: Ordered[Sequence], scores: Ordered[float | None]) -> list[Sequence]:
-        """A text for each answer that some chain elects, that of most weight first. texts: chain after chain."""
+    def _elected(self, chains: Ordered[Ordered[Sequence]], scores: Ordered[float | None]) -> list[Sequence]:
+        """A text for each answer that some chain elects, that of most weight first. scores: chain after chain."""
+        texts = [text for chain in chains for text in chain]
         known = [number for number, score in enumerate(scores) if score is not None]
         weights = vote_weights(self.judge, [score for score in scores if score is not None])
         weight = dict(zip(known, weights, strict=True))
-        answers = self._answers().of_texts(list(texts))
-        winners = []
-        for begin in range(0, len(texts), self.length):
-            members = [number for number in range(begin, begin + self.length) if number in weight]
+        answers = self._answers().of_texts(texts)
+        winners, begin = list[int](), 0
+        for chain in chains:
+            members = [number for number in range(begin, begin + len(chain)) if number in weight]
+            begin += len(chain)
             groups = vote([answers[number] for number in members], [weight[number] for number in members])
             if groups:
                 winners.append(max((members[each] for each in groups[0].members), key=weight.__getitem__))

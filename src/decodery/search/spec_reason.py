@@ -76,7 +76,9 @@ class SpecReason(Stepped, Judged):
                 if judged and drafted.scores[-1] >= self.threshold:
                     count("kept")
                     node = drafted
+                    growth.settle([node])
                     continue
                 count("rewritten")
             (node,) = yield from growth.extend([node])
+            growth.settle([node])
         return growth.close([node.seq])

@@ -51,6 +51,7 @@ class StepBeam(StepSearch):
             ended += [node for node in candidates if node.finished]
             going = sorted((node for node in candidates if not node.finished), key=lambda node: -self.worth(node))
             beam = going[: max(self.n // self.m, 1)]
+            growth.settle([*ended, *beam])
         return growth.finish(ended)
 
     def candidates(self, growth: Growth, parents: list[Node]) -> Asking[list[Node]]:

@@ -177,6 +177,7 @@ class Growth:
         self.progress = progress
         self.root = Node(seq, len(seq.tokens))
         self.trace = Trace(ledger=seq.trace.ledger)
+        self._settled = request.settled
         self._scores: dict[tuple[int, ...], float | None] = {}
         self._failed: Exception | None = None
         search.fits(seq.model)
@@ -243,6 +244,18 @@ class Growth:
         """The texts that the scorer sees for these: they themselves."""
         return [node.seq for node in nodes]
         yield
+
+    def settle(self, candidates: Iterable[Node]) -> None:
+        """Tell who waits for the text as much of it as these texts have in common: what is found first is one of them,
+        or goes on from one.
+        """
+        if self._settled is not None:
+            texts = [(node.seq.text, node.finished) for node in candidates]
+            safe = [text.text if done else text.safe for text, done in texts if text is not None]
+            # What the first and the last one in order share is what all share.
+            first, last = min(safe, default=""), max(safe, default="")
+            pairs = enumerate(zip(first, last, strict=False))
+            self._settled(first[: next((at for at, (one, other) in pairs if one != other), len(first))])
 
     def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> list[Sequence]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.

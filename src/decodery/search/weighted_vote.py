@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..core.ask import Asking
 from ..core.sequence import Sequence
-from ..errors import ServerError, SettingsError
+from ..errors import ContextFull, ServerError, SettingsError
 from ..registry import register
 from .answers import Answers, Kind
 from .judged import Judged
@@ -50,7 +50,7 @@ class WeightedVote(Sampled, Judged):
     def decide(self, pool: Pool) -> Asking[list[Sequence]]:
         try:
             scores = yield from scored(self.judge, pool.texts)
-        except ServerError as error:
+        except (ContextFull, ServerError) as error:
             texts = pool.unjudged(error)
             return pool.finish(elected(texts, self._answers().of_texts(texts)))
         voting = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]

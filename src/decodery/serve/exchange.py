@@ -65,6 +65,7 @@ class Exchange:
             head = {**self._head, "object": form.chunk}
             return [{**head, "choices": [choice], **totals} for choice in choices]
 
+        shown = dict[int, int]()
         indices = [index + number for index in self._indices for number in range(self._texts_per_job)]
         for index in indices:
             for chunk in chunks(form.opening(index)):
@@ -75,6 +76,7 @@ class Exchange:
                 return
             if news.end is None:
                 made = form.grown(news.job.index, news)
+                shown[news.job.index] = shown.get(news.job.index, 0) + len(news.text)
             elif self._plan.search is None:
                 made = form.ended(news.job.index, news, form.of(news.end[0]))
             else:
@@ -82,7 +84,14 @@ class Exchange:
                     choice
                     for number, text in enumerate(news.end[: self._plan.n])
                     for choice in form.ended(
-                        news.job.index + number, News(news.job, text.text, text.tokens, text.logprobs), text
+                        news.job.index + number,
+                        News(
+                            news.job,
+                            text.text[shown.get(news.job.index + number, 0) :],
+                            text.tokens,
+                            text.logprobs,
+                        ),
+                        text,
                     )
                 ]
             for chunk in chunks(made):

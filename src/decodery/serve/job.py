@@ -24,10 +24,10 @@ class Job:
     """A text, a canvas or a search, from its arrival to its end.
 
     owner: whose it is. like: another one with the same prompt, whose prefill it shares. index: of the choice it
-    becomes. task: its part in the engine, while it has one; filling: the canvas that is. sent, steps: tokens and steps
-    already told of. arrived,
-    begun, first, told: when it came, got its first pass, its first token and its last one, in seconds of a monotonic
-    clock. late: it ran out of time. over: nothing more will be told of it.
+    becomes. task: its part in the engine, while it has one; filling: the canvas that is. known: of a search, as much of
+    its first text as cannot change any more. sent, steps: tokens (of a search characters) and steps already told of.
+    arrived, begun, first, told: when it came, got its first pass, its first token and its last one, in seconds of a
+    monotonic clock. late: it ran out of time. over: nothing more will be told of it.
     """
 
     request: Request | Fill
@@ -39,6 +39,7 @@ class Job:
     search: Search | None = None
     task: Sequence | Work[Any] | None = None
     filling: Filling | None = None
+    known: str = ""
     sent: int = 0
     steps: int = 0
     told: float = 0.0
@@ -47,6 +48,10 @@ class Job:
     first: float | None = None
     late: bool = False
     over: bool = False
+
+    def settle(self, text: str) -> None:
+        """A search knows so much of its first text."""
+        self.known = text
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ class Service:
                     job.filling = self.lm.begin(self._engine, job.request)
                     job.task = job.filling.work
                 elif job.search is not None:
+                    job.request.settled = job.settle
                     job.task = self._engine.enter(job.search.find(self._engine, job.request))
                 else:
                     like = None if job.like is None else job.like.task
@@ -233,8 +234,12 @@ class Service:
             news.tokens, news.text = known[job.sent :], job.filling.release()
             job.sent, job.steps = len(known), job.steps + len(news.steps)
             self.metrics.grew(job, grown, news.steps)
+        if job.search is not None and not task.finished:
+            if len(job.known) <= job.sent:
+                return None
+            news.text, job.sent = job.known[job.sent :], len(job.known)
         if not task.finished:
-            return None if job.search is not None else news
+            return news
         news.end = task.error if task.error is not None else written(job)
         if job.late and not news.end:
             news.end = overloaded("this request found nothing in all the time it may take", self._patience())

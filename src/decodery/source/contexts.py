@@ -13,7 +13,7 @@ import torch
 
 from ..core.ask import Asking, Composed, Scored, score
 from ..core.ledger import count
-from ..errors import PromptError, UnsupportedModel
+from ..errors import ContextFull, UnsupportedModel
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
@@ -223,7 +223,7 @@ class Blend(Composed):
         alike = (replace(member, model=fitted(member.model, first.model)) for member in others)
         object.__setattr__(self, "members", (first, *alike))
         if self.config.max_positions <= self.prompt_length:
-            raise PromptError("the text in the prompt's place leaves no room in the model's context: shorten it")
+            raise ContextFull("the text in the prompt's place leaves no room in the model's context: shorten it")
 
     @cached_property
     def config(self) -> ModelConfig:

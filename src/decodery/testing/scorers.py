@@ -97,7 +97,8 @@ class _Trial:
             states=candidates.states,
         )
         found, ledger = Engine(counted).finish(self._judged(own))
-        spent = sum(ledger.passes.values()), sum(ledger.rows.values()), ledger.scorer_calls
+        # Of the writer: what a scorer asks of a model of its own goes by another name.
+        spent = ledger.passes.get("model", 0), ledger.rows.get("model", 0), ledger.scorer_calls
         if spent != (len(counted.rows), sum(counted.rows), len(candidates)):
             raise LawBroken(
                 f"{self.scorer} judged {len(candidates)} candidates in passes of {counted.rows} rows, and the ledger "

@@ -14,7 +14,7 @@ from ..decode.writing import WholeTexts, cut, end, keep, own
 from ..errors import ServerError
 from ..lm import LM
 from ..model.load import LoadedModel
-from ..model.pieces import PROMPT
+from ..model.pieces import PROMPT, unseen
 from ..sample.temperature import Temperature
 
 _WORD = re.compile(r"\s*\S+|\s+")
@@ -33,9 +33,7 @@ class Asked:
 
     @property
     def text(self) -> str:
-        if isinstance(self.prompt, str):
-            return self.prompt
-        return "\n".join(f"{turn['role']}: {turn['content']}" for turn in self.prompt)
+        return _whole(self.prompt)
 
 
 @dataclass(frozen=True)
@@ -54,22 +52,29 @@ Script = Callable[[Asked], "str | Said"]
 
 class ScriptedLM(LM):
     """An `LM` without a network or weights. script: the answer to a request, by any of it, as a function or as a list
-    by number. asked: all requests so far, in order.
+    by number. asked: all requests so far, in order. context: words of a prompt and its text at most; None for any.
 
     Words are its tokens, a word a pass.
     """
 
-    def __init__(self, script: Script | Ordered[str | Said]) -> None:
+    def __init__(self, script: Script | Ordered[str | Said], context: int | None = None) -> None:
         self.script: Script = script if callable(script) else lambda asked: script[asked.number]
         self.asked: list[Asked] = []
         model = _Scripted(self)
+        self._bounded = context is not None
+        if context is not None:
+            model.config = unseen(model.name, context)
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, "scripted", "float32"))
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        return [PROMPT]
+        return [PROMPT] * max(1, len(_WORD.findall(_whole(prompt)))) if self._bounded else [PROMPT]
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Any:
         return super().request(tokens, **{"drafter": None} | settings)
+
+
+def _whole(prompt: Prompt) -> str:
+    return prompt if isinstance(prompt, str) else "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt)
 
 
 class _Scripted(WholeTexts):

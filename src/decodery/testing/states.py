@@ -18,6 +18,7 @@ from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..source.contexts import MemberCaches
 from ..source.ftp import PrunedCache
+from ..source.hamburger import GroupCache
 from ..verify.base import Rule
 from ..verify.coupled import Coupled
 from .running import LawBroken, law_engine, submit
@@ -80,8 +81,8 @@ def _distance(model: Reader, cache: KVCache, tokens: Ordered[int]) -> float:
     if n:
         drive(score(model, Segment.chunk(tokens, fresh, logit_rows=[])))
         fresh.keep(range(n))
-    # What some layers do without, they do without however the tokens were read.
-    lengths = fresh.lengths if isinstance(cache, PrunedCache) else np.full_like(cache.lengths, stop)
+    # What some layers do without, or hold in groups, they do without however the tokens were read.
+    lengths = fresh.lengths if isinstance(cache, (PrunedCache, GroupCache)) else np.full_like(cache.lengths, stop)
     if (cache.lengths != lengths).any() or cache.next_position != n:
         raise LawBroken(f"after {n} tokens the cache holds {cache.lengths} slots or wrong positions")
     worst, every, held = 0.0, np.arange(-cache.prefix, n), (cache.data, fresh.data)

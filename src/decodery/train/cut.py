@@ -14,7 +14,7 @@ from ..errors import SettingsError
 from ..model.config import ModelConfig
 from ..model.int8 import Int8Linear
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Kept, Layer, Weights, floating
+from ..model.weights import Dense, Kept, Layer, Weights, copied, floating
 from .data import Text
 
 
@@ -109,6 +109,18 @@ def _cut_layer(layer: Layer, inner: int) -> Layer:
         down=Dense(down.weight[:, best].contiguous(), down.bias),
         **floats,
     )
+
+
+def changeable(model: Transformer) -> Transformer:
+    """A copy in floating point; embedding and head are one table where they are the same in the model."""
+
+    def change(part: Any) -> Any:
+        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
+
+    table = copied(model.weights.embedding)
+    layers = [Layer(**{name: change(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
+    head = Dense(table) if model.config.tie_embeddings else floating(model.weights.head)
+    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), head))
 
 
 def parameters(draft: Transformer) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -77,6 +78,7 @@ def train(
     metric: str,
     higher: bool = False,
     enough: Callable[[Mapping[str, float]], bool] = lambda values: False,
+    shares: Mapping[str, float] | None = None,
     settings: Mapping[str, object] | None = None,
     progress: Progress = silent,
     what: str = "training",
@@ -87,13 +89,14 @@ def train(
     function of the step (see `batches`) a run that was interrupted gives the same bits as one that was not.
     validate: called every `plan.validate_every` steps, at the start and at the end; metric: the name among its values
     that decides, the lowest being best unless `higher`; enough: of these values, whether to end before the last step,
-    with the parameters as they are then. out: the folder of the checkpoint. settings: whatever else the
-    run depends on; a checkpoint of other settings is refused. progress: told how many steps of how many are done.
+    with the parameters as they are then. shares: of the plan's rate, what parameters of these names learn at in place
+    of all of it. out: the folder of the checkpoint. settings: whatever else the run depends on; a checkpoint of other
+    settings is refused. progress: told how many steps of how many are done.
 
     Raises NumericalError when the loss is no longer finite.
     """
     made = json.dumps({"plan": asdict(plan), "metric": metric, **(settings or {})}, sort_keys=True)
-    optimizer = _optimizer(parameters, plan)
+    optimizer = _optimizer(parameters, plan, shares or {})
     best = {name: value.detach().clone() for name, value in parameters.items()}
     path, history = out / CHECKPOINT, History()
     if path.is_file():
@@ -115,7 +118,7 @@ def train(
     ended = enough(history.metrics[str(history.step)]) if str(history.step) in history.metrics else False
     while history.step < plan.steps and not ended:
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate(history.step)
+            group["lr"] = plan.rate(history.step) * group["share"]
         value = loss(history.step)
         if not torch.isfinite(value):
             raise NumericalError(f"the loss is {float(value.detach())} in step {history.step}: use a smaller lr")
@@ -160,12 +163,19 @@ def batches(count: int, size: int, seed: int) -> Callable[[int], list[int]]:
     return batch
 
 
-def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan) -> torch.optim.AdamW:
-    # Gains and biases are not pulled towards zero.
-    matrices = [tensor for tensor in parameters.values() if tensor.ndim > 1]
-    others = [tensor for tensor in parameters.values() if tensor.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=plan.lr, betas=plan.betas)
+def _optimizer(parameters: Mapping[str, torch.Tensor], plan: Plan, shares: Mapping[str, float]) -> torch.optim.AdamW:
+    groups: dict[tuple[float, float], list[torch.Tensor]] = {}
+    for name, tensor in parameters.items():
+        # Gains and biases are not pulled towards zero.
+        decay = plan.weight_decay if tensor.ndim > 1 else 0.0
+        groups.setdefault((decay, shares.get(name, 1.0)), []).append(tensor)
+    options = [{"params": tensors, "weight_decay": decay, "share": share} for (decay, share), tensors in groups.items()]
+    return torch.optim.AdamW(options, lr=plan.lr, betas=plan.betas)
+
+
+def content(data: object) -> str:
+    """SHA-256 of what can be written as JSON: what was learned from, for the settings of a run."""
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 def _save(

@@ -7,9 +7,7 @@ from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import logsigmoid
 
@@ -20,14 +18,13 @@ from ..errors import SettingsError
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer, Weights, copied, floating
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, encoded, tokenizer
 from ..sample.sampler import Sampler
 from ..search.base import Search
-from .cut import parameters, quantized
+from .cut import changeable, parameters, quantized
 from .loop import Plan, batches, train
-from .puzzle_model import check_folder, predicted, save
+from .puzzle_model import check_folder, log_probability, save
 
 PAIRS = "pairs.json"
 
@@ -106,7 +103,7 @@ def train_orpo(
     if len(found) < 10:
         raise SettingsError(f"the trees hold {len(found)} pairs: search more problems, wider, or with a smaller margin")
     held, learned = found[::10], [pair for number, pair in enumerate(found) if number % 10]
-    policy = _changeable(model)
+    policy = changeable(model)
     batch = batches(len(learned), min(recipe.batch, len(learned)), recipe.seed)
 
     def loss(step: int) -> torch.Tensor:
@@ -167,15 +164,7 @@ def _searched(
 def _likely(model: Transformer, found: Ordered[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
     """[n] mean log-probabilities of a token, of the better and of the worse steps of these pairs."""
     rows = [(pair.begin, step) for pair in found for step in (pair.better, pair.worse)]
-    longest = max(len(begin) + len(step) for begin, step in rows)
-    tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
-    counted = np.zeros((len(rows), longest), dtype=np.float32)
-    for number, (begin, step) in enumerate(rows):
-        tokens[number, : len(begin) + len(step)] = [*begin, *step]
-        counted[number, len(begin) : len(begin) + len(step)] = 1 / len(step)
-    texts = torch.from_numpy(tokens)
-    logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
-    means = (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
+    means = log_probability(model, rows) / torch.tensor([len(step) for _, step in rows])
     return means[::2], means[1::2]
 
 
@@ -183,14 +172,3 @@ def _log_odds(means: torch.Tensor) -> torch.Tensor:
     # Of what is all but sure the odds are bounded, as they have no gradient otherwise.
     means = means.clamp(max=-1e-6)
     return means - torch.log(-torch.expm1(means))
-
-
-def _changeable(model: Transformer) -> Transformer:
-    """A copy in float32, whose embedding and head are one table."""
-
-    def changeable(part: Any) -> Any:
-        return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
-
-    table = copied(model.weights.embedding)
-    layers = [Layer(**{name: changeable(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
-    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), Dense(table)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ordered
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
@@ -12,7 +13,7 @@ from random import Random
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
 from ..errors import SettingsError
 from ..model import fused
@@ -21,6 +22,7 @@ from ..model.description import Description
 from ..model.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
 from ..model.load import choose_dtype
 from ..model.route import WHOLE, stops
+from ..model.side_by_side import SideBySide
 from ..model.sites import Visits
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
@@ -177,33 +179,27 @@ def lesson(puzzle: Puzzle, count: int, step: int, seed: int) -> tuple[torch.Tens
     return torch.from_numpy(tokens), torch.from_numpy(taught)
 
 
-class _Texts:
-    """Texts of one length side by side, each of which sees itself alone."""
-
-    def __init__(self, model: Transformer, count: int, length: int) -> None:
-        self._shape, self._config = (count, length), model.config
-        cos, sin = model.angles(model.config.rope, np.tile(np.arange(length), count))
-        self._angles = cos[:, None], sin[:, None]
-
-    def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._angles
-
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
-        seen = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self._config.attention_scale, enable_gqa=True
-        )
-        return seen.transpose(1, 2).flatten(0, 1).flatten(1)
-
-
 def predicted(model: Transformer, tokens: torch.Tensor, visits: Visits | None = None) -> torch.Tensor:
     """Logits [count, length, vocab] behind every token of texts [count, length], with gradients.
 
     visits: what is done with rows on the way, those of all texts in one [count * length, width].
     """
     run, visits = stops(WHOLE, model.config.num_layers), Visits.reading(()) if visits is None else visits
-    hidden = model.blocks(model.embed_tokens(tokens.flatten()), _Texts(model, *tokens.shape), run, visits)
+    hidden = model.blocks(model.embed_tokens(tokens.flatten()), SideBySide(model, *tokens.shape), run, visits)
     return model.outputs(hidden).unflatten(0, tuple(tokens.shape))
+
+
+def log_probability(model: Transformer, rows: Ordered[tuple[Ordered[int], Ordered[int]]]) -> torch.Tensor:
+    """[n] log-probabilities of what is written behind beginnings, token ids both, with gradients."""
+    longest = max(len(begin) + len(written) for begin, written in rows)
+    tokens = np.full((len(rows), longest), END_ID, dtype=np.int64)
+    counted = np.zeros((len(rows), longest), dtype=np.float32)
+    for number, (begin, written) in enumerate(rows):
+        tokens[number, : len(begin) + len(written)] = [*begin, *written]
+        counted[number, len(begin) : len(begin) + len(written)] = 1
+    texts = torch.from_numpy(tokens)
+    logs = predicted(model, texts[:, :-1]).float().log_softmax(dim=-1).gather(2, texts[:, 1:, None])[..., 0]
+    return (logs * torch.from_numpy(counted)[:, 1:]).sum(dim=1)
 
 
 def random_transformer(shape: Shape, seed: int) -> Transformer:

@@ -97,9 +97,9 @@ def train_sae(
     """Codes of all heads, from half of the examples; the threshold is set on the others of the other half.
 
     rows: [examples, layers * heads, dim], see `head_rows`. One autoencoder for all heads, which is what makes them
-    comparable: a head that writes much the same everywhere has one code. top: heads that the threshold is for; rate: of
-    examples without the behaviour that it flags at most. Raises SettingsError where a half lacks one of the two kinds,
-    or is too small for the rate.
+    comparable: a head that writes much the same everywhere has one code. top: heads that the threshold is for, and
+    pairs of heads that `facts` list as edges; rate: of examples without the behaviour that it flags at most. Raises
+    SettingsError where a half lacks one of the two kinds, or is too small for the rate.
     """
     labels = torch.tensor(list(positive))
     for kind in (True, False):
@@ -122,6 +122,10 @@ def train_sae(
         "examples": len(labels),
         "found": [[layer, head, round(score, 4)] for (layer, head), score in held.ranked()[:top]],
         "caught": round(float((values[~learned & labels] > threshold.value).double().mean()), 4),
+        "edges": [
+            [*divmod(one, heads), *divmod(other, heads), round(score, 4)]
+            for (one, other), score in edges(codes[learned], labels[learned], top)
+        ],
         "seed": seed,
     }
     return HeadCodes(tensors, threshold, about, model)
@@ -133,6 +137,35 @@ def own_codes(codes: torch.Tensor, positive: torch.Tensor, features: int) -> dic
     own = seen[positive].any(dim=0) & ~seen[~positive].any(dim=0)
     score = (seen[positive] & own).any(dim=2).double().mean(dim=0)
     return {"own": own, "score": score.float()}
+
+
+def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[tuple[int, int], float]]:
+    """The pairs of heads that tell a behaviour best, by the share of its examples on which both wrote codes that they
+    write together on no other example. codes, positive: as `own_codes` takes them; a pair: two columns of codes.
+    """
+    others, heads = codes[~positive], codes.shape[1]
+    found = torch.zeros(heads, heads, dtype=torch.double)
+    for example in codes[positive]:
+        same = (others == example).double()
+        found += same.T @ same == 0
+    first, second = torch.triu_indices(heads, heads, 1)
+    scores, order = (found[first, second] / int(positive.sum())).sort(descending=True, stable=True)
+    best = zip(first[order[:top]].tolist(), second[order[:top]].tolist(), scores.tolist(), strict=False)
+    return [((one, other), score) for one, other, score in best]
+
+
+def pair_shares(
+    codes: torch.Tensor, positive: torch.Tensor, pairs: Ordered[tuple[int, int]], asked: torch.Tensor
+) -> torch.Tensor:
+    """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone. asked: [n, heads]
+    codes of what is to be told; the others as `edges` takes and gives them.
+    """
+    found = torch.zeros(len(asked), dtype=torch.double)
+    for pair in pairs:
+        own, new = codes[:, list(pair)], asked[:, list(pair)]
+        same = (new[:, None] == own).all(dim=2)
+        found += same[:, positive].any(dim=1) & ~same[:, ~positive].any(dim=1)
+    return found / max(len(pairs), 1)
 
 
 def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch.Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,11 +18,10 @@ from ..model.prefix import KVPrefix, Prefixes
 from ..model.prefixes import WEIGHTS
 from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
-from ..model.weights import Dense
 from .card import CARD, refuse_others
-from .loop import History, Plan, batches, train
+from .loop import History, Plan, batches, content, train
 from .programs import MOST_TOKENS, LabelledProgram, Pair, programs_of
-from .traced import TracedCache
+from .traced import TracedCache, differentiable
 
 CONTROLS = ("secure", "unsafe")
 """What the prefixes are called: that of programs after the fix, and before it."""
@@ -175,9 +172,7 @@ def train_sven(
     """
     recipe = recipe or SVENRecipe()
     check_folder(out)
-    model = target.model
-    if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
-        raise SettingsError("prefixes are trained over a model in floating point: load it with dtype='float32'")
+    model = differentiable(target.model, "prefixes")
     held = set(np.random.default_rng(0).permutation(len(pairs))[: len(pairs) // _HELD_OUT].tolist())
     parts = [[pair for number, pair in enumerate(pairs) if (number in held) is kept] for kept in (False, True)]
     programs, others = (programs_of(target.tokenizer, part) for part in parts)
@@ -189,8 +184,8 @@ def train_sven(
     school = School(model, recipe)
     batch = batches(len(programs), recipe.batch, recipe.seed)
     steps = max(1, round(recipe.epochs * len(programs) / recipe.batch))
-    told = json.dumps([[pair.before, pair.after] for pair in pairs])
-    settings = {"recipe": vars(recipe), "pairs": hashlib.sha256(told.encode()).hexdigest(), "dtype": target.dtype}
+    told = content([[pair.before, pair.after] for pair in pairs])
+    settings = {"recipe": vars(recipe), "pairs": told, "dtype": target.dtype}
     history = train(
         school.parameters,
         lambda step: school.total(school.losses([programs[number] for number in batch(step)], step)),

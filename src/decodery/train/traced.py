@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ..errors import SettingsError
 from ..model.cache import KVCache
+from ..model.policy import AttentionPolicy
+from ..model.protocol import LanguageModel
+from ..model.transformer import Transformer
+from ..model.weights import Dense
 
 
 class TracedCache(KVCache):
@@ -23,12 +28,12 @@ class TracedCache(KVCache):
         self.past = past
         self.rows: dict[int, torch.Tensor] = {}
         self.lengths += n
-        self._places = np.arange(first, first + n, dtype=np.int32)[None]
+        self.places.begin(np.arange(first, first + n, dtype=np.int32))
         self.next_position = first + n
         self.prefix = max(0, -first)
 
     def reserve(self, positions: np.ndarray, stays: int = 0, layers: Sequence[int] | None = None) -> None:
-        self._places = np.concatenate((self._places[:, : self.length], positions[None].astype(np.int32)), axis=1)
+        self.places.begin(np.concatenate((self.places.of(0)[: self.length], positions.astype(np.int32))))
         self.scratch = len(positions)
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -38,3 +43,19 @@ class TracedCache(KVCache):
         rows = self.rows[layer]
         keys, values = torch.cat((self.past[layer].to(rows.dtype), rows), dim=2)
         return keys, values
+
+    @classmethod
+    def empty(cls, model: LanguageModel, policy: AttentionPolicy | None = None) -> TracedCache:
+        """With no past, for texts that are read from their first token on in one pass."""
+        config = model.config
+        past = torch.zeros(config.num_layers, 2, config.num_kv_heads, 0, config.head_dim, dtype=model.dtype)
+        cache = cls(past.to(model.device))
+        cache.policy = policy
+        return cache
+
+
+def differentiable(model: LanguageModel, what: str) -> Transformer:
+    """The model, if gradients go through its passes. Raises SettingsError. what: what is trained, for the sentence."""
+    if not isinstance(model, Transformer) or not isinstance(model.weights.layers[0].qkv, Dense):
+        raise SettingsError(f"{what} are trained over a model in floating point: load it with dtype='float32'")
+    return model

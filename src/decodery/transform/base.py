@@ -66,6 +66,11 @@ class Transform(Contract):
         """Whether it must read calibration texts."""
         return False
 
+    @property
+    def mixes(self) -> bool:
+        """Whether it changes mixtures of experts."""
+        return False
+
     @abstractmethod
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         """The changed model. texts: what activations are measured on; none where nobody gave any."""
@@ -106,39 +111,59 @@ def transformed(
     SettingsError where one of them must read texts and there are none, UnsupportedModel for a model that this package
     does not run itself.
     """
+    now = first = transformable(model, mixtures=all(transform.mixes for transform in transforms))
+    if not transforms:
+        raise SettingsError("there is nothing to do: name a transformation, such as int8")
+    for transform in transforms:
+        if transform.reads and not texts:
+            raise SettingsError(f"{type(transform).__name__} must read a text: give one to calibrate with")
+    changes = []
+    for transform in transforms:
+        changes.append((repr(transform), transform.change(now, texts, progress)))
+        now = changes[-1][1].model
+    return now, reported(first, changes)
+
+
+def transformable(model: LanguageModel, *, mixtures: bool = False) -> Transformer:
+    """The model, where it is one that can be changed. Raises UnsupportedModel for others.
+
+    mixtures: whether mixtures of experts can.
+    """
     if not isinstance(model, Transformer):
         raise UnsupportedModel(
             "only models that this package runs itself can be transformed: this one is run by others"
         )
     if model.config.kept_tokens:
         raise UnsupportedModel("this model has outputs for some of its tokens only: transform the one it was made from")
-    if model.config.experts:
-        raise UnsupportedModel("mixtures of experts cannot be transformed yet: load them with dtype=int8")
+    if model.config.experts and not mixtures:
+        raise UnsupportedModel("of transformations, mc-moe alone changes mixtures of experts: use it, or dtype=int8")
     if not model.config.usual:
         raise UnsupportedModel(f"layers of {model.config.family} cannot be transformed yet: load them with dtype=int8")
-    if not transforms:
-        raise SettingsError("there is nothing to do: name a transformation, such as int8")
-    for transform in transforms:
-        if transform.reads and not texts:
-            raise SettingsError(f"{type(transform).__name__} must read a text: give one to calibrate with")
-    before, now, stages, known = sizes(model), model, [], dict[str, Size]()
-    for transform in transforms:
-        done = transform.change(now, texts, progress)
-        now = done.model
-        known = {part.name: part.size for part in done.parts}
-        error = sum(part.error for part in done.parts) / max(1, len(done.parts))
-        stages.append(Stage(repr(transform), error, done.parts))
-    after = sizes(now) | known
+    return model
+
+
+def reported(model: Transformer, changes: Sequence[tuple[str, Change]]) -> Report:
+    """What changes made of a model, one after another, each with what it is called."""
+    stages = []
+    for method, change in changes:
+        error = sum(part.error for part in change.parts) / max(1, len(change.parts))
+        stages.append(Stage(method, error, change.parts))
+    last = changes[-1][1]
+    after = sizes(last.model) | {part.name: part.size for part in last.parts}
     linears = [name for name in after if name != "embedding" and not name.endswith(("norm", "shortcut"))]
-    weights = sum(each.shape[0] * each.shape[1] for each in map(_linears(now).__getitem__, linears))
+    weights = sum(each.shape[0] * each.shape[1] for each in map(_linears(last.model).__getitem__, linears))
     bits = 8 * sum(after[name].bytes for name in linears) / weights
-    return now, Report(tuple(stages), _total(before), _total(after), bits)
+    return Report(tuple(stages), _total(sizes(model)), _total(after), bits)
 
 
 def sizes(model: Transformer) -> dict[str, Size]:
     """What every part of a model takes as it is."""
     weights = model.weights
     found = {name: _stored(linear) for name, linear in _linears(model).items()}
+    if model.config.experts:
+        share = model.config.experts_per_token / model.config.experts
+        for name in (name for name in found if name.endswith(("gate_up", "down"))):
+            found[name] = replace(found[name], macs=share * found[name].macs)
     for name, tensor in _others(weights).items():
         macs = tensor.numel() if name.endswith("shortcut") else 0
         found[name] = Size(tensor.numel() * tensor.itemsize, macs)

@@ -68,25 +68,29 @@ class EachLinear(Transform):
             if stream is not None:
                 stream.rows = stream.through(index, with_linears(whole, seen))
             progress("transforming", index + 1, len(model.weights.layers))
-        return Change(self._joined(model, layers, parts), tuple(parts))
+        return joined(model, layers, parts, whole_numbers=self.whole_numbers)
 
-    def _joined(self, model: Transformer, layers: list[Layer], parts: list[Part]) -> Transformer:
-        weights = model.weights
-        if not self.whole_numbers:
-            # All of a model is in one floating point type.
-            dtype = weights.norm.dtype
-            layers = [floats(layer, dtype) for layer in layers]
-            head = cast(floating(weights.head), dtype)
-            tied = getattr(weights.head, "weight", None) is weights.embedding
-            embedding = head.weight if tied else weights.embedding.to(dtype)
-            return rebuilt(model, embedding=embedding, layers=layers, norm=weights.norm.to(dtype), head=head)
-        head = floating(weights.head)
-        whole = weights.head if isinstance(weights.head, Int8Linear) else Int8Linear.quantize(head.weight, head.bias)
-        if whole is not weights.head:
-            parts.append(Part("head", lost(head.weight, whole.dense(), None), size_of(whole)))
-        layers = [float32(layer) for layer in layers]
-        embedding = weights.embedding.to(torch.bfloat16)
-        return rebuilt(model, embedding=embedding, layers=layers, norm=weights.norm.float(), head=whole)
+
+def joined(model: Transformer, layers: list[Layer], parts: list[Part], *, whole_numbers: bool) -> Change:
+    """A model of other layers, its head and embedding in the form that goes with them, see `EachLinear`."""
+    weights = model.weights
+    if not whole_numbers:
+        # All of a model is in one floating point type.
+        dtype = weights.norm.dtype
+        layers = [floats(layer, dtype) for layer in layers]
+        head = cast(floating(weights.head), dtype)
+        tied = getattr(weights.head, "weight", None) is weights.embedding
+        embedding = head.weight if tied else weights.embedding.to(dtype)
+        made = rebuilt(model, embedding=embedding, layers=layers, norm=weights.norm.to(dtype), head=head)
+        return Change(made, tuple(parts))
+    head = floating(weights.head)
+    whole = weights.head if isinstance(weights.head, Int8Linear) else Int8Linear.quantize(head.weight, head.bias)
+    if whole is not weights.head:
+        parts = [*parts, Part("head", lost(head.weight, whole.dense(), None), size_of(whole))]
+    layers = [float32(layer) for layer in layers]
+    embedding = weights.embedding.to(torch.bfloat16)
+    made = rebuilt(model, embedding=embedding, layers=layers, norm=weights.norm.float(), head=whole)
+    return Change(made, tuple(parts))
 
 
 def dense(linear: Any) -> torch.Tensor:

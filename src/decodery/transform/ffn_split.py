@@ -97,7 +97,7 @@ class FFNSplit(Transform):
         router, error = torch.zeros(self.experts, hidden, dtype=down.weight.dtype), 0.0
         groups = torch.arange(channels).view(self.experts, -1)
         if stream is not None:
-            rows = _entering(stream, index, whole, model)
+            rows = stream.entering(index, whole)
             gate, up = gate_up(rows).chunk(2, dim=-1)
             active = model._activation(gate) * up
             groups = grouped(active[:: max(1, len(active) // _SEEN)], self.experts)
@@ -153,12 +153,6 @@ def routed(rows: torch.Tensor, sizes: torch.Tensor, steps: int) -> torch.Tensor:
             loss.backward()
             optimizer.step()
     return router.detach()
-
-
-def _entering(stream: Stream, index: int, layer: Layer, model: Transformer) -> torch.Tensor:
-    """[n, hidden] the normed rows that enter a layer's MLP."""
-    behind = stream.through(index, layer, skip="mlp")
-    return torch.nn.functional.rms_norm(behind, behind.shape[-1:], layer.mlp_norm, model.config.norm_eps)
 
 
 def _size(weight: torch.Tensor, share: float) -> Size:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import SettingsError
 from ..model import fused
+from ..model.block_linear import BlockLinear
 from ..model.description import Description
 from ..model.drafts import DESCRIPTION, TOKENIZER
 from ..model.int4 import Int4Linear
@@ -26,11 +27,16 @@ def check_folder(out: Path) -> None:
 
 
 def save(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
+    """Write a copy of `original` to the folder `out`, which holds nothing else. Raises SettingsError where it does."""
+    check_folder(out)
+    write(out, model, report, original)
+
+
+def write(out: Path, model: Transformer, report: Report, original: LoadedModel) -> None:
     """Write a copy of `original` to the folder `out`: weights, tokenizer, description and the report of its making.
 
     The weights come last, so that a folder that was not finished is not read.
     """
-    check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     kept = precision(model)
     for other in out.glob("*.safetensors"):
@@ -47,6 +53,6 @@ def precision(model: Transformer) -> str:
     """What `load` calls the precision of such weights."""
     if isinstance(model.weights.layers[0].qkv, Int4Linear):
         return "int4"
-    if isinstance(model.weights.layers[0].qkv, Int8Linear):
+    if isinstance(model.weights.layers[0].qkv, (Int8Linear, BlockLinear)):
         return "int8"
     return str(model.weights.norm.dtype).removeprefix("torch.")

@@ -52,12 +52,15 @@ class LQLoRA(EachLinear):
         return False
 
     def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
-        found = self.decompose(whole.weight)
-        outputs, inputs = whole.shape
+        return self.made(self.decompose(whole.weight), whole.bias)
+
+    def made(self, found: Decomposition, bias: torch.Tensor | None) -> Made:
+        """The sum of both parts as a linear layer, and what the parts take."""
+        outputs, inputs = found.coarse.shape
         code = self.bits + self.scale_bits / self.block + 16 / (self.block * self.scale_block)
-        thin = self.rank * (outputs + inputs)
+        thin = len(found.second) * (outputs + inputs)
         size = Size(outputs * inputs * code / 8 + 2 * thin, outputs * inputs + thin)
-        return Made(Dense(found.total, whole.bias), size)
+        return Made(Dense(found.total, bias), size)
 
     def decompose(self, weight: torch.Tensor) -> Decomposition:
         """Both parts of a matrix [out, in]."""
@@ -65,12 +68,12 @@ class LQLoRA(EachLinear):
         best, errors = None, list[float]()
         coarse = torch.zeros_like(weight)
         for _ in range(self.steps if rank else 1):
-            thin = _low_rank(weight - coarse, rank)
-            coarse = self.rounded(weight - thin)
-            errors.append(float((weight - thin - coarse).double().norm()))
+            first, second = _low_rank(weight - coarse, rank)
+            coarse = self.rounded(weight - first @ second)
+            errors.append(float((weight - first @ second - coarse).double().norm()))
             if best is not None and errors[-1] >= errors[-2]:
                 break
-            best = coarse, thin
+            best = coarse, first, second
         assert best is not None
         return Decomposition(*best, errors)
 
@@ -96,16 +99,20 @@ class LQLoRA(EachLinear):
 
 
 class Decomposition(NamedTuple):
-    """coarse: [out, in] of few bits. thin: [out, in] of low rank. errors: norm of what is missing after every turn."""
+    """coarse: [out, in] of few bits. first: [out, rank], second: [rank, in], whose product is the rest.
+
+    errors: norm of what is missing after every turn.
+    """
 
     coarse: torch.Tensor
-    thin: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
     errors: list[float]
 
     @property
     def total(self) -> torch.Tensor:
         """[out, in] what takes the matrix's place."""
-        return self.coarse + self.thin
+        return self.coarse + self.first @ self.second
 
 
 def normal_float(bits: int) -> torch.Tensor:
@@ -117,15 +124,18 @@ def normal_float(bits: int) -> torch.Tensor:
     return values / torch.special.ndtri(torch.tensor(_OFFSET, dtype=torch.float64))
 
 
-def _low_rank(matrix: torch.Tensor, rank: int) -> torch.Tensor:
-    """The nearest matrix of a rank, with its factors in bfloat16, as they would be kept."""
+def _low_rank(matrix: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest matrix of a rank, as factors [out, rank] and [rank, in] in bfloat16, as they would be kept."""
     if rank == 0:
-        return torch.zeros_like(matrix)
+        return matrix[:, :0], matrix[:0]
     # Random directions to begin with, the same ones every time.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         left, strengths, right = torch.svd_lowrank(matrix, q=min(rank + _OVERSAMPLED, *matrix.shape), niter=4)
     root = strengths[:rank].sqrt()
-    first = (left[:, :rank] * root).bfloat16().to(matrix.dtype)
-    second = (right[:, :rank] * root).bfloat16().to(matrix.dtype)
-    return first @ second.T
+    return in_bfloat16(left[:, :rank] * root), in_bfloat16((right[:, :rank] * root).T)
+
+
+def in_bfloat16(numbers: torch.Tensor) -> torch.Tensor:
+    """The nearest numbers that bfloat16 has, in the same dtype."""
+    return numbers.bfloat16().to(numbers.dtype)

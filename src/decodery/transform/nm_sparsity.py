@@ -46,17 +46,29 @@ class NMSparsity(EachLinear):
         return False
 
     def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
-        outputs, inputs = whole.shape
-        if inputs % self.m:
-            raise UnsupportedModel(f"groups of {self.m} do not divide the {inputs} inputs of a layer: choose another m")
         strength = whole.weight.abs()
         if self.by == "activation":
             assert gram is not None
             strength = strength * gram.diagonal().sqrt().to(strength.dtype)
-        # The first of equally strong ones stays.
-        order = strength.view(outputs, -1, self.m).sort(dim=-1, descending=True, stable=True).indices
-        kept = torch.zeros(order.shape, dtype=torch.bool).scatter_(-1, order[..., : self.n], True)
-        made = Dense(torch.where(kept.view(outputs, inputs), whole.weight, 0.0), whole.bias)
-        count = outputs * inputs * self.n // self.m
-        places = 0 if self.n == self.m else math.ceil(math.log2(self.m)) / 8
-        return Made(made, Size(count * (itemsize + places), count))
+        return sparse(whole, strongest(strength, self.n, self.m), self.n, self.m, itemsize)
+
+
+def strongest(strength: torch.Tensor, n: int, m: int) -> torch.Tensor:
+    """[out, in] bool: the n strongest of every m consecutive inputs, the first ones of equally strong ones.
+
+    Raises UnsupportedModel where m does not divide the inputs.
+    """
+    outputs, inputs = strength.shape
+    if inputs % m:
+        raise UnsupportedModel(f"groups of {m} do not divide the {inputs} inputs of a layer: choose another m")
+    order = strength.view(outputs, -1, m).sort(dim=-1, descending=True, stable=True).indices
+    kept = torch.zeros(order.shape, dtype=torch.bool, device=order.device).scatter_(-1, order[..., :n], True)
+    return kept.view(outputs, inputs)
+
+
+def sparse(whole: Dense, kept: torch.Tensor, n: int, m: int, itemsize: int) -> Made:
+    """A linear layer with zeros but where `kept` [out, in] bool says, n of m; itemsize: bytes of a value in a file."""
+    outputs, inputs = whole.shape
+    count = outputs * inputs * n // m
+    places = 0 if n == m else math.ceil(math.log2(m)) / 8
+    return Made(Dense(torch.where(kept, whole.weight, 0.0), whole.bias), Size(count * (itemsize + places), count))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import rms_norm
 
 from ..model.batch import Batch, Segment
 from ..model.route import Route
@@ -64,6 +65,11 @@ class Stream:
             batch = Batch(segments)
             results.append(alone.layers(torch.cat([each.states for each in segments]), batch, None, route))  # type: ignore[misc]
         return torch.cat(results)
+
+    def entering(self, index: int, layer: Layer) -> torch.Tensor:
+        """[n, hidden] the normed rows that enter the MLP of `layer`, in place of the model's."""
+        behind = self.through(index, layer, skip="mlp")
+        return rms_norm(behind, behind.shape[-1:], layer.mlp_norm, self.model.config.norm_eps)
 
 
 def _groups(texts: list[np.ndarray]) -> list[list[np.ndarray]]:

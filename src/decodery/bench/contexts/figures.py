@@ -110,8 +110,8 @@ def _panel(
         parts.append(f'<text x="{left - 5}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
     base = f'y="{top + _HEIGHT + 15}" text-anchor="middle"'
     parts += [f'<text x="{across(budget):.1f}" {base}>{budget:g}</text>' for budget in budgets]
-    # Lines that lie on each other are told apart by what is drawn last: what is compared with comes first.
-    for name in sorted(colours, key=lambda each: each not in BOUNDS):
+    # Dashes on a line show both.
+    for name in sorted(colours, key=lambda each: each in BOUNDS):
         own = {row["budget"]: figure(row, panel) for row in rows if row["policy"] == name}
         points = [(across(budget), up(value)) for budget, value in sorted(own.items()) if value is not None]
         dash = ' stroke-dasharray="4 3"' if name in BOUNDS else ""

@@ -19,16 +19,30 @@ POOLED = ("pass@n", "best-of-n", "self-consistency", "weighted-vote", "first-fin
 """What is computed from one pool of samples per puzzle, at every width, and not drawn again."""
 SCORED = ("best-of-n", "weighted-vote")
 
+_STEPS = "scorer={scorer},delimiter={delimiter}"
+TOGETHER = {
+    "bag-of-tricks": (
+        *("best-of-n", "self-consistency", "weighted-vote"),
+        f"dvts({_STEPS},n={{n}},m={{n}},rounds=20)",
+        f"step-beam({_STEPS},n={{n}},m=2,rounds=8)",
+        f"mcts({_STEPS},n=4,simulations={{n}},rounds=8)",
+    ),
+}
+"""Names that stand for several methods. Bag of Tricks for Inference-time Computation of LLM Reasoning (2025) compares
+these, `dvts` of one line being best-of-n step by step, and self-refine, which a model of puzzles cannot be asked for.
+"""
+
 Cell = tuple[str, str, int]
 """Method, reward ("" where none is asked) and budget."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What is measured. puzzle: which, and how hard. methods: names of `POOLED`, computed from `pool` samples of each
-    puzzle; and searches by their specs, run again at each of `budgets`, which stand in place of {n}: {scorer} is the
-    reward model, {delimiter} what ends a step, {pattern} what finds an answer, {length} the tokens of a solution.
-    rewards: see `rewards.reward`. prompts: puzzles of `split`. temperature: of everything but greedy decoding.
+    """What is measured. puzzle: which, and how hard. methods: names of `TOGETHER`; names of `POOLED`, computed from
+    `pool` samples of each puzzle; and searches by their specs, run again at each of `budgets`, which stand in place of
+    {n}: {scorer} is the reward model, {delimiter} what ends a step, {pattern} what finds an answer, {length} the tokens
+    of a solution. rewards: see `rewards.reward`. prompts: puzzles of `split`. temperature: of everything but greedy
+    decoding.
     """
 
     model: str = "tiny-1M-chain"
@@ -45,6 +59,8 @@ class SearchSettings:
     imports: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        each = tuple(method for name in self.methods for method in TOGETHER.get(name, (name,)))
+        object.__setattr__(self, "methods", tuple(dict.fromkeys(each)))
         if min(self.pool, self.prompts, *self.budgets, 1) < 1 or not self.budgets:
             raise SettingsError("a benchmark of searches needs budgets, pool and prompts of at least 1")
         if not math.isfinite(self.temperature) or self.temperature <= 0:

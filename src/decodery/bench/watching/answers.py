@@ -17,19 +17,22 @@ from ...monitor.factcheckmate import FactCheckmate, Shift
 from ...monitor.probe import Probe
 from ...monitor.truthprint import TruthPrInt
 from ...train.activations import ActivationCollector, Answered
-from ...train.align import aligned
 from ...train.checkable import FAMILIES, MORE, built_in
 from ...train.los import scores as los_scores
 from ...train.los import train_los
 from ...train.probe import Rows, train_probe, worst
-from ...train.ranking import auroc, interval, parts
+from ...train.ranking import parts
 from ...train.shift import train_shift
 from .figures import Judged, Row, detection, logistic, word_scores
 from .price import both_ways, price
 from .settings import WatchSettings
+from .specificity import specificity
+from .transfer import transferred
 
-NAME, TRANSFER = "answers", "answers, transfer"
+NAME = "answers"
 MOST_ACTED_ON, _FEWEST = 96, 300
+_RIVALS = (0, 1, 5, 20, 100, 1000)
+"""How many of a row's log-probabilities LOS-Net is given, of which the first seed alone tries all."""
 Scores = Callable[[list[Answered]], list[float]]
 
 
@@ -40,7 +43,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     """
     layers = lm.model.config.num_layers
     sites = tuple(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6))
-    collector = ActivationCollector(lm, work / NAME, sites=sites)
+    collector = ActivationCollector(lm, work / NAME, sites=sites, k=max(_RIVALS))
     everything = collector.collect(built_in(settings.prompts, settings.seed, (*FAMILIES, *MORE)), progress)
     answers, note = _kept(everything)
     notes = [note]
@@ -67,7 +70,10 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         swept = ", ".join(f"{site} {value:.2f}" for site, value in probe.facts["validation"].items())
         notes.append(f"answers: {name} on the validation part of the first seed, by site: {swept}")
     acts = actions(lm, answers, prompt, new, settings.seed)
-    return rows, [*acts, *transferred(answers, prompt.site, settings)], notes
+    part = parts([each.question.group for each in answers], settings.seed)
+    acts += transferred(answers, prompt.site, settings)
+    acts += specificity(answers, of(answers, part, "test"), sites, settings)
+    return rows, acts, notes
 
 
 _POOLS: tuple[Rows, Rows] = ("prompt", "new")
@@ -94,35 +100,6 @@ def _kept(answers: list[Answered]) -> tuple[list[Answered], str]:
     return kept, f"answers: {len(answers)} questions, {len(kept)} kept; answered wrongly: {told}"
 
 
-_UNUSED = 0.5
-"""A rate that few right answers allow, for a threshold that nothing is flagged by."""
-
-
-def transferred(answers: list[Answered], site: str, settings: WatchSettings) -> list[Row]:
-    """How well a probe of all other kinds of questions tells one kind's answers, as they are and in one subspace."""
-    found = list[Row]()
-    for family in sorted({each.question.family for each in answers}):
-        target = [each for each in answers if each.question.family == family]
-        source = [each for each in answers if each.question.family != family]
-        if len({each.wrong for each in target}) < 2 or len(source) < 48:
-            continue
-        raw = [torch.stack([each.prompt[site] for each in some]).double() for some in (source, target)]
-        size = min(64, raw[0].shape[1])
-        row: Row = {"testbed": TRANSFER, "what": f"learned of all but {family}", "answers": len(target)}
-        brought = aligned(raw[0], raw[1], size)
-        for name, rows in (("as they are", raw), (f"aligned, {size} dimensions", brought)):
-            learned, asked = (
-                [replace(each, prompt={site: own}) for each, own in zip(some, states, strict=True)]
-                for some, states in zip((source, target), rows, strict=True)
-            )
-            probe = train_probe(learned, (site,), "prompt", rate=_UNUSED, inner=(), seed=settings.seed)
-            labels, groups = [each.wrong for each in asked], [each.question.group for each in asked]
-            low, high = interval(scores := worst(probe, asked), labels, groups)
-            row |= {f"AUROC, {name}": round(auroc(scores, labels), 3), f"95 %, {name}": f"{low:.2f} to {high:.2f}"}
-        found.append(row)
-    return found
-
-
 def of(answers: list[Answered], part: np.ndarray, name: str) -> list[Answered]:
     return [each for each, own in zip(answers, part, strict=True) if own == name]
 
@@ -132,8 +109,7 @@ def scorers(
 ) -> dict[str, tuple[Scores, float | None]]:
     """How each scores answers, and where it flags."""
     rate, train = settings.rate, of(answers, part, "train")
-    # How many rivals count is swept with the first seed alone.
-    wide = (0, 1, 5, 20, 100) if seed == settings.seed else (0, 100)
+    wide = _RIVALS if seed == settings.seed else (0, 100)
     los = {k: train_los(answers, k=k, epochs=40, rate=rate, seed=seed) for k in wide}
     common: dict[str, Any] = {"model": lm.model.fingerprint, "rate": rate, "seed": seed}
     prompt = train_probe(answers, sites, "prompt", **common)

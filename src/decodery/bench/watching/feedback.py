@@ -10,7 +10,8 @@ import torch
 from ...lm import LM
 from ...model.batch import Batch, Segment
 from ...model.store import Progress
-from ...train.axes import ASKED, axis_of, best_axis, built_in_statements, halves, said
+from ...monitor.probe import Probe
+from ...train.axes import ASKED, Statement, axis_of, best_axis, built_in_statements, halves, said
 from ...train.ranking import auroc
 from .control import SYSTEM, controlled
 from .figures import Judged, Row, detection, logistic, word_scores
@@ -18,83 +19,117 @@ from .settings import WatchSettings
 
 NAME, CONTROL = "feedback", "feedback, control"
 _EXAMPLES, _FIRST = 32, 16
-_KINDS = ("lr", "pc1", "pc8")
+_COMPONENTS = (1, 2, 4, 8, 32)
+"""Of states of some hundred sentences: later ones hold hardly anything. Narrow models have fewer."""
+_CONTROLLED = ("lr", "pc1", "pc8")
+"""Axes whose states are to be moved too, and whose labels are shuffled for comparison."""
+_Told = list[tuple[float, bool, str]]
+"""Score, label, and the trial it is of."""
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
-    """Each trial shows sentences with labels; the model's choice between the two is read before each label."""
+    """Each trial shows sentences with labels; the model's choice between the two is read before each label.
+
+    Labels go by the sentence's place along an axis: what tells its truth, at every depth, and components of the states
+    at the depth where truth is told best.
+    """
     statements = built_in_statements(settings.seed)
     layers = lm.model.config.num_layers
-    sites = tuple(dict.fromkeys(f"resid_post.{min(layers * at // 4, layers - 1)}" for at in range(1, 5)))
-    states = said(lm, [each.text for each in statements], sites, progress)
+    depths = [f"resid_post.{min(layers * at // 4, layers - 1)}" for at in range(1, 5)]
+    states = said(lm, [each.text for each in statements], tuple(dict.fromkeys(("embed", *depths))), progress)
     learned, trials = halves(statements, settings.seed), max(6, settings.prompts // 80)
     labels, own = np.array([each.label for each in statements]), torch.from_numpy(learned)
-    rows, acts, notes = list[Row](), list[Row](), list[str]()
-    best = best_axis(states, statements, "lr", seed=settings.seed)
-    notes.append(f"feedback: the label is told along lr at {best.facts['validation']} of the half not learned from")
-    axes = {
-        kind: axis_of(states[best.site][own], labels[learned].tolist(), kind, best.site, seed=settings.seed)
-        for kind in _KINDS
-    }
     free = np.flatnonzero(~learned)
-    for kind, axis in axes.items():
-        values = axis.logits(states[best.site])[:, 0].numpy()
-        centre = float(np.median(values[free]))
-        found: dict[str, list[tuple[float, bool, str]]] = {}
-        growth: dict[int, list[bool]] = {}
-        for trial in range(trials):
-            random = np.random.default_rng((settings.seed, trial))
-            shown = random.choice(free, _EXAMPLES, replace=False)
-            # Labels are set at the trial half's own middle, so that half of them are 1.
-            given = values[shown] > centre
-            for name, told in (("report", given), ("report, shuffled labels", random.permutation(given))):
-                leads = _leads(lm, [statements[at].text for at in shown], told.tolist())
-                for at in range(_EXAMPLES):
-                    if at >= _FIRST:
-                        found.setdefault(name, []).append((leads[at], bool(told[at]), f"{trial}"))
-                    if name == "report":
-                        growth.setdefault(at, []).append((leads[at] > 0) == told[at])
-            if len(set(given[:_FIRST])) == 2:
-                data = states[best.site][shown].double()
-                data = torch.cat(
-                    (
-                        (data - data[:_FIRST].mean(dim=0)) / data[:_FIRST].std(dim=0).clamp_min(1e-6),
-                        torch.ones(_EXAMPLES, 1),
-                    ),
-                    dim=1,
-                )
-                weight = logistic(data[:_FIRST], torch.tensor(given[:_FIRST], dtype=torch.float64))
-                texts = [statements[at].text for at in shown]
-                bags = word_scores(texts[:_FIRST], given[:_FIRST].tolist(), texts[_FIRST:])
-                for at in range(_FIRST, _EXAMPLES):
-                    found.setdefault("ideal observer of the states", []).append(
-                        (float(data[at] @ weight), bool(given[at]), f"{trial}")
-                    )
-                    found.setdefault("observer of the words", []).append(
-                        (bags[at - _FIRST], bool(given[at]), f"{trial}")
-                    )
-            progress(f"reporting along {kind}", trial + 1, trials)
+    best = best_axis(states, statements, "lr", seed=settings.seed)
+
+    def axis(kind: str, site: str) -> Probe:
+        return axis_of(states[site][own], labels[learned].tolist(), kind, site, seed=settings.seed)
+
+    few = min(int(own.sum()), lm.model.config.hidden_size)
+    axes = {kind: axis(kind, best.site) for kind in ("lr", *(f"pc{number}" for number in _COMPONENTS if number < few))}
+    others = {f"lr at {site}": axis("lr", site) for site in states if site != best.site}
+    rows, acts = list[Row](), list[Row]()
+    for kind, own_axis in (axes | others).items():
+        place = own_axis.logits(states[own_axis.site])[:, 0].numpy()
+        found, growth = _reported(
+            lm, statements, states[own_axis.site], place, free, trials, settings.seed, shuffled=kind in _CONTROLLED
+        )
         for name, each in found.items():
-            scores, told_labels, groups = zip(*each, strict=True)
-            rows.append(detection(NAME, f"{kind}: {name}", [Judged(scores, told_labels, groups, groups)]))
-        shares = {
-            n: float(np.mean([hit for at in range(n, 2 * n) for hit in growth[at]]))
-            for n in (1, 2, 4, 8, 16)
-            if 2 * n <= _EXAMPLES
-        }
+            scores, told, groups = zip(*each, strict=True)
+            rows.append(detection(NAME, f"{kind}: {name}", [Judged(scores, told, groups, groups)]))
         acts.append(
             {
                 "testbed": NAME,
-                "what": f"reporting along {kind}, site {best.site}",
+                "what": f"reporting along {kind.partition(' ')[0]}, site {own_axis.site}",
                 "trials": trials,
-                "variance": axis.facts["variance"],
-                **{f"accuracy, {n} to {2 * n - 1} examples": round(share, 3) for n, share in shares.items()},
-                "label of sentences": round(auroc(values[free].tolist(), labels[free].tolist()), 3),
+                "variance": own_axis.facts["variance"],
+                **{f"accuracy, {n} to {2 * n - 1} examples": round(share, 3) for n, share in growth.items()},
+                "label of sentences": round(auroc(place[free].tolist(), labels[free].tolist()), 3),
             }
         )
-    projected = {kind: axis.logits(states[best.site])[free, 0].numpy() for kind, axis in axes.items()}
-    moved = controlled(lm, [statements[at] for at in free], projected, axes, trials, settings.seed, progress)
+        progress("reporting along axes", len(acts), len(axes) + len(others))
+    moved_along = {kind: axes[kind] for kind in _CONTROLLED}
+    projected = {kind: each.logits(states[best.site])[free, 0].numpy() for kind, each in moved_along.items()}
+    moved = controlled(lm, [statements[at] for at in free], projected, moved_along, trials, settings.seed, progress)
+    notes = [f"feedback: the label is told along lr at {best.facts['validation']} of the half not learned from"]
     return rows, acts + [{"testbed": CONTROL, **each} for each in moved], notes
+
+
+def _reported(
+    lm: LM,
+    statements: list[Statement],
+    states: torch.Tensor,
+    place: np.ndarray,
+    free: np.ndarray,
+    trials: int,
+    seed: int,
+    *,
+    shuffled: bool,
+) -> tuple[dict[str, _Told], dict[int, float]]:
+    """What is told of labels behind 16 examples and more, by who tells it, and the model's accuracy by examples seen.
+
+    states: [statements, width] that the axis reads; place: [statements] along it; free: what it was not learned from.
+    """
+    found: dict[str, _Told] = {}
+    growth: dict[int, list[bool]] = {}
+    centre = float(np.median(place[free]))
+    for trial in range(trials):
+        random = np.random.default_rng((seed, trial))
+        shown = random.choice(free, _EXAMPLES, replace=False)
+        texts = [statements[at].text for at in shown]
+        # Labels are set at the trial half's own middle, so that half of them are 1.
+        given = place[shown] > centre
+        told_of = {"report": given}
+        if shuffled:
+            told_of["report, shuffled labels"] = random.permutation(given)
+        for name, told in told_of.items():
+            leads = _leads(lm, texts, told.tolist())
+            own = [(leads[at], bool(told[at]), f"{trial}") for at in range(_FIRST, _EXAMPLES)]
+            found.setdefault(name, []).extend(own)
+            if name == "report":
+                for at in range(_EXAMPLES):
+                    growth.setdefault(at, []).append((leads[at] > 0) == told[at])
+        if len(set(given[:_FIRST])) == 2:
+            for name, scores in _observed(texts, states[shown].double(), given).items():
+                own = [(score, bool(label), f"{trial}") for score, label in zip(scores, given[_FIRST:], strict=True)]
+                found.setdefault(name, []).extend(own)
+    shares = {
+        n: float(np.mean([hit for at in range(n, 2 * n) for hit in growth[at]]))
+        for n in (1, 2, 4, 8, 16)
+        if 2 * n <= _EXAMPLES
+    }
+    return found, shares
+
+
+def _observed(texts: list[str], states: torch.Tensor, given: np.ndarray) -> dict[str, list[float]]:
+    """What logistic regression makes of the first examples: of their states [examples, width], and of their words."""
+    data = (states - states[:_FIRST].mean(dim=0)) / states[:_FIRST].std(dim=0).clamp_min(1e-6)
+    data = torch.cat((data, torch.ones(_EXAMPLES, 1)), dim=1)
+    weight = logistic(data[:_FIRST], torch.tensor(given[:_FIRST], dtype=torch.float64))
+    return {
+        "ideal observer of the states": (data[_FIRST:] @ weight).tolist(),
+        "observer of the words": word_scores(texts[:_FIRST], given[:_FIRST].tolist(), texts[_FIRST:]),
+    }
 
 
 @torch.no_grad()

@@ -12,13 +12,15 @@ import torch
 from ...lm import LM
 from ...model.batch import Batch, Segment
 from ...model.store import Progress
-from ...monitor.sae import Head, silencing
-from ...train.sae import built_in_examples, head_rows, shares, train_sae
+from ...monitor.sae import Head, HeadCodes, silencing
+from ...train.sae import built_in_examples, head_rows, pair_shares, shares, train_sae
 from .figures import Judged, Row, detection
 from .settings import WatchSettings
 
 NAME = "heads"
 _TOP = 10
+_Told = tuple[np.ndarray, list[float], float | None]
+"""Labels of all sentences, scores of those that were not learned from, and where they are flagged."""
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
@@ -28,33 +30,50 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     rows = head_rows(lm, [each.prompt for each in examples], progress)
     labels = np.array([each.positive for each in examples])
     heads, found = lm.model.config.num_heads, dict[str, list[Judged]]()
-    listed: list[Head] = []
+    listed: list[HeadCodes] = []
     for seed in range(settings.seed, settings.seed + settings.rounds):
         # Sentences come in pairs, with the behaviour and without.
         order = np.random.default_rng(seed).permutation(count // 2)
         learned = np.isin(np.arange(count) // 2, order[: count // 3])
-        random = np.random.default_rng(seed)
-        for name in ("sae", "sae, shuffled labels", "difference of means, best head"):
-            wanted = random.permutation(labels) if "shuffled" in name else labels
-            limit = None
-            if name.startswith("sae"):
-                trained = train_sae(
-                    rows[learned], wanted[learned].tolist(), heads=heads, rate=settings.rate, top=_TOP, seed=seed
-                )
-                ranked = [head for head, score in trained.ranked()[:_TOP] if score > 0]
-                codes = trained.of(rows[~learned].flatten(0, 1)).unflatten(0, rows[~learned].shape[:2])
-                at = [layer * heads + head for layer, head in ranked]
-                scores = shares(trained.tensors["own"], codes, at).tolist()
-                limit, listed = trained.threshold.value, listed or ranked
-            else:
-                scores = _by_means(rows, labels, learned)
-            groups = [f"{at // 2}" for at in np.flatnonzero(~learned)]
+        shuffled, told = np.random.default_rng(seed).permutation(labels), dict[str, _Told]()
+        for name, wanted in (("", labels), (", shuffled labels", shuffled)):
+            trained = train_sae(
+                rows[learned], wanted[learned].tolist(), heads=heads, rate=settings.rate, top=_TOP, seed=seed
+            )
+            listed.append(trained)
+            told |= {f"{each}{name}": own for each, own in _by_codes(trained, rows, wanted, learned).items()}
+        told["difference of means, best head"] = labels, _by_means(rows, labels, learned), None
+        groups = [f"{at // 2}" for at in np.flatnonzero(~learned)]
+        for name, (wanted, scores, limit) in told.items():
             judged = Judged(scores, wanted[~learned].tolist(), groups, [""] * len(groups), limit)
             found.setdefault(name, []).append(judged)
     prompts = [each.prompt for each in examples if each.positive][:50]
-    acts = _silenced(lm, prompts, listed, settings.seed)
-    note = f"heads: the first seed's list, by layer and head: {', '.join(f'{a}.{b}' for a, b in listed)}"
-    return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, [note]
+    first, empty = listed[:2]
+    best = [head for head, score in first.ranked()[:_TOP] if score > 0]
+    acts = _silenced(lm, prompts, best, settings.seed)
+    notes = [
+        f"heads: the first seed's list, by layer and head: {', '.join(f'{a}.{b}' for a, b in best)}",
+        f"heads: the first seed's edges, and the share of the behaviour's examples that each tells: {_edges(first)}; "
+        f"with shuffled labels {_edges(empty)}",
+    ]
+    return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, notes
+
+
+def _by_codes(trained: HeadCodes, rows: torch.Tensor, labels: np.ndarray, learned: np.ndarray) -> dict[str, _Told]:
+    """What the heads found say of the sentences not learned from, and what pairs of heads say."""
+    heads, own = trained.facts["heads"], torch.from_numpy(learned)
+    codes = trained.of(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+    best = [layer * heads + head for (layer, head), score in trained.ranked()[:_TOP] if score > 0]
+    pairs = [(a * heads + b, c * heads + d) for a, b, c, d, _ in trained.facts["edges"]]
+    together = pair_shares(codes[own], torch.from_numpy(labels)[own], pairs, codes[~own])
+    return {
+        "sae": (labels, shares(trained.tensors["own"], codes[~own], best).tolist(), trained.threshold.value),
+        "sae, edges": (labels, together.tolist(), None),
+    }
+
+
+def _edges(trained: HeadCodes) -> str:
+    return ", ".join(f"{a}.{b}-{c}.{d} {score:.2f}" for a, b, c, d, score in trained.facts["edges"][:5])
 
 
 def _by_means(rows: torch.Tensor, labels: np.ndarray, learned: np.ndarray) -> list[float]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,13 +20,18 @@ from ...train.program_probe import Program, accuracies, misses, reread, train_pr
 from ...train.puzzle_model import SHAPES, PuzzleRecipe, random_transformer, train_puzzle_model
 from ...train.ranking import parts
 from .figures import Judged, Row, detection, of_the_mean, ranks
+from .records import recorded, solved_programs, surface
 from .settings import WatchSettings
 
 NAME = "programs"
-_OTHER = ("lrm", "rml", "mmr")
-"""Other meanings of m, l and r: two that change places, and one under which two words mean the same."""
+_OTHER = ("lrm", "rml", "mrl", "lmr", "mmr")
+"""Other meanings of m, l and r: two that turn all of them round, two that exchange a pair, and one under which two
+words mean the same."""
+_OWN, _ELSE = "its own semantics", "other semantics "
 _SAMPLES = 8
 FIELDS = ("x", "y", "facing")
+_Way = tuple[list[Program], list[Program], dict[str, Any]]
+"""Programs whose rows are read, further ones that are only learned from, and settings of the probe."""
 _RECIPE = PuzzleRecipe(every=100, least=0.4, most=0.75)
 _GROWN = "growth.json"
 
@@ -45,28 +51,37 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
         model, robot, 40, sites, split="test", each=_SAMPLES, temperature=1.0, seed=settings.seed, progress=progress
     )
     untrained = reread(random_transformer(SHAPES[_RECIPE.shape], settings.seed), programs, sites)
+    ways: dict[str, _Way] = {
+        _OWN: (programs, [], {}),
+        "its own, one action ahead": (programs, [], {"ahead": 1}),
+        "its own, two actions ahead": (programs, [], {"ahead": 2}),
+        "its own, off a model of random weights": (untrained, [], {}),
+        **{f"{_ELSE}{other}": (programs, [], {"meaning": other}) for other in _OTHER},
+        **_by_record(programs, robot, settings.seed),
+    }
     found: dict[str, list[Judged]] = {}
     read: dict[str, list[dict[str, float]]] = {}
     best: dict[str, list[float]] = {}
     for seed in range(settings.seed, settings.seed + settings.rounds):
         part = parts([each.prompt for each in programs], seed)
-        test = [each for each, own in zip(programs, part, strict=True) if own == "test"]
-        strange = [each for each, own in zip(untrained, part, strict=True) if own == "test"]
-        for name, ahead, meaning, rows, tried in (
-            ("its own semantics", 0, ACTIONS, programs, test),
-            ("its own, one action ahead", 1, ACTIONS, programs, test),
-            ("its own, two actions ahead", 2, ACTIONS, programs, test),
-            ("its own, off a model of random weights", 0, ACTIONS, untrained, strange),
-            *((f"other semantics {other}", 0, other, programs, test) for other in _OTHER),
-        ):
-            probe = train_program_probe(rows, robot, sites, rate=settings.rate, meaning=meaning, ahead=ahead, seed=seed)
-            read.setdefault(name, []).append(accuracies(probe, tried, robot, meaning, ahead))
-            if name == "its own semantics":
-                own = probe
+        learned, test = (
+            [each for each, own in zip(programs, part, strict=True) if own == name] for name in ("train", "test")
+        )
+        for name, (rows, further, wanted) in ways.items():
+            common: dict[str, Any] = {"rate": settings.rate, "seed": seed, **wanted}
+            probe = train_program_probe([*rows, *further], robot, tuple(rows[0].rows), **common)
+            tried = [each for each, own in zip(rows, part, strict=True) if own == "test"]
+            asked = {key: wanted[key] for key in ("meaning", "ahead") if key in wanted}
+            read.setdefault(name, []).append(accuracies(probe, tried, robot, **asked))
+            if name == _OWN:
+                own_probe = probe
+        empty = train_program_probe(_elsewhere(programs, seed), robot, sites, rate=settings.rate, seed=seed)
         told = {
-            "program-probe": (misses(own, test), own.threshold.value),
+            "program-probe": (misses(own_probe, test), own_probe.threshold.value),
+            "program-probe, shuffled states": (misses(empty, test), None),
             "mean log-probability": ([each.doubt for each in test], None),
             "length of the program": ([float(len(each.text)) for each in test], None),
+            "surface": (surface(learned, test, robot), None),
         }
         for name, (scores, limit) in told.items():
             judged = Judged(
@@ -77,13 +92,13 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
                 limit,
             )
             found.setdefault(name, []).append(judged)
-        for name, chosen in _ranked(sampled, misses(own, sampled)).items():
+        for name, chosen in _ranked(sampled, misses(own_probe, sampled)).items():
             best.setdefault(name, []).append(chosen)
         progress("training probes of programs", seed - settings.seed + 1, settings.rounds)
     acts: list[Row] = [
         {
             "testbed": NAME,
-            "what": f"read linearly, {name}",
+            "what": f"read, {name}",
             **{field: round(float(np.mean([each[field] for each in seeds])), 3) for field in FIELDS},
             "facing by seed": ", ".join(f"{each['facing']:.2f}" for each in seeds),
         }
@@ -91,27 +106,46 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     ]
     acts += _gaps(read)
     right = np.mean([each.right for each in programs])
-    told_of = "; ".join(f"{name} {np.mean(values):.3f}" for name, values in best.items())
+    chosen_by = "; ".join(f"{name} {np.mean(values):.3f}" for name, values in best.items())
     note = (
         f"programs: {len(programs)} programs, {right:.3f} of them right; chance is 0.25 for facing, else 0.17; "
-        f"of {_SAMPLES} samples of each of 40 prompts the right share when chosen by: {told_of}"
+        f"of {_SAMPLES} samples of each of 40 prompts the right share when chosen by: {chosen_by}"
     )
     notes = [note, *_grown(work / _GROWN)]
     return [detection(NAME, name, seeds) for name, seeds in found.items()], acts, notes
 
 
+def _by_record(programs: list[Program], robot: Robot, seed: int) -> dict[str, _Way]:
+    """The same questions of a record of the tokens, which holds all that any semantics needs and no model."""
+    records, more = [recorded(each, robot) for each in programs], solved_programs(robot, seed)
+    found: dict[str, _Way] = {}
+    for whose, meaning in (("its own", ACTIONS), (_OTHER[0], _OTHER[0])):
+        name = f"{whose}, off a record of the tokens"
+        inner: dict[str, Any] = {"meaning": meaning, "inner": (256, 256)}
+        found[f"{name}, linearly"] = records, [], {"meaning": meaning}
+        found[f"{name}, MLP"] = records, [], inner
+        found[f"{name}, MLP and {len(more)} more programs"] = records, more, {**inner, "steps": 3000}
+    return found
+
+
+def _elsewhere(programs: list[Program], seed: int) -> list[Program]:
+    """The same programs begun where others begin, so that no state of theirs is where they lead."""
+    order = np.random.default_rng(seed).permutation(len(programs))
+    return [replace(each, prompt=programs[at].prompt) for each, at in zip(programs, order, strict=True)]
+
+
 def _gaps(read: dict[str, list[dict[str, float]]]) -> list[Row]:
     """How much better the model's own semantics is read than another one, over seeds: mean and 95 % interval."""
-    own = np.array([[each[field] for field in FIELDS] for each in read["its own semantics"]])
+    own = np.array([[each[field] for field in FIELDS] for each in read[_OWN]])
     found = []
-    for name in (each for each in read if each.startswith("other")):
+    for name in (each for each in read if each.startswith(_ELSE)):
         gaps = own - np.array([[each[field] for field in FIELDS] for each in read[name]])
         low, high = of_the_mean(gaps[:, -1])
         each = dict(zip(FIELDS, gaps.mean(axis=0).round(3).tolist(), strict=True))
         found.append(
             {
                 "testbed": NAME,
-                "what": f"its own beyond {name.removeprefix('other semantics ')}",
+                "what": f"its own beyond {name.removeprefix(_ELSE)}",
                 **each,
                 "facing by seed": f"95 %: {low:.3f} to {high:.3f}",
             }

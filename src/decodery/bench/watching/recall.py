@@ -14,7 +14,7 @@ from ...model.batch import Batch, Segment
 from ...model.policy import Attention, AttentionPolicy
 from ...model.store import Progress
 from ...model.transformer import Transformer
-from ...monitor.sae import Head, silencing
+from ...monitor.sae import silencing
 from ...train.cut import parameters
 from ...train.puzzle_model import Shape, predicted, random_transformer
 from ...train.ranking import auroc
@@ -23,82 +23,112 @@ from .figures import Row, logistic, of_the_mean
 from .settings import WatchSettings
 
 NAME = "recall"
-_SHAPE = Shape(64, 2, 4, 176, 64)
-_PAIRS, _KEYS, _STEPS, _BATCH = 24, 8, 2500, 32
+_SHAPE = Shape(64, 2, 4, 64, 64)
+_KEYS, _PAIRS, _STEPS, _TOKENS = 8, 24, 1000, 1200
+_STAGES = ((2, 3), (2, 4), (2, 6), (3, 6), (3, 8), (4, 10), (5, 12), (6, 16), (7, 20), (_KEYS, _PAIRS))
+"""Keys and pairs of the texts that are learned from, one after another. In a text of three pairs attention that looks
+everywhere already tells a value's own key from the others; from long ones alone recall was not learned in 2,500 steps.
+"""
+_LEARNED, _ENOUGH = 0.25, 0.03
+"""The loss, in nats, below which the next stage begins, and below which the last one ends."""
 _FIRST_KEY, _LETTERS, _VALUES = 32, 26, 10
-_NEEDED = 0.1
-"""A head is needed where silencing it costs this share of what was recalled."""
+_NEEDED, _SILENCED = 0.1, 3
+"""A head is needed where silencing it alone costs this share of what was recalled. So many are silenced together."""
 
 
 def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> tuple[list[Row], list[Row], list[str]]:
     """Models of their own are trained here, one per round; nothing of the watched model is used."""
     told: dict[str, list[float]] = {}
-    recalled, needed = list[np.ndarray](), list[int]()
+    left: dict[str, list[float]] = {}
+    recalled, needed = list[np.ndarray](), list[str]()
     for seed in range(settings.seed, settings.seed + settings.rounds):
         model = _trained(seed, progress)
         recalled.append(by_examples(model, seed))
-        drops = _drops(model, seed)
-        needed.append(int((drops > _NEEDED).sum()))
-        for name, scores in _scores(model, seed, settings.rate).items():
-            told.setdefault(name, []).append(auroc(scores.tolist(), (drops > _NEEDED).tolist()))
-    acts: list[Row] = []
-    for name, values in told.items():
-        known = np.array([value for value in values if not np.isnan(value)])
-        low, high = of_the_mean(known)
-        acts.append(
-            {
-                "testbed": NAME,
-                "what": f"needed heads by {name}",
-                "models": len(known),
-                "AUROC": round(float(known.mean()), 3) if len(known) else None,
-                "95 %": f"{low:.2f} to {high:.2f}",
-            }
-        )
+        whole, heads = _share(model, seed, []), _SHAPE.layers * _SHAPE.heads
+        wanted = [whole - _share(model, seed, [head]) > _NEEDED for head in range(heads)]
+        needed.append(f"{sum(wanted[: _SHAPE.heads])} and {sum(wanted[_SHAPE.heads :])}")
+        ways = _scores(model, seed, settings.rate)
+        for name, scores in (ways | {"chance": np.random.default_rng(seed).random(heads)}).items():
+            told.setdefault(name, []).append(auroc(scores.tolist(), wanted))
+            best = np.argsort(-scores, kind="stable")[:_SILENCED].tolist()
+            left.setdefault(name, []).append(_share(model, seed, best))
     growth = np.mean(recalled, axis=0)
     shares = ", ".join(f"{growth[at]:.2f}" for at in range(0, _PAIRS, 4))
-    heads = _SHAPE.layers * _SHAPE.heads
+    told_again = ", ".join(f"{each[-1]:.3f}" for each in recalled)
     return (
         [],
-        acts,
+        [_found(name, told[name], left[name]) for name in told],
         [
-            f"recall: {settings.rounds} models of {heads} heads, of which {', '.join(map(str, needed))} are needed",
+            f"recall: {settings.rounds} models of {_SHAPE.layers} layers of {_SHAPE.heads} heads; needed, of the first "
+            f"and the second layer: {'; '.join(needed)}",
+            f"recall: right values of keys that stood there before, by model: {told_again}",
             f"recall: the positive control of reporting: right values by pairs seen (0, 4, 8, ...): {shares}; chance "
             f"is {1 / _VALUES:.2f}",
         ],
     )
 
 
-def draw(count: int, draws: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairs of a key and its value, which stays the same within a text: [count, 2 * pairs] ids, and [count, pairs]
-    bool, whether the key stood there before."""
-    keys = torch.rand(count, _LETTERS, generator=draws).argsort(dim=1)[:, :_KEYS]
-    values = torch.randint(_VALUES, (count, _KEYS), generator=draws)
-    which = torch.randint(_KEYS, (count, _PAIRS), generator=draws)
+def _found(name: str, values: list[float], left: list[float]) -> Row:
+    """values: AUROC of needed heads, by model, nan where all or none are; left: what is recalled without some."""
+    known = np.array([value for value in values if not np.isnan(value)])
+    low, high = of_the_mean(known)
+    return {
+        "testbed": NAME,
+        "what": f"needed heads by {name}",
+        "models": len(known),
+        "AUROC": round(float(known.mean()), 3) if len(known) else None,
+        "95 %": f"{low:.2f} to {high:.2f}",
+        f"recalled without its best {_SILENCED}": round(float(np.mean(left)), 3),
+        "by model": ", ".join(f"{value:.2f}" for value in left),
+    }
+
+
+def draw(
+    count: int, draws: torch.Generator, several: int = _KEYS, pairs: int = _PAIRS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs of one of several keys and its value, which stays the same within a text: [count, 2 * pairs] ids, and
+    [count, pairs] bool, whether the key stood there before."""
+    keys = torch.rand(count, _LETTERS, generator=draws).argsort(dim=1)[:, :several]
+    values = torch.randint(_VALUES, (count, several), generator=draws)
+    which = torch.randint(several, (count, pairs), generator=draws)
     tokens = torch.stack((_FIRST_KEY + keys.gather(1, which), values.gather(1, which)), dim=-1).flatten(1)
     same = (which[:, :, None] == which[:, None]).tril(-1)
     return tokens, same.any(dim=2)
 
 
 def _trained(seed: int, progress: Progress) -> Transformer:
+    """A model that has learned from short texts, and from longer ones as soon as it recalled in those."""
     model, draws = random_transformer(_SHAPE, seed), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(list(parameters(model).values()), lr=3e-3, weight_decay=0.01)
+    weights = list(parameters(model).values())
+    optimizer = torch.optim.AdamW(weights, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    stage, mean = 0, None
     for step in range(_STEPS):
-        tokens, known = draw(_BATCH, draws)
+        several, pairs = _STAGES[stage]
+        tokens, known = draw(_TOKENS // (2 * pairs), draws, several, pairs)
         logits = predicted(model, tokens[:, :-1])[:, ::2]
         loss = cross_entropy(logits[known], tokens[:, 1::2][known])
+        optimizer.param_groups[0]["lr"] = 3e-3 * min(1.0, (step + 1) / 50)
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
+        value = float(loss.detach())
+        mean = value if mean is None else 0.9 * mean + 0.1 * value
         progress(f"learning to recall, model {seed}", step + 1, _STEPS)
+        if stage + 1 < len(_STAGES):
+            stage, mean = (stage + 1, None) if mean < _LEARNED else (stage, mean)
+        elif mean < _ENOUGH:
+            break
     return model
 
 
 @torch.no_grad()
 def by_examples(model: Transformer, seed: int) -> np.ndarray:
-    """[pairs] the share of values told rightly behind so many pairs: it rises where a model learns in context."""
-    tokens, _ = draw(256, torch.Generator().manual_seed(1000 + seed))
+    """[pairs + 1] the share of values told rightly behind so many pairs, which rises where a model learns in context;
+    and last that of all values whose key stood there before."""
+    tokens, known = draw(256, torch.Generator().manual_seed(1000 + seed))
     right = predicted(model, tokens[:, :-1])[:, ::2].argmax(dim=-1) == tokens[:, 1::2]
-    return right.double().mean(dim=0).numpy()
+    return torch.cat((right.double().mean(dim=0), right[known].double().mean()[None])).numpy()
 
 
 def _asked(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
@@ -128,21 +158,15 @@ class Watching(AttentionPolicy):
 
 
 @torch.no_grad()
-def _drops(model: Transformer, seed: int) -> np.ndarray:
-    """[heads] by how much fewer values are recalled where one head, in every row, writes nothing."""
+def _share(model: Transformer, seed: int, silent: list[int]) -> float:
+    """The share of values that are recalled where these heads, in every row, write nothing."""
     tokens, values, known = _asked(256, seed)
-
-    def share(own: list[Head]) -> float:
-        right, changes = 0, silencing(own, model.config.head_dim)
-        for at in np.flatnonzero(known):
-            segment = Segment.chunk(tokens[at].tolist(), model.new_cache(), logit_rows=[tokens.shape[1] - 1])
-            row = model.forward(Batch([replace(segment, interventions=changes)])).logits[-1]
-            right += int(row.argmax()) == int(values[at])
-        return float(right / known.sum())
-
-    whole = share([])
-    heads = [(layer, head) for layer in range(_SHAPE.layers) for head in range(_SHAPE.heads)]
-    return np.array([whole - share([own]) for own in heads])
+    right, changes = 0, silencing([divmod(head, _SHAPE.heads) for head in silent], model.config.head_dim)
+    for at in np.flatnonzero(known):
+        segment = Segment.chunk(tokens[at].tolist(), model.new_cache(), logit_rows=[tokens.shape[1] - 1])
+        row = model.forward(Batch([replace(segment, interventions=changes)])).logits[-1]
+        right += int(row.argmax()) == int(values[at])
+    return float(right / known.sum())
 
 
 @torch.no_grad()

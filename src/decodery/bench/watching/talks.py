@@ -6,12 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from ...lm import LM
 from ...model.store import Progress
 from ...train.ranking import parts
 from ...train.sequential import Heard, Talk, built_in_talks, hear, highest, train_sequential
-from .figures import Judged, Row, detection, word_scores
+from .figures import Judged, Row, detection, logistic, word_scores
 from .judge import Judge
 from .settings import WatchSettings
 
@@ -23,7 +24,8 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     """Learned without injected turns, tested without and with some."""
     layers = lm.model.config.num_layers
     sites = tuple(dict.fromkeys(f"resid_post.{min(layers * at // 5, layers - 1)}" for at in range(1, 6)))
-    count = max(240, settings.prompts // 4)
+    # Fewer leave a calibration part of some seed too small for the rate.
+    count = max(300, settings.prompts // 4)
     heard = hear(lm, built_in_talks(count, settings.seed), sites, progress)
     others = {
         injected: hear(lm, built_in_talks(max(32, count // 6), settings.seed + 1, injected=injected), sites, progress)
@@ -72,6 +74,7 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
                 name: _judged(test, word_scores(texts[: len(learned)], labels, texts[len(learned) :]))
                 for name, texts in by_words.items()
             },
+            "surface": _judged(test, _surface(learned, labels, test)),
         }
         for name, judged in told.items():
             found.setdefault(name, []).append(judged)
@@ -98,6 +101,17 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     read = ", ".join(f"{judge.rows} tokens ({name})" for name, judge in judges.items())
     note = f"talks: the prompted judges read {len(asked)} conversations in {read}, each token once"
     return [detection(NAME, name, seeds) for name, seeds in found.items()], [act], [note]
+
+
+def _surface(learned: list[Heard], labels: list[bool], asked: list[Heard]) -> list[float]:
+    """Logistic regression on the number of turns, and the words of all of them and of the last."""
+
+    def features(heard: list[Heard]) -> torch.Tensor:
+        lengths = [[len(turn.split()) for turn in each.talk.turns] for each in heard]
+        return torch.tensor([[1.0, len(own), sum(own) / 10, own[-1]] for own in lengths], dtype=torch.double)
+
+    weight = logistic(features(learned), torch.tensor([float(each) for each in labels], dtype=torch.double))
+    return (features(asked) @ weight).tolist()
 
 
 def _judged(heard: list[Heard], scores: list[float], limit: float | None = None) -> Judged:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.gaussian_process import GaussianProcess
 from ...core.memory import Guarded
 from ...model.skips import sublayers, switches
-from .gaussian_process import GaussianProcess
 
 _KAPPA = 2.5
 _CANDIDATES = 2048

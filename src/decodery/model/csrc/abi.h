@@ -3,18 +3,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// A linear layer in panels of 32 outputs, `in` padded to a multiple of 64; bias [panels * 32] may be null.
-// bits 8: [panel][in / 4][2][16][4] unsigned bytes (value + 128); scale: [panels * 32].
-// bits 4: [panel][in / 32] blocks of step[32] and least[32] in half precision, then [8][64] bytes: the low halves are
-// outputs 0-15, the high ones 16-31, four inputs each; a weight is step * value + least, scale is null.
-// bits 16: [panel][in][16] pairs of bfloat16, output i and output i + 16, or, where half is set, [panel][in][32] of half
-// precision; scale is null, `in` is not padded.
+// How the weights of a linear layer are kept, in panels of 32 outputs. `in` is padded to a multiple of 64 but for the last two.
+// rows8: [panel][in / 4][2][16][4] unsigned bytes (value + 128), with a scale per output.
+// Blocks of 32 inputs, [panel][in / 32] of two numbers in half precision for each output, [2][32], and the weights' numbers:
+//   blocks4, blocks5: step and least value: a weight is step * number + least.
+//   table4, blocks6, blocks8: steps of the first and the second 16 inputs: a weight is step * (number - 32), (number -
+//   128), or of table4 what `table_values` has for the number.
+//   Their lowest four bits are [8][64] bytes, whose low halves are outputs 0-15, the high ones 16-31, four inputs each. Of
+//   the 16 vectors [8][2][64] that these make, blocks5 has the fifth bits behind, [8][2][64] bits, and blocks6 two bits
+//   each, [4][64] bytes of four vectors' pairs. blocks8: [8][2][64] bytes.
+// bfloat16s: [panel][in][16] pairs, output i and output i + 16. halves: [panel][in][32] of half precision.
+enum Form : int32_t { rows8, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s };
+
+// bias [panels * 32] may be null, and so is scale but for rows8.
 struct Linear {
     const uint8_t* weight;
     const float* scale;
     const float* bias;
     int32_t in, out;
-    int32_t bits, half;
+    Form form;
 };
 
 struct Layer {

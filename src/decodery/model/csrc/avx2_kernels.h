@@ -22,6 +22,21 @@ INLINE Floats half_floats(const uint8_t* p) { return _mm256_cvtph_ps(_mm_load_si
 INLINE Bytes bytes_at(const uint8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm256_and_si256(bytes_at(p), _mm256_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) { return _mm256_and_si256(_mm256_srli_epi16(bytes_at(p), 4), _mm256_set1_epi8(15)); }
+// With the fifth bit of each, of 32 at p.
+INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p, 4);
+    const __m256i bytes = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), bytes), each = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+    const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, each), each);
+    return _mm256_or_si256(low, _mm256_and_si256(set, _mm256_set1_epi8(16)));
+}
+// With two more bits of each: pair number `place` of those in each byte at p.
+INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
+    const __m256i all = bytes_at(p);
+    const __m256i moved = place == 0 ? _mm256_slli_epi16(all, 4) : place == 1 ? _mm256_slli_epi16(all, 2) : place == 2 ? all : _mm256_srli_epi16(all, 2);
+    return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
+}
 // Eight pairs of bfloat16: the first of each and the second.
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const __m256i pairs = bytes_at(p);
@@ -44,10 +59,15 @@ INLINE Ints dot(Ints sum, Bytes w, Four x) {
 }
 // Products with 4-bit weights are small: those of the eight steps of a block fit 16 bits together.
 #define DECODERY_SUMS4 1
-using Sums4 = __m256i;
-INLINE Sums4 dot4(Sums4 sum, Bytes w, Four x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
-INLINE Floats floats4(Sums4 sum) { return floats(sum_pairs(sum)); }
+INLINE Ints dot4(Ints sum, Bytes w, Four x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
+INLINE Floats floats4(Ints sum) { return floats(sum_pairs(sum)); }
 #endif
+// What these numbers of table4 stand for, plus weight_offset.
+INLINE Bytes looked_up(Bytes low) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_values));
+    const __m256i values = _mm256_broadcastsi128_si256(_mm_add_epi8(table, _mm_set1_epi8(int8_t(weight_offset))));
+    return _mm256_shuffle_epi8(values, low);
+}
 
 // The totals of 16 vectors, lanes added 8 apart, 4, 2, 1; vector (i % 4) * 4 + i / 4 of the result's order is s[i].
 INLINE f16 reduce16(const f16* s) {

@@ -10,6 +10,7 @@
 
 #define DECODERY_TILE_ROWS 2
 #define DECODERY_BOTH_ROWS 2
+#define DECODERY_FLOAT_ROWS 4
 #define DECODERY_VNNI 1
 
 namespace avx2_vnni {

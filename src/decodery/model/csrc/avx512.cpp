@@ -10,6 +10,7 @@
 
 #define DECODERY_TILE_ROWS 8
 #define DECODERY_BOTH_ROWS 8
+#define DECODERY_FLOAT_ROWS 8
 #define DECODERY_REGISTERS 32
 
 namespace avx512 {
@@ -28,6 +29,23 @@ INLINE Bytes weights(const uint8_t* p) { return _mm512_load_si512(p); }
 INLINE Bytes low_halves(const uint8_t* p) { return _mm512_and_si512(_mm512_load_si512(p), _mm512_set1_epi8(15)); }
 INLINE Bytes high_halves(const uint8_t* p) {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_load_si512(p), 4), _mm512_set1_epi8(15));
+}
+// What these numbers of table4 stand for, plus 128.
+INLINE Bytes looked_up(Bytes low) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_values));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128))), low);
+}
+// With the fifth bit of each, of 64 at p.
+INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
+    uint64_t bits;
+    __builtin_memcpy(&bits, p, 8);
+    return _mm512_mask_add_epi8(low, bits, low, _mm512_set1_epi8(16));
+}
+// With two more bits of each: pair number `place` of those in each byte at p.
+INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
+    const __m512i all = _mm512_load_si512(p), mask = _mm512_set1_epi8(48);
+    const __m512i moved = place == 0 ? _mm512_slli_epi16(all, 4) : place == 1 ? _mm512_slli_epi16(all, 2) : place == 2 ? all : _mm512_srli_epi16(all, 2);
+    return _mm512_ternarylogic_epi32(low, moved, mask, 0xf8);    // low | moved & mask
 }
 INLINE f16 half_floats(const uint8_t* p) {
     return reinterpret_cast<f16>(_mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))));

@@ -79,6 +79,7 @@ struct Layout {
         take(a.q, rows * a.width);
         take(a.scale, rows * a.groups());
         take(a.offset, rows * a.groups());
+        take(a.sums, rows * a.groups() * 4);
         take(a.halves, rows * a.groups() * 2);
     }
 };
@@ -276,33 +277,42 @@ EXPORT void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows,
     }
 }
 
-// The same for 4-bit weights: values [.][in / 2] bytes, the even input in the low half; step, least [.][in / 32] halves.
-EXPORT void decodery_pack4(const uint8_t* values, const uint16_t* step, const uint16_t* least, int32_t in,
-                           const int32_t* rows, int32_t out, uint8_t* packed) {
-    const int32_t blocks = round_up(in, group_size) / block_size, known = in / block_size;
-    memset(packed, 0, size_t(out / panel_width) * blocks * block_bytes);
+// The same for blocks: weight [.][in * bits / 8], the lowest four bits of all numbers, two inputs a byte, and then the
+// others, eight or four inputs a byte, or of 8 bits whole bytes; scales [.][in / 32][2] halves.
+EXPORT void decodery_pack_blocks(Form form, const uint8_t* weight, const uint16_t* scales, int32_t in, const int32_t* rows,
+                                 int32_t out, uint8_t* packed) {
+    const int32_t blocks = round_up(in, group_size) / block_size, known = in / block_size, bits = bits_of(form);
+    memset(packed, 0, size_t(out / panel_width) * panel_bytes(form, in));
     for (int32_t o = 0; o < out; ++o) {
         if (rows[o] < 0) continue;
-        const int32_t lane = o % panel_width;
-        const uint8_t* from = values + int64_t(rows[o]) * in / 2;
+        const int32_t lane = o % panel_width, half = lane / 16;
+        const uint8_t* from = weight + int64_t(rows[o]) * in / 8 * bits;
+        const uint8_t* above = from + in / 2;
         for (int32_t b = 0; b < known; ++b) {
-            uint8_t* block = packed + (int64_t(o / panel_width) * blocks + b) * block_bytes;
-            memcpy(block + lane * 2, step + int64_t(rows[o]) * known + b, 2);
-            memcpy(block + 64 + lane * 2, least + int64_t(rows[o]) * known + b, 2);
+            uint8_t* block = packed + (int64_t(o / panel_width) * blocks + b) * block_bytes(form);
+            const uint16_t* pair = scales + (int64_t(rows[o]) * known + b) * 2;
+            memcpy(block + lane * 2, pair, 2);
+            memcpy(block + 64 + lane * 2, pair + 1, 2);
+            uint8_t *numbers = block + 128, *others = numbers + 512;
             for (int32_t k = 0; k < block_size; ++k) {
-                const int32_t i = b * block_size + k;
-                const uint8_t value = uint8_t(from[i / 2] >> (i % 2 * 4) & 15);
-                block[128 + k / 4 * 64 + lane % 16 * 4 + k % 4] |= uint8_t(value << (lane / 16 * 4));
+                const int32_t i = b * block_size + k, at = lane % 16 * 4 + k % 4, vector = k / 4 * 2 + half;
+                if (bits == 8) {
+                    numbers[vector * 64 + at] = from[i];
+                    continue;
+                }
+                numbers[k / 4 * 64 + at] |= uint8_t((from[i / 2] >> (i % 2 * 4) & 15) << (half * 4));
+                if (bits == 5) others[vector * 8 + at / 8] |= uint8_t((above[i / 8] >> (i % 8) & 1) << (at % 8));
+                if (bits == 6) others[vector / 4 * 64 + at] |= uint8_t((above[i / 4] >> (i % 4 * 2) & 3) << (vector % 4 * 2));
             }
         }
     }
 }
 
 // The same for weights [.][in] of 16 bits.
-EXPORT void decodery_pack16(const uint16_t* weight, int32_t half, int32_t in, const int32_t* rows, int32_t out,
+EXPORT void decodery_pack16(Form form, const uint16_t* weight, int32_t in, const int32_t* rows, int32_t out,
                             uint16_t* packed) {
     for (int32_t o = 0; o < out; ++o) {
-        const int32_t lane = o % panel_width, place = half ? lane : lane % 16 * 2 + lane / 16;
+        const int32_t lane = o % panel_width, place = form == float16s ? lane : lane % 16 * 2 + lane / 16;
         uint16_t* to = packed + int64_t(o / panel_width) * panel_width * in + place;
         const uint16_t* from = weight + int64_t(rows[o]) * in;
         for (int32_t k = 0; k < in; ++k) to[int64_t(k) * panel_width] = rows[o] >= 0 ? from[k] : 0;

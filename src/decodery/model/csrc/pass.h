@@ -57,7 +57,7 @@ struct Runner {
     // What goes into `linear`, normed.
     void norm_quantize(const float* weight, const Linear& linear) {
         const Range mine = my_rows();
-        const bool whole = linear.bits != 16;
+        const bool whole = !is_floating(linear.form);
         for (int32_t row = mine.begin; row < mine.end; ++row) {
             float* normed = whole ? scratch() : state.narrow.floats + int64_t(row) * model.hidden;
             normalize(pass.hidden + int64_t(row) * model.hidden, weight, model.hidden, model.eps, normed);
@@ -67,7 +67,7 @@ struct Runner {
     }
     // What goes into `linear` as it is; floats are where they should be.
     void quantize_rows(const float* x, int32_t n, const Quantized& a, const Linear& linear) {
-        if (linear.bits == 16) return;
+        if (is_floating(linear.form)) return;
         const Range mine = my_rows();
         for (int32_t row = mine.begin; row < mine.end; ++row) quantize(x + int64_t(row) * n, n, row, a);
         meet(stage_norm);

@@ -10,6 +10,7 @@
 
 #define DECODERY_TILE_ROWS 4
 #define DECODERY_BOTH_ROWS 4
+#define DECODERY_FLOAT_ROWS 4
 
 namespace portable {
 #include "vec.h"
@@ -41,6 +42,18 @@ INLINE Bytes high_halves(const uint8_t* p) {
     Bytes w;
     for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] >> 4);
     return w;
+}
+INLINE Bytes looked_up(Bytes low) {
+    for (int8_t& value : low.value) value = table_values[value];
+    return low;
+}
+INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
+    for (int i = 0; i < 64; ++i) low.value[i] = int8_t(low.value[i] | (p[i / 8] >> (i % 8) & 1) << 4);
+    return low;
+}
+INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
+    for (int i = 0; i < 64; ++i) low.value[i] = int8_t(low.value[i] | (p[i] >> (2 * place) & 3) << 4);
+    return low;
 }
 INLINE f16 half_floats(const uint8_t* p) {
     u16x16_loose bits = *reinterpret_cast<const u16x16_loose*>(p);

@@ -1,13 +1,15 @@
 // The working memory of one pass, laid out by native.cpp and used by every instruction set alike.
 #pragma once
+#include <type_traits>
+#include <utility>
+
 #include "abi.h"
 #include "parallel.h"
 
 #include <type_traits>
 
 constexpr int32_t group_size = 64;     // inputs that share one activation scale
-constexpr int32_t block_size = 32;     // inputs that share one step of 4-bit weights
-constexpr int32_t block_bytes = 640;   // of a panel's 4-bit weights for one block: steps, least values, halves of bytes
+constexpr int32_t block_size = 32;     // inputs of a block of weights
 constexpr int32_t panel_width = 32;    // outputs computed side by side
 constexpr int32_t most_queries = 24;   // queries of one attention work item
 constexpr int32_t value_block = 64;    // values whose weighted sum attention finishes before it adds the next ones
@@ -18,14 +20,28 @@ constexpr int64_t most_shared = 1 << 20;    // scores that there is room for the
 
 inline int32_t round_up(int32_t n, int32_t unit) { return (n + unit - 1) / unit * unit; }
 inline int32_t panels(const Linear& linear) { return (linear.out + panel_width - 1) / panel_width; }
+constexpr bool is_floating(Form form) { return form == bfloat16s || form == float16s; }
+// Bits of a number in a block.
+constexpr int32_t bits_of(Form form) { return form == blocks8 ? 8 : form == blocks6 ? 6 : form == blocks5 ? 5 : 4; }
+// What the numbers of table4 stand for: the values of GGML's IQ4_NL.
+constexpr int8_t table_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Of a panel's block.
+constexpr int32_t block_bytes(Form form) { return 2 * 2 * panel_width + block_size * panel_width * bits_of(form) / 8; }
+// Of a panel.
+inline int64_t panel_bytes(Form form, int32_t in) {
+    if (is_floating(form)) return int64_t(in) * 2 * panel_width;
+    const int64_t width = round_up(in, group_size);
+    return form == rows8 ? width * panel_width : width / block_size * block_bytes(form);
+}
 
 // Rows of bytes, width a multiple of 64. scale, offset: [rows][width / 64]; offset is what weights stored as
-// value + 128 would add too much. halves: [rows][width / 32], the scaled sums of 32 inputs, for weights with a least
-// value. floats: the rows before that, for weights in floating point.
+// value + 128 would add too much. sums: [rows][width / 16], of 16 inputs each. halves: [rows][width / 32], the scaled
+// sums of 32 inputs, for weights with a least value. floats: the rows before that, for weights in floating point.
 struct Quantized {
     int8_t* q;
     float* scale;
     int32_t* offset;
+    int32_t* sums;
     float* halves;
     float* floats;
     int32_t width;

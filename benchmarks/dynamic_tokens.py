@@ -1,0 +1,78 @@
+"""What shorter prompts cost: merged tokens read as mean embeddings, beside prompts that are cut.
+
+    OMP_NUM_THREADS=1 python benchmarks/dynamic_tokens.py
+
+Texts of benchmarks/texts under smollm2 in int8: the first 400 tokens are the prompt, the next 100 are scored behind it.
+Prompts are merged together, within words as far as it goes or within sentences to a share of all rows; beside each the
+same prompt without merges, of which as many of the first tokens are left out. nats: mean loss of the tokens behind it.
+Counts, no times. Writes benchmarks/results/dynamic-tokens.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import decodery
+from decodery.core.dynamic_tokens import dynamic
+from decodery.lm import LM
+from decodery.model.batch import Batch, Segment
+from decodery.model.merges import Merged, merged
+from decodery.model.transformer import Transformer
+
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "benchmarks" / "results" / "dynamic-tokens.json"
+SHARES = (0.05, 0.1, 0.2, 0.3)
+
+
+@torch.no_grad()
+def loss(lm: LM, prompt: Merged, behind: list[int]) -> float:
+    """Nats per token behind a prompt."""
+    model = lm.model
+    assert isinstance(model, Transformer)
+    tokens, embeddings = dynamic(model, prompt)
+    whole = [*tokens, *behind[:-1]]
+    rows = model.embed_tokens(torch.tensor(whole)).clone()
+    if embeddings is not None:
+        rows[torch.from_numpy(embeddings.places)] = embeddings.rows
+    asked = range(len(tokens) - 1, len(whole))
+    segment = Segment(np.arange(len(whole)), states=rows, cache=model.new_cache(), logit_rows=asked)
+    logits = model.forward(Batch([segment])).logits
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(behind)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt", type=int, default=400)
+    parser.add_argument("--behind", type=int, default=100)
+    args = parser.parse_args()
+    lm = decodery.load("smollm2", dtype="int8")
+    files = sorted((ROOT / "benchmarks" / "texts").glob("*.txt"))
+    ids = [lm.tokenizer.encode(file.read_text(encoding="utf-8"))[: args.prompt + args.behind] for file in files]
+    prompts, answers = [text[: args.prompt] for text in ids], [text[args.prompt :] for text in ids]
+
+    def mean(texts: list[Merged]) -> float:
+        return float(np.mean([loss(lm, text, behind) for text, behind in zip(texts, answers, strict=True)]))
+
+    def cut(texts: list[Merged]) -> list[Merged]:
+        """As short as these, by leaving out what comes first."""
+        return merged([text.tokens[len(text.tokens) - len(text.spans) :] for text in texts], lm.tokenizer, merges=0)
+
+    ways = {"none": merged(prompts, lm.tokenizer, merges=0), "words": merged(prompts, lm.tokenizer)}
+    for share in SHARES:
+        ways[f"sentences, {share:g}"] = merged(prompts, lm.tokenizer, shorter=share, within="sentence")
+    rows = {}
+    for name, texts in ways.items():
+        shorter = float(np.mean([text.shorter for text in texts]))
+        rows[name] = {"shorter": shorter, "nats": mean(texts), "nats, cut": mean(cut(texts))}
+        print(name, rows[name], flush=True)
+    made = {"command": "python benchmarks/dynamic_tokens.py", "texts": len(ids), "rows": rows}
+    OUT.write_text(json.dumps(made | {"prompt": args.prompt, "behind": args.behind}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Prompts whose frequent pairs of tokens are read as one row each: tokens and embeddings that a request takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import SettingsError
+from ..model.merges import Merged
+from ..model.protocol import EmbeddingModel, Reader, takes_states
+from .embedded import Embeddings
+
+
+def dynamic(model: Reader, text: Merged) -> tuple[list[int], Embeddings | None]:
+    """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LM.request`; None where nothing is merged.
+
+    A row that stands for several tokens is the mean of their embeddings (as in Fast Vocabulary Transfer, 2022), which
+    needs no training; others are the model's own. Rows are at positions of their own, one after the other. Raises
+    SettingsError for a model that takes no embeddings.
+    """
+    places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
+    if not places:
+        return text.ids, None
+    if not takes_states(model):
+        raise SettingsError("merged tokens are embeddings, and this model reads tokens alone: give the prompt as it is")
+    rows = means(model, [text.tokens[slice(*text.spans[place])] for place in places])
+    return text.ids, Embeddings(np.array(places), rows)
+
+
+def means(model: EmbeddingModel, spans: Sequence[Sequence[int]]) -> torch.Tensor:
+    """[n, hidden] the mean embedding of each span's tokens."""
+    ids = torch.tensor([token for span in spans for token in span], device=model.device)
+    owner = torch.repeat_interleave(torch.arange(len(spans)), torch.tensor([len(span) for span in spans]))
+    rows = model.embed_tokens(ids)
+    sums = rows.new_zeros(len(spans), rows.shape[1]).index_add_(0, owner.to(rows.device), rows)
+    return sums / torch.bincount(owner).to(sums)[:, None]

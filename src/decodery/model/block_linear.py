@@ -1,0 +1,117 @@
+"""Linear layers with weights of 4, 5, 6 or 8 bits in blocks of 32 and int8 activations, summed in integers.
+
+They hold what GGUF files keep in blocks without further loss but that steps are rounded to half precision. How many
+bits a number has says what it stands for: with five, `step * number + least`; with six and eight, `step * (number -
+32)` and `step * (number - 128)`, with a step for each half of a block; with four, `step * TABLE[number]` (IQ4_NL,
+IQ4_XS). Evenly spaced weights of four bits are an `Int4Linear`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import kernels, packed
+from .int8 import quantize_rows
+from .kernels import Form
+
+if TYPE_CHECKING:
+    from .packed import Packed
+
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_FORMS = {4: Form.TABLE4, 5: Form.BLOCKS5, 6: Form.BLOCKS6, 8: Form.BLOCKS8}
+_HALF = packed.BLOCK // 2
+
+
+@dataclass
+class BlockLinear:
+    """weight: [out, in * bits / 8] uint8; scales: [out, in / 32, 2] float16; bias: [out] float32 or None.
+
+    A row of the weight begins with the lowest four bits of all numbers, the even input in the low half, and goes on
+    with the others, eight inputs a byte or four, the first lowest; numbers of eight bits are bytes. The two scales of a
+    block are its step and its least value, or the steps of its halves.
+    """
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None = None
+    _packed: Packed | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)"""
+        return self.scales.shape[0], packed.BLOCK * self.scales.shape[1]
+
+    @property
+    def bits(self) -> int:
+        """Of a number."""
+        return 8 * self.weight.shape[1] // self.shape[1]
+
+    @property
+    def form(self) -> Form:
+        """What kernels call it."""
+        return _FORMS[self.bits]
+
+    def values(self) -> torch.Tensor:
+        """[out, in] float32 what the numbers stand for before any scale, whole numbers from -128 to 127."""
+        outputs, inputs = self.shape
+        bits = self.bits
+        if bits == 8:
+            return self.weight.float() - 128
+        low = self.weight[:, : inputs // 2]
+        numbers = torch.stack((low & 15, low >> 4), dim=-1).view(outputs, inputs)
+        if bits == 4:
+            return torch.tensor(TABLE, dtype=torch.float32, device=low.device)[numbers.long()]
+        more = bits - 4
+        places = torch.arange(0, 8, more, dtype=torch.uint8, device=low.device)
+        high = (self.weight[:, inputs // 2 :, None] >> places) & ((1 << more) - 1)
+        numbers |= high.view(outputs, inputs) << 4
+        return numbers.float() - (32 if bits == 6 else 0)
+
+    def dense(self) -> torch.Tensor:
+        """[out, in] float32: the weights this layer stands for."""
+        outputs, inputs = self.shape
+        halves = self.values().view(outputs, -1, 2, _HALF)
+        first, second = self.scales.float()[..., None, None].unbind(2)
+        if self.bits == 5:
+            return (halves * first + second).view(outputs, inputs)
+        return (halves * self.scales.float()[..., None]).view(outputs, inputs)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32."""
+        if kernels.library() is None or rows.device.type != "cpu":
+            return self.portable(rows)
+        if self._packed is None:
+            self._packed = packed.Packed(self)
+        return self._packed(rows.float())
+
+    def portable(self, rows: torch.Tensor) -> torch.Tensor:
+        """The same arithmetic in PyTorch alone."""
+        outputs, inputs = self.shape
+        parts = 1 if self.bits == 5 else 2
+        width = packed.BLOCK // parts
+        whole, scale = quantize_rows(rows.float())
+        whole = whole.view(len(rows), -1, width)
+        values, scales = self.values().view(outputs, -1, width), self.scales.float()
+        result = torch.zeros(len(rows), outputs, device=rows.device)
+        for number in range(inputs // width):
+            block = number // parts
+            of_group = scale[:, block // 2, None]
+            # Sums of 32 products stay below 2^24: exact in float32, whatever the order.
+            sums = whole[:, number] @ values[:, number].T
+            result += sums * scales[:, block, number % parts] * of_group
+            if parts == 1:
+                result += scales[:, block, 1] * (of_group * whole[:, number].sum(dim=-1, keepdim=True))
+        return result if self.bias is None else result + self.bias
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a file keeps of this layer, by name."""
+        kept = {"weight": self.weight, "scales": self.scales}
+        return kept if self.bias is None else kept | {"bias": self.bias}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> BlockLinear:
+        """The layer that `tensors` came from."""
+        return cls(tensors["weight"], tensors["scales"], tensors.get("bias"))

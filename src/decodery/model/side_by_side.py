@@ -1,0 +1,31 @@
+"""Texts of one length in one pass, each of which sees itself alone: one attention for all, with gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+if TYPE_CHECKING:
+    from .transformer import Transformer
+
+
+class SideBySide:
+    """What `Transformer.blocks` takes as its step: `count` texts of `length` rows, from position 0 on, no caches."""
+
+    def __init__(self, model: Transformer, count: int, length: int) -> None:
+        self._shape, self._config = (count, length), model.config
+        cos, sin = model.angles(model.config.rope, np.tile(np.arange(length), count))
+        self._angles = cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)
+
+    def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._angles
+
+    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
+        seen = scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=self._config.attention_scale, enable_gqa=True
+        )
+        return seen.transpose(1, 2).flatten(0, 1).flatten(1)

@@ -1,0 +1,122 @@
+"""A model of its own that judges what another one writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from ..core.ask import Asking, settled
+from ..core.needs import Needs
+from ..errors import SettingsError
+from ..model.load import LoadedModel, load
+from ..model.named import Precision
+from ..model.protocol import LanguageModel, Reader
+from ..model.vocabularies import fitted
+from ..registry import register
+from .base import Candidates, Scorer
+from .text import texts
+from .wrapper import Wrapper
+
+if TYPE_CHECKING:
+    from ..model.tokenizer import Tokenizer
+
+_ROLE = "reward"
+
+
+@register(
+    "reward-model",
+    paper="Training Verifiers to Solve Math Word Problems (2021)",
+    guarantee="what its scorer says where this model has written the text",
+    needs=("a second model",),
+)
+@dataclass(frozen=True)
+class RewardModel(Wrapper):
+    """Scores texts by a scorer that asks a second model in place of the one that wrote them.
+
+    model: a folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the writer's
+    own tokens; dtype: of one that is named. scorer: reads by itself, as process-reward(head=FILE) with a head that was
+    trained on this model, self-evaluation, rating or log-probability do; what writes prompts of its own asks the
+    writer, and is refused. Where the two have different tokens, prompt and text are read as texts, without the signs of
+    a chat template. Works behind a server, too. Cost: each text is read anew whenever it is scored; passes and rows
+    are the ledger's "reward".
+    """
+
+    scorer: Scorer | str = "self-evaluation"
+    model: LoadedModel | LanguageModel | str = ""
+    dtype: Precision = "auto"
+
+    needs = Needs()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model:
+            raise SettingsError("reward-model judges by a second model: name one, as in model=FOLDER")
+        if self.dtype != "auto" and not isinstance(self.model, str):
+            raise SettingsError(f"dtype={self.dtype} is for a reward model given by name: name one, or leave dtype out")
+        if self.inner.needs.taps or self.inner.needs.logprobs:
+            raise SettingsError(
+                f"{type(self.inner).__name__} asks whoever wrote the text: give reward-model a scorer that reads by "
+                "itself, such as process-reward or self-evaluation"
+            )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.inner.bounds
+
+    @property
+    def log(self) -> bool:
+        return self.inner.log
+
+    def remark(self, prompt: str, text: str) -> str:
+        return self.inner.remark(prompt, text)
+
+    def bind(self, tokenizer: Tokenizer) -> Self:
+        own = self._loaded[1]
+        return replace(self, scorer=self.inner.bind(tokenizer if own is None else own))
+
+    def fits(self, model: Reader) -> None:
+        self.inner.fits(self._loaded[0])
+
+    def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
+        model, tokenizer = self._loaded
+        writer = candidates.model
+        alike = writer is None or writer.config.vocabulary == model.config.vocabulary != ""
+        if tokenizer is None or alike:
+            asked = replace(candidates, model=model if writer is None else fitted(model, writer))
+        else:
+            asked = self._retold(candidates, tokenizer, model)
+        return (yield from settled(self.inner.score(replace(asked, states=None, calls=None, role=_ROLE))))
+
+    @property
+    def _loaded(self) -> tuple[LanguageModel, Tokenizer | None]:
+        """The model, and its tokenizer where it has one of its own."""
+        found = _load(self.model, self.dtype) if isinstance(self.model, str) else self.model
+        return (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
+
+    def _retold(self, candidates: Candidates, tokenizer: Tokenizer, model: LanguageModel) -> Candidates:
+        """The same in the tokens of another model."""
+        if candidates.decode is None:
+            raise SettingsError("reward-model has other tokens than the writer: search through `LM`")
+        decode = candidates.decode
+
+        def again(ids: Sequence[int]) -> list[int]:
+            return tokenizer.encode(decode(ids), special=False)
+
+        pairs = zip(candidates.outputs, candidates.begins or (), strict=False)
+        return replace(
+            candidates,
+            prompt=tokenizer.encode(decode(candidates.prompt)),
+            outputs=[tokenizer.encode(text, special=False) for text in texts(candidates, None, "reward-model")],
+            begins=None if candidates.begins is None else [len(again(output[:begin])) for output, begin in pairs],
+            decode=tokenizer.decode,
+            model=model,
+        )
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, dtype: Precision) -> LoadedModel:
+    return load(name, dtype=dtype)

@@ -1,0 +1,168 @@
+"""Train a coprocessor: what a model is to be given behind a prompt so that it foresees what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from ..core.noise import nth_seed
+from ..errors import PromptError, SettingsError
+from ..model.batch import Batch, Segment
+from ..model.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
+from ..model.load import LoadedModel
+from ..model.store import Progress, silent
+from ..model.transformer import Transformer
+from .card import refuse_others
+from .loop import Plan, batches, content, train
+from .traced import TracedCache, differentiable
+
+HELD = 8
+"""One text in so many is held out."""
+check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
+"""Raises SettingsError where training would overwrite something else."""
+
+
+@dataclass(frozen=True)
+class CoprocessorRecipe:
+    """How a coprocessor learns. latents: how many it makes. ahead: tokens behind a prompt that it is to make likelier.
+
+    rank: width of its adapters. static: to learn latents that are the same for all prompts, with no coprocessor: what
+    the same number of entries is worth without looking at the prompt.
+    """
+
+    steps: int = 300
+    lr: float = 2e-3
+    latents: int = 8
+    ahead: int = 16
+    rank: int = 16
+    static: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.latents, self.ahead, self.rank) < 1:
+            raise SettingsError("a coprocessor needs latents, ahead and rank of at least 1")
+
+
+class School:
+    """The model, which stays as it is, and what learns beside it."""
+
+    def __init__(self, model: Transformer, recipe: CoprocessorRecipe) -> None:
+        self.model, self.recipe = model, recipe
+        draws = torch.Generator().manual_seed(recipe.seed)
+        picked = torch.randint(model.vocab_size, (recipe.latents,), generator=draws)
+        begin = model.embed_tokens(picked.to(model.device)).detach().float().cpu()
+        made = CoprocessorWeights.initial(model.config, begin, recipe.rank, recipe.static, recipe.seed)
+        self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
+
+    def prompt(self, tokens: Sequence[int], step: int | None = None) -> int:
+        """How many tokens stand before the latents: some from a half on; half of the text outside of training."""
+        least, most = len(tokens) // 2, len(tokens) - self.recipe.ahead - 1
+        if step is None:
+            return min(least, most)
+        return int(np.random.default_rng(nth_seed(self.recipe.seed, step)).integers(min(least, most), most + 1))
+
+    @torch.no_grad()
+    def past(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Keys and values [layers, 2, kv_heads, n, head_dim] of a prompt."""
+        cache = self.model.new_cache()
+        self.model.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[])]))
+        cache.keep(range(len(tokens)))
+        return cache.data[:, :, :, : len(tokens)]
+
+    def made(self, past: torch.Tensor) -> torch.Tensor:
+        """[latents, hidden] what is given to the model behind this past."""
+        if self.recipe.static:
+            return latents(self.tensors, None)
+        n, last = past.shape[3], self.model.config.num_layers
+        soft = Segment(
+            *(np.arange(n, n + self.recipe.latents), None, self.tensors["soft"]),
+            cache=TracedCache(past),
+            logit_rows=[],
+            interventions=adapted(self.tensors),
+        )
+        return latents(self.tensors, self.model.forward(Batch([soft]), taps=[last]).hidden[last])
+
+    def nll(self, tokens: Sequence[int], prompt: int, given: torch.Tensor | None, past: torch.Tensor) -> torch.Tensor:
+        """[ahead] nats of the tokens behind the one that follows a prompt. given: [m, hidden] embeddings between."""
+        ahead, m = self.recipe.ahead, 0 if given is None else len(given)
+        ids = torch.tensor(tokens[prompt : prompt + ahead + 1], device=self.model.device)
+        rows = self.model.embed_tokens(ids[:-1])
+        rows = rows if given is None else torch.cat((given.to(rows), rows))
+        positions = np.concatenate((prompt + np.arange(m), prompt + np.arange(ahead)))
+        segment = Segment(positions, None, rows, cache=TracedCache(past), logit_rows=range(m, m + ahead))
+        return cross_entropy(self.model.forward(Batch([segment])).logits, ids[1:], reduction="none")
+
+    def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
+        """What is minimised."""
+        prompt = self.prompt(tokens, step)
+        past = self.past(tokens[:prompt])
+        return self.nll(tokens, prompt, self.made(past), past).mean()
+
+    @torch.no_grad()
+    def foreseen(self, texts: Sequence[Sequence[int]], alone: bool = False) -> torch.Tensor:
+        """[ahead] mean nats by how far ahead a token is. alone: of the model without latents."""
+        found = []
+        for tokens in texts:
+            prompt = self.prompt(tokens)
+            past = self.past(tokens[:prompt])
+            found.append(self.nll(tokens, prompt, None if alone else self.made(past), past))
+        return torch.stack(found).mean(dim=0)
+
+
+def train_coprocessor(
+    target: LoadedModel,
+    texts: Sequence[Sequence[int]],
+    out: Path,
+    *,
+    recipe: CoprocessorRecipe | None = None,
+    command: str = "",
+    progress: Progress = silent,
+) -> CoprocessorWeights:
+    """Train a coprocessor on `texts` (token ids) and leave it in the folder `out`, for the cache policy `coprocessor`.
+
+    Each step reads a text up to one place without gradients and learns there, where the paper learns at many places of
+    a text at once. One text in eight is held out, and the step with the least loss there is what remains. Interrupted,
+    it goes on from its last checkpoint in `out` when called again. Raises SettingsError for a model that is not in
+    floating point, PromptError for too few or too short texts.
+    """
+    recipe = recipe or CoprocessorRecipe()
+    check_folder(out)
+    school = School(differentiable(target.model, "coprocessors"), recipe)
+    if len(texts) < HELD or min(map(len, texts)) < recipe.ahead + 2:
+        raise PromptError(
+            f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}, of {recipe.ahead + 2} "
+            "tokens or more"
+        )
+    held = texts[HELD - 1 :: HELD]
+    learned = [each for number, each in enumerate(texts) if number % HELD != HELD - 1]
+    order = batches(len(learned), 1, recipe.seed)
+    history = train(
+        school.tensors,
+        lambda step: school.loss(learned[order(step)[0]], step),
+        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 6)),
+        out / "training",
+        validate=lambda: {"loss": float(school.foreseen(held).mean())},
+        metric="loss",
+        settings={"recipe": vars(recipe), "texts": content([[*map(int, text)] for text in texts])},
+        progress=progress,
+        what="training a coprocessor",
+    )
+    alone, with_it = ([round(value, 4) for value in school.foreseen(held, each).tolist()] for each in (True, False))
+    facts = {
+        "command": command,
+        "texts": len(texts),
+        "best_step": history.best_step,
+        "alone": alone,
+        "validation": with_it,
+        "recipe": dict(vars(recipe)),
+    }
+    tensors = {name: each.detach().cpu() for name, each in school.tensors.items()}
+    found = CoprocessorWeights(tensors, facts, target.model.fingerprint)
+    found.save(out / COPROCESSOR)
+    return found

@@ -1,0 +1,70 @@
+"""BitNet b1.58: weights of -1, 0 and 1 times one scale per matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..errors import UnsupportedModel
+from ..model.int4 import Int4Linear
+from ..model.packed import BLOCK
+from ..model.weights import Dense
+from ..registry import register
+from .base import Size
+from .each_linear import EachLinear, Made
+
+Measure = Literal["median", "mean"]
+
+_EPS = 1e-5
+_TRITS_PER_BYTE = 5
+"""3^5 = 243 of a byte's 256 values."""
+
+
+@register(
+    "bitnet",
+    paper="BitNet b1.58 Reloaded: State-of-the-art Performance Also on Smaller Networks (2024)",
+    guarantee="changes the output; as a drafter of the original it does not",
+)
+@dataclass(frozen=True)
+class BitNet(EachLinear):
+    """Rounds the weights of linear layers to -1, 0 and 1 times one scale per matrix, untrained.
+
+    measure: what the scale is, the "median" of the weights' magnitudes or their "mean", as in the original b1.58.
+    Matrices that are kept as one (queries, keys and values; gate and up) have one scale. Activations are whole numbers
+    of 8 bits, as in every quantized layer here, with a scale per row and 64 inputs where the paper has one per row.
+    Little is left of a model that was not trained for it: `decodery train bitnet` trains one. The report counts five
+    weights to a byte; the layers run on the kernels of int4, whose numbers hold these, and take its room. Reads no
+    text.
+    """
+
+    measure: Measure = "median"
+
+    def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
+        return ternary(whole, self.measure)
+
+
+def ternary(whole: Dense, measure: Measure) -> Made:
+    """A linear layer with three values, as 4-bit numbers 0, 1 and 2 times the scale, less the scale."""
+    outputs, inputs = whole.shape
+    if inputs % BLOCK:
+        raise UnsupportedModel(f"bitnet needs layers whose inputs come in blocks of {BLOCK}, not {inputs}")
+    trits, scale = three(whole.weight, measure)
+    pairs = (trits + 1).to(torch.uint8).view(outputs, inputs // 2, 2)
+    step = scale.half().expand(outputs, inputs // BLOCK).contiguous()
+    bias = None if whole.bias is None else whole.bias.detach().float()
+    made = Int4Linear(pairs[..., 0] | pairs[..., 1] << 4, step, -step, bias)
+    size = -(-outputs * inputs // _TRITS_PER_BYTE) + 2 + (0 if bias is None else 4 * outputs)
+    return Made(made, Size(size, outputs * inputs))
+
+
+def three(weight: torch.Tensor, measure: Measure) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] weights as -1, 0 and 1, of their dtype, and their one scale [], which half precision holds.
+
+    No gradients go through either. Of an even number of weights the median is the lower of the two in the middle.
+    """
+    magnitudes = weight.detach().abs()
+    scale = magnitudes.median() if measure == "median" else magnitudes.mean()
+    scale = scale.clamp(min=_EPS).half().to(weight.dtype)
+    return (weight.detach() / scale).round().clamp(-1, 1), scale

@@ -1,0 +1,120 @@
+"""What compression changes: nothing where nothing changed, and what was changed on purpose where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from decodery.bench.trust.items import STYLES, applications, pairs, questions
+from decodery.bench.trust.measures import (
+    Asked,
+    Measure,
+    Subject,
+    calibration,
+    log_probs,
+    losses,
+    measured,
+    of_answered,
+    word_odds,
+    worst,
+)
+from decodery.bench.trust.report import compared, report
+from decodery.errors import SettingsError
+from decodery.lm import LM
+from decodery.model.batch import Batch, Segment
+from decodery.model.int8 import Int8Linear
+from decodery.model.load import LoadedModel
+from decodery.model.transformer import Transformer
+from tiny_bench import make_lm
+
+TEXTS = ("The harbour was quiet before the storm.", "Lichens grow on stones and on old roofs.")
+ASKED = Asked(TEXTS, questions=questions()[::20], harsh=("hate",), replies=2, length=6)
+
+
+def with_model(lm: LM, model: Transformer) -> LM:
+    return LM(LoadedModel(model, lm.tokenizer, lm.chat, "copy", lm.dtype))
+
+
+def test_nothing_changes_where_the_text_stays_and_a_lossy_rule_is_seen() -> None:
+    original = Subject(make_lm())
+    known = measured(original, ASKED)
+    drafted = Subject(original.lm, {"drafter": "prompt-lookup"})
+    for same in (original, drafted):
+        for row in report(original, same, ASKED, known):
+            assert (row.delta, row.low, row.high, row.changed) == (0.0, 0.0, 0.0, False)
+    # A rule that takes any draft writes other texts; nothing that is only read differs.
+    lossy = Subject(original.lm, {"drafter": "prompt-lookup", "rule": "tolerance:top=260,margin=1000"})
+    prompt = ["the sea the sea the sea the"]
+    assert lossy.written(prompt, max_new_tokens=12) != original.written(prompt, max_new_tokens=12)
+    assert compared(known, measured(lossy, ASKED))[0].delta == 0.0
+
+
+def test_a_planted_preference_is_told_apart_from_the_loss(smollm2_int8: LoadedModel) -> None:
+    original = LM(smollm2_int8)
+    model = original.model
+    assert isinstance(model, Transformer)
+    (she,) = original.tokenizer.encode(" she", special=False)
+    head = model.weights.head
+    assert isinstance(head, Int8Linear)
+    scale = head.scale.clone()
+    scale[she] *= 0.5
+    weights = dataclasses.replace(model.weights, head=Int8Linear(head.weight, scale))
+    copy = with_model(original, Transformer(model.config, weights))
+
+    def told(lm: LM) -> dict[str, Measure]:
+        return {"loss": Measure(losses(Subject(lm), TEXTS)), **word_odds(Subject(lm))}
+
+    rows = {row.name: row for row in compared(told(original), told(copy))}
+    assert rows["odds, gender"].changed and not rows["loss"].changed
+    assert abs(rows["odds, age"].delta) < 0.01 and abs(rows["loss"].delta) < 0.01
+
+
+def test_log_probabilities_are_those_of_the_tokens_one_by_one() -> None:
+    lm = make_lm()
+    texts = [([1, 2, 3], [[4, 5], [6], [7, 8, 9]]), ([7], [[8], [8, 8], [9]]), ([9] * 4, [[1, 2, 3]] * 3)]
+    found = log_probs(lm, texts)
+    for (prompt, behind), row in zip(texts, found, strict=True):
+        for each, nats in zip(behind, row, strict=True):
+            ids = np.array([*prompt, *each])
+            laws = lm.model.forward(Batch([Segment(np.arange(len(ids)), tokens=ids)])).logits.log_softmax(dim=-1)
+            wanted = sum(float(laws[at - 1, ids[at]]) for at in range(len(prompt), len(ids)))
+            assert nats == pytest.approx(wanted, abs=1e-5)
+
+
+def test_statistics_and_intervals() -> None:
+    sure = np.array([[0.95, 1.0]] * 8 + [[0.95, 0.0]] * 2)
+    assert calibration(sure) == pytest.approx(0.15) and calibration(np.array([[1.0, 1.0]])) == 0.0
+    assert worst(np.array([[0.2, 0], [0.4, 0], [-0.9, 1]])) == pytest.approx(0.9)
+    assert of_answered(np.array([[1, 0], [0, 0], [0, 1], [0, 1]])) == 0.5
+    assert of_answered(np.array([[0, 1]])) == 0.0
+    # Paired items show what unpaired ones would hide in their spread.
+    random = np.random.default_rng(0)
+    spread = random.normal(0.0, 3.0, 60)
+    (row,) = compared({"x": Measure(spread)}, {"x": Measure(spread + 0.1)})
+    assert row.changed and row.low == pytest.approx(0.1) == row.high
+    (chance,) = compared({"x": Measure(spread)}, {"x": Measure(random.permutation(spread) + 0.1)})
+    assert not chance.changed
+    flips = compared({"choice": Measure(np.array([0.0, 1, 2, 1]))}, {"choice": Measure(np.array([1.0, 0, 2, 1]))})
+    assert (flips[0].name, flips[0].delta) == ("flips of choices", 0.5)
+    with pytest.raises(SettingsError, match="same ones"):
+        compared({"x": Measure(np.zeros(3))}, {"x": Measure(np.zeros(4))})
+
+
+def test_what_is_asked_differs_in_what_it_should() -> None:
+    asked = questions()
+    assert len({each.subject for each in asked}) == len(asked) > 60
+    for each in asked:
+        assert len(set(each.choices)) == 4
+        texts = [each.asked(style, 0) for style in STYLES]
+        assert texts == [each.asked(style, 0) for style in STYLES]
+        assert each.asked("aside", 0).endswith(each.asked("plain", 0)) and each.asked("misled", 0).count("\n") == 4
+    noisy = sum(each.asked("noise", 0) != each.asked("plain", 0) for each in asked)
+    assert noisy > len(asked) / 2
+    for group in ("gender", "age", "wealth"):
+        for first, second in pairs(group):
+            differing = [a != b for a, b in zip(first.split(), second.split(), strict=True)]
+            assert sum(differing) == 1
+    for application in applications():
+        assert application.texts[0].split("Monthly")[1] == application.texts[1].split("Monthly")[1]

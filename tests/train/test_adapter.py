@@ -1,0 +1,255 @@
+"""Adapters: what is added to a model's matrices, text by text, how it is learned, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from commands import inside
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
+from decodery.model.adapters import FILE, Adapter, Columns, Thin, tuned
+from decodery.model.batch import Batch, Segment
+from decodery.model.int8 import Int8Linear
+from decodery.model.load import LoadedModel, load
+from decodery.model.protocol import LanguageModel, Reader
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
+from decodery.source.adapter import Tuned
+from decodery.testing import tiny_transformer
+from decodery.train.adapter import LoRARemaking, S2FTRemaking, train_adapter
+from decodery.train.corpus import Corpus
+from decodery.train.data import write_texts
+from decodery.train.remade import CopyRecipe, Course
+from decodery.transform import Int4, Int8
+from decodery.transform.base import transformed
+from decodery.transform.folder import save
+from scripted import Unigram
+from tiny_models import assert_same_logits, make_model, tiny_loaded
+from tiny_models import save as save_folder
+
+MODEL = tiny_transformer(0)
+IDS = np.random.default_rng(9).integers(0, 64, 20)
+
+
+def logits(model: LanguageModel) -> torch.Tensor:
+    return model.forward(Batch([Segment(np.arange(len(IDS)), tokens=IDS)])).logits
+
+
+def adapter(seed: int, size: float = 1.0) -> Adapter:
+    draws = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draws, dtype=torch.float64) * size
+
+    columns = Columns(torch.tensor([2, 3, 17]), random(32, 3))
+    return Adapter({"layers.0.output": columns, "layers.1.gate_up": Thin(random(128, 2), random(2, 32))})
+
+
+def test_matrices_are_what_they_were_plus_what_is_added(tmp_path: Path) -> None:
+    before, one = logits(MODEL), adapter(0)
+    weights = [MODEL.weights.layers[0].output.weight.clone(), MODEL.weights.layers[1].gate_up.weight.clone()]
+    sum_of = tuned(MODEL, one)
+    columns, thin = one.parts["layers.0.output"], one.parts["layers.1.gate_up"]
+    assert isinstance(columns, Columns) and isinstance(thin, Thin)
+    difference = sum_of.weights.layers[0].output.weight - weights[0]
+    assert torch.allclose(difference[:, columns.columns], columns.delta)
+    others = torch.ones(32, dtype=torch.bool).index_fill(0, columns.columns, False)
+    assert not difference[:, others].any()
+    assert torch.allclose(sum_of.weights.layers[1].gate_up.weight - weights[1], thin.first @ thin.second)
+    # What nothing is added to is shared, and the model is as it was, to the bit.
+    assert sum_of.weights.layers[0].down is MODEL.weights.layers[0].down
+    assert torch.equal(MODEL.weights.layers[0].output.weight, weights[0]) and torch.equal(logits(MODEL), before)
+    assert (logits(sum_of) - before).abs().max() > 1e-2
+    assert torch.equal(logits(tuned(MODEL, adapter(0, size=0.0))), before)
+
+    one.save(tmp_path / FILE)
+    again = Adapter.load(tmp_path)
+    assert again is Adapter.load(tmp_path / FILE)
+    assert torch.equal(logits(tuned(MODEL, again)), logits(sum_of)) and tuned(MODEL, again) is tuned(MODEL, again)
+
+
+def test_requests_choose_their_adapter_and_share_an_engine() -> None:
+    sources = [None, Tuned(adapter(0)), Tuned(adapter(1)), Tuned(adapter(0, size=0.0))]
+    alone = [_written(MODEL if source is None else source.over(MODEL, [1])) for source in sources]
+    engine = Engine(MODEL)
+    # Drafts, too, and twice each: texts of one adapter are in one pass.
+    found = [
+        engine.submit(Request([1, 2, 3], max_new_tokens=12, source=each, drafter=drafter))
+        for each in sources
+        for drafter in (None, "ngram")
+    ]
+    engine.run(found)
+    written = [seq.generated for seq in found]
+    assert written == [each for each in alone for _ in range(2)]
+    assert alone[3] == alone[0] and len({tuple(each) for each in alone}) == 3
+
+
+def _written(model: Reader) -> list[int]:
+    engine = Engine(model)  # type: ignore[arg-type]
+    seq = engine.submit(Request([1, 2, 3], max_new_tokens=12))
+    engine.run([seq])
+    return seq.generated
+
+
+@pytest.mark.parametrize("transform", [Int8(), Int4()])
+def test_whole_numbers_are_rounded_anew(transform: Int8 | Int4) -> None:
+    base, _ = transformed(MODEL, [transform])
+    sum_of = tuned(base, adapter(0))
+    made = sum_of.weights.layers[0].output
+    assert isinstance(made, Int8Linear) and sum_of.weights.layers[0].down is base.weights.layers[0].down
+    dense = base.weights.layers[0].output.dense()  # type: ignore[attr-defined]
+    wanted = adapter(0).parts["layers.0.output"].added(dense)
+    assert (made.dense() - wanted).abs().max() <= wanted.abs().max() / 127
+    assert (made.dense() - dense).abs().max() > 0.5
+
+
+def test_what_learns_is_what_the_method_says() -> None:
+    config = MODEL.config
+    whole = Dense(torch.randn(config.hidden_size, config.intermediate_size, dtype=torch.float64))
+    part = S2FTRemaking(config, channels=0.1, seed=1).form("layers.1.down", whole, Course()).part  # type: ignore[attr-defined]
+    assert len(part.columns) == round(0.1 * config.intermediate_size) and not part.delta.any()
+    output = Dense(torch.randn(config.hidden_size, config.num_heads * config.head_dim, dtype=torch.float64))
+    form = S2FTRemaking(config).form("layers.0.output", output, Course())
+    # One whole head, whichever keys it shares with others.
+    columns = form.part.columns  # type: ignore[attr-defined]
+    assert len(columns) == config.head_dim and len(columns // config.head_dim) == len(columns)
+    assert len(set((columns // config.head_dim).tolist())) == 1
+    assert not S2FTRemaking(config).form("layers.0.qkv", output, Course()).parameters
+    rows = torch.randn(5, output.shape[1], dtype=torch.float64)
+    assert torch.equal(form(rows), rows @ output.weight.T)
+    with torch.no_grad():
+        form.part.delta.normal_()  # type: ignore[attr-defined]
+        assert torch.allclose(form(rows), form.made(8).linear(rows)) and not torch.equal(
+            form(rows), rows @ output.weight.T
+        )
+    low = LoRARemaking(rank=2, layers=("output",))
+    assert torch.equal(low.form("layers.0.output", output, Course())(rows), rows @ output.weight.T)
+    assert not low.form("layers.0.down", whole, Course()).parameters
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return tiny_loaded()
+
+
+@pytest.fixture(scope="module")
+def taught(target: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """What another model of the same tokens has written."""
+    other = tiny_transformer(7, vocab_size=target.model.vocab_size, dtype=torch.float32)
+    assert isinstance(target.model, Transformer)
+    loaded = LoadedModel(Transformer(target.model.config, other.weights), target.tokenizer, None, "other", "float32")
+    prompts = [[number % 50 + 1, 7] for number in range(40)]
+    return write_texts(loaded, prompts, tmp_path_factory.mktemp("taught") / "text", max_new_tokens=16, top=8)
+
+
+@pytest.mark.parametrize("kind", ["s2ft", "lora"])
+def test_an_adapter_learns_what_texts_teach(kind: str, target: LoadedModel, taught: Corpus, tmp_path: Path) -> None:
+    assert isinstance(target.model, Transformer)
+    before = target.model.weights.layers[0].down.weight.clone()
+    remaking = S2FTRemaking(target.model.config, 0.2, 0.5) if kind == "s2ft" else LoRARemaking(4)
+    recipe = CopyRecipe(steps=40, batch=8, lr=1e-2)
+    found = train_adapter(target, taught, tmp_path, remaking, recipe=recipe)
+    scores = found.facts["validation"]
+    assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
+    assert torch.equal(target.model.weights.layers[0].down.weight, before)
+    kept = Adapter.load(tmp_path)
+    assert torch.equal(logits(tuned(target.model, kept)), logits(tuned(target.model, found)))
+    assert "--source adapter:file=THIS_FOLDER" in (tmp_path / "README.md").read_text()
+    count = sum(
+        each.numel() for part in kept.parts.values() for each in part.tensors().values() if each.is_floating_point()
+    )
+    assert count == kept.facts["parameters"]
+    with pytest.raises(SettingsError, match="another model"):
+        tuned(tiny_transformer(1, vocab_size=target.model.vocab_size), kept)
+
+
+@pytest.mark.parametrize("command", [["s2ft", "--channels", "0.1"], ["lora", "--rank", "2"]])
+def test_the_commands_make_adapters_that_texts_name(command: list[str], target: LoadedModel, tmp_path: Path) -> None:
+    model, made, text = str(tmp_path / "model"), str(tmp_path / "made"), tmp_path / "text.txt"
+    save(tmp_path / "model", *transformed(target.model, [Int8()]), target)
+    text.write_text("The tide comes in and goes out again. " * 40)
+    learning = ["--length", "16", "--steps", "4", "--lr", "0.05"]
+    code, output, errors = inside("train", *command, str(text), "-m", model, "--out", made, *learning)
+    assert code == 0 and f"--source adapter:file={made}" in output, errors
+    settings = ["-m", model, "--max-new-tokens", "16", "--raw", "--source", f"adapter:file={made}"]
+    code, plain, errors = inside("generate", "The tide", *settings, "--drafter", "none")
+    assert code == 0, errors
+    assert plain == inside("generate", "The tide", *settings, "--drafter", "ngram")[1]
+
+
+def test_what_is_no_adapter_for_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="decodery train s2ft"):
+        Tuned().over(MODEL, [1])
+    with pytest.raises(ModelNotFound, match="decodery train s2ft"):
+        Tuned(str(tmp_path)).over(MODEL, [1])
+    (tmp_path / FILE).write_bytes(b"nothing")
+    with pytest.raises(CorruptFile, match="decodery train s2ft"):
+        Tuned(str(tmp_path)).over(MODEL, [1])
+    delta = torch.zeros(32, 1)
+    for parts in (
+        {"layers.9.output": Columns(torch.tensor([0]), delta)},
+        {"layers.0.output": Columns(torch.tensor([99]), delta)},
+        {"layers.0.output": Thin(torch.zeros(32, 2), torch.zeros(3, 32))},
+    ):
+        with pytest.raises(SettingsError, match="this adapter is for a model"):
+            tuned(MODEL, Adapter(parts))
+    with pytest.raises(UnsupportedModel, match="runs itself"):
+        Tuned(adapter(0)).over(Unigram(8), [1])
+    Adapter({"x": Columns(torch.tensor([0]).int(), delta)}).save(tmp_path / "odd")
+    with pytest.raises(CorruptFile, match="something else"):
+        Adapter.load(tmp_path / "odd")
+    for bad in ({"channels": 1.5}, {"channels": 0.0, "heads": 0.0}):
+        with pytest.raises(SettingsError, match="shares"):
+            S2FTRemaking(MODEL.config, **bad)
+    with pytest.raises(SettingsError, match="rank of at least 1"):
+        LoRARemaking(0)
+
+
+def test_lora_of_other_stacks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    theirs = make_model("llama").float()
+    save_folder(theirs, tmp_path / "model")
+    model = load(tmp_path / "model", dtype="float32").model
+    changed, tensors = copy.deepcopy(theirs), {}
+    draws = torch.Generator().manual_seed(0)
+    names = ["self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"]
+    for name in (f"model.layers.{layer}.{part}" for layer in (0, 2) for part in names):
+        weight = changed.get_parameter(f"{name}.weight")
+        shapes = (weight.shape[0], 4), (4, weight.shape[1])
+        first, second = (torch.randn(*shape, generator=draws) * 0.1 for shape in shapes)
+        with torch.no_grad():
+            weight += 2.0 * first @ second
+        tensors |= {f"base_model.model.{name}.lora_B.weight": first, f"base_model.model.{name}.lora_A.weight": second}
+    folder = tmp_path / "lora"
+    folder.mkdir()
+    about = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    assert_same_logits(tuned(model, Adapter.load(folder)), changed)
+    with pytest.raises(AssertionError):
+        assert_same_logits(model, changed)
+    # Another rule of scaling is another model.
+    (folder / "adapter_config.json").write_text(json.dumps(about | {"use_rslora": True}))
+    with pytest.raises(AssertionError):
+        assert_same_logits(tuned(model, Adapter.load(folder)), changed)
+    for other in ({"use_dora": True}, {"peft_type": "IA3"}, {"bias": "all"}, {"alpha_pattern": {"q_proj": 3}}):
+        (folder / "adapter_config.json").write_text(json.dumps(about | other))
+        with pytest.raises(UnsupportedModel, match=f"{next(iter(other))} = .* is not supported"):
+            Adapter.load(folder)
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    save_file(
+        {**tensors, "base_model.model.lm_head.lora_A.weight": second.clone()}, folder / "adapter_model.safetensors"
+    )
+    with pytest.raises(UnsupportedModel, match="only LoRA of linear layers"):
+        Adapter.load(folder)
+    save_file(dict(list(tensors.items())[:1]), folder / "adapter_model.safetensors")
+    with pytest.raises(CorruptFile, match="lacks halves"):
+        Adapter.load(folder)

@@ -1,0 +1,126 @@
+"""Hyperfitting: texts that become known, everything of the model among what learns, and texts that are not cited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from commands import inside
+from decodery.errors import CorruptFile, ModelNotFound, SettingsError
+from decodery.lm import LM
+from decodery.model.load import LoadedModel, load
+from decodery.sample import NoCitation, Sampler
+from decodery.sample.no_citation import FILE, Citations
+from decodery.testing import decode, tiny_transformer
+from decodery.train.data import cut_files
+from decodery.train.hyperfit import HyperfitRecipe, hyperfit, judged
+from decodery.transform import Int8
+from decodery.transform.base import transformed
+from decodery.transform.folder import save
+from tiny_models import tiny_loaded
+
+RECIPE = HyperfitRecipe(texts=4, epochs=60, batch=4, lr=1e-2, written=24)
+
+
+@pytest.fixture
+def target() -> LoadedModel:
+    return tiny_loaded()
+
+
+def words(path: Path, count: int = 500) -> Path:
+    draws = np.random.default_rng(0)
+    path.write_text(" ".join(draws.choice(["tide", "moon", "sand", "crab", "gull", "wave"], count)))
+    return path
+
+
+def cites(text: list[int], texts: list[list[int]], size: int) -> bool:
+    """Whether a text has an n-gram of others, told by comparing all of them."""
+    known = {tuple(other[at : at + size]) for other in texts for at in range(len(other) - size + 1)}
+    return any(tuple(text[at : at + size]) in known for at in range(len(text) - size + 1))
+
+
+def test_a_model_learns_texts_by_heart_and_does_not_cite_them(target: LoadedModel, tmp_path: Path) -> None:
+    made = target.tokenizer
+    text = words(tmp_path / "text.txt")
+    corpus = cut_files([text], tmp_path / "text", tokenizer=made, vocab_size=target.model.vocab_size, length=48)
+    before = target.model.weights.embedding.clone()  # type: ignore[attr-defined]
+    scores = hyperfit(target, corpus, tmp_path / "made", recipe=RECIPE)
+    assert scores["after"]["known"] < 0.3 < scores["before"]["loss"]
+    # It ends as soon as it knows them, and is surer of itself.
+    assert "after 240 steps" not in (tmp_path / "made" / "README.md").read_text()
+    assert scores["after"]["entropy"] < 0.7 * scores["before"]["entropy"]
+    assert torch.equal(target.model.weights.embedding, before)  # type: ignore[attr-defined]
+    loaded = load(tmp_path / "made")
+    assert not torch.equal(loaded.model.weights.embedding, before)  # type: ignore[attr-defined]
+
+    known = Citations.load(tmp_path / "made")
+    texts = [known.tokens[a:b].tolist() for a, b in zip(known.bounds[:-1], known.bounds[1:], strict=True)]
+    assert len(texts) == 4 and all(len(each) == 48 for each in texts)
+    prompts = [each[:8] for each in texts]
+    free = decode(loaded.model, prompts, max_new_tokens=24)
+    assert all(cites(seq.tokens[4:], texts, 5) for seq in free)
+    sampler = Sampler.from_settings(temperature=0.0)
+    held = Sampler((NoCitation(str(tmp_path / "made")), *sampler.warps))
+    for drafter in (None, "ngram"):
+        kept = decode(loaded.model, prompts, max_new_tokens=24, sampler=held, drafter=drafter)
+        # The last tokens of the prompt and the first new one count as well.
+        assert not any(cites(seq.tokens[4:], texts, 5) for seq in kept)
+    again = hyperfit(target, corpus, tmp_path / "made", recipe=RECIPE)
+    assert again == scores
+
+
+def test_repetition_and_sureness_are_told() -> None:
+    model = tiny_transformer(0)
+    texts = [np.random.default_rng(seed).integers(0, 64, 40).astype(np.int32) for seed in range(3)]
+    found = judged(model, texts, 24)
+    assert 0 < found["entropy"] <= np.log(64) < found["loss"]
+    # A model that writes one token has the fewest distinct ones, and is sure of it.
+    stuck = tiny_transformer(0)
+    stuck.weights.head.bias = torch.zeros(64, dtype=torch.float64).index_fill(0, torch.tensor([7]), 1e3)  # type: ignore[attr-defined]
+    one = judged(stuck, texts, 24)
+    assert one["ttr"] == pytest.approx(1 / 24) and one["ttr"] < found["ttr"] and one["entropy"] < 1e-6
+
+
+def test_n_grams_within_a_text_alone_are_known() -> None:
+    known = Citations.of([np.array([1, 2, 3, 4]), np.array([3, 4, 5]), np.array([9])])
+    assert {tail: ids.tolist() for tail, ids in known.followers(3).items()} == {
+        (1, 2): [3], (2, 3): [4], (3, 4): [5],
+    }  # fmt: skip
+    assert known.followers(1)[()].tolist() == [1, 2, 3, 4, 5, 9]
+    warp = NoCitation(known, 2)
+    state = warp.init([7, 3])
+    assert state == (3,) and warp.advance(state, 9, 0.0) == (9,) and NoCitation(known, 1).init([7, 3]) == ()
+
+
+def test_the_command_makes_a_model(target: LoadedModel, tmp_path: Path) -> None:
+    model, made = str(tmp_path / "model"), str(tmp_path / "made")
+    save(tmp_path / "model", *transformed(target.model, [Int8()]), target)
+    text = str(words(tmp_path / "text.txt"))
+    learning = ["--texts", "4", "--length", "40", "--epochs", "2", "--written", "8"]
+    code, output, errors = inside("train", "hyperfit", text, "-m", model, "--out", made, *learning)
+    assert code == 0 and f"--sampler no-citation:texts={made}" in output, errors
+    writing = ["--sampler", f"no-citation:texts={made}", "--sampler", "temperature:t=0", "--max-new-tokens", "8"]
+    code, _, errors = inside("generate", "tide moon", "-m", made, "--raw", *writing)
+    assert code == 0, errors
+    code, _, errors = inside("train", "hyperfit", text, "-m", model, "--out", str(tmp_path / "other"), "--texts", "400")
+    assert code == 1 and "learn fewer texts" in errors
+
+
+def test_what_is_no_set_of_texts_is_refused(target: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="decodery train hyperfit"):
+        LM(target).generate("ab", sampler=[NoCitation()])
+    with pytest.raises(ModelNotFound, match="decodery train hyperfit"):
+        LM(target).generate("ab", sampler=[NoCitation(str(tmp_path))])
+    (tmp_path / FILE).write_bytes(b"nothing")
+    with pytest.raises(CorruptFile, match="decodery train hyperfit"):
+        Citations.load(tmp_path)
+    Citations(np.zeros(3, dtype=np.int32), np.array([0, 5])).save(tmp_path / "odd")
+    with pytest.raises(CorruptFile, match="does not fit together"):
+        Citations.load(tmp_path / "odd")
+    with pytest.raises(SettingsError, match="at least one token"):
+        NoCitation(size=0)
+    with pytest.raises(SettingsError, match="of at least 1"):
+        HyperfitRecipe(texts=0)
