@@ -31,30 +31,10 @@ BUDGETS = (0.25, 0.1, 0.5, 1.0)
 ROOT = Path(__file__).parents[1]
 CALIBRATED = "double-sparsity"
 SEPARATE = (
-    *("streaming-llm", "h2o", "tova", "d2o", "snapkv", "pyramid-kv", "expected-attention", "dapq", "quest"),
+    *("streaming-llm", "h2o", "tova", "d2o", "snapkv", "pyramid-kv", "expected-attention", "dapq", "quest", "actqkv"),
     CALIBRATED,
 )
-<<<<<<< HEAD
 BITS = dict(zip(("quantized-8", "quantized-4"), NUMBERS, strict=True))
-=======
-FILLER = "The grass is green. The sky is blue. The sun is warm. Here we go. There and back again."
-DEPTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-SEPARATE = {
-    "streaming-llm": "streaming-llm:budget={}",
-    "h2o": "h2o:budget={}",
-    "tova": "tova:budget={}",
-    "d2o": "d2o:budget={}",
-    "snapkv": "snapkv:budget={},window=16",
-    "pyramid-kv": "pyramid-kv:budget={}",
-    "expected-attention": "expected-attention:budget={}",
-    "dapq": "dapq:budget={},queries=16",
-    "quest": "quest:budget={},page=8",
-    "actqkv": "actqkv:budget={},block=8,window=64,sinks=4",
-    "double-sparsity": "double-sparsity:budget={},calibration=CHANNELS",
-}
-"""By name: the policy at a budget, with windows and pages that suit some hundred tokens."""
-BITS = {"quantized-8": "quantized:bits=8,residual=32", "quantized-4": "quantized:bits=4,residual=32"}
->>>>>>> main
 
 
 class Bench(Measured):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-<<<<<<< HEAD
 from pathlib import Path
-=======
-from statistics import mean, median
->>>>>>> main
+from statistics import mean
 from typing import Any
 
 from figures import ROOT, load, table
@@ -42,15 +39,11 @@ def long_context() -> str:
     return "\n\n".join(parts)
 
 
-<<<<<<< HEAD
 def picture() -> str:
     """The same over budgets, with the line of even distances and that of the oracle in every panel."""
     return plot([row for row in _rows() if not row["policy"].startswith("quantized")])
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context}
-PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "long-context.svg": picture}
-=======
 def cache_parts() -> str:
     """What trained parts know, beside parts that know nothing."""
     found = load("cache-parts")
@@ -84,14 +77,5 @@ def cache_parts() -> str:
     )
 
 
-def _row(name: str, each: dict[str, Any]) -> list[str]:
-    tasks = ("needle known", "needle unknown", "lines known", "lines unknown")
-    solved = ["{}/{}".format(*each[task]) if task in each else "" for task in tasks]
-    drafted = f"{each['tokens per pass']:.2f}" if "tokens per pass" in each else ""
-    drift = [f"{each['kl']:.3f}", f"{each['top-1']:.2f}", f"{each['nll']:.3f}"]
-    sizes = [f"{each['resident']:.2f}", f"{each['read']:.2f}"]
-    return [name, *solved, *drift, f"{median(each['first difference']):g}", *sizes, drafted]
-
-
 SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context, "cache-parts": cache_parts}
->>>>>>> main
+PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "long-context.svg": picture}

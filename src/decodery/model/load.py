@@ -74,23 +74,15 @@ def load(
 ) -> LoadedModel:
     """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
 
-        dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of linear
-    <<<<<<< HEAD
-        layers), "int4" (4-bit weights in blocks of 32, int8 activations and head; the Q4_0, Q4_1 and Q4_K blocks of a GGUF
-        as they are, and its other layers, which have more bits, int8) or "auto", the checkpoint's own precision: of a
-        quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint in 16 bits where
-        that is fast; float32 elsewhere. kv_dtype: "float16" keeps keys and values of texts in half the memory, "auto" as
-        they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
-    =======
-        layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32, int8
-        activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the checkpoint's own
-        precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint
-        in 16 bits where that is fast; float32 elsewhere. kv_dtype: "float16" keeps the keys and values of texts in half the
-        memory; "auto" keeps them as they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU.
-        revision: of a Hub id.
-    >>>>>>> main
+    dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of linear
+    layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32, int8
+    activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the checkpoint's own
+    precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint
+    in 16 bits where that is fast; float32 elsewhere. kv_dtype: "float16" keeps the keys and values of texts in half the
+    memory; "auto" keeps them as they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU.
+    revision: of a Hub id.
 
-        Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
+    Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
     """
     if dtype not in (*DTYPES, "auto"):
         raise SettingsError(f"unknown dtype {dtype!r}: choose auto, {', '.join(DTYPES)}")

@@ -17,6 +17,7 @@ SUITED = {
     "snapkv": "snapkv:budget={},window=16",
     "dapq": "dapq:budget={},queries=16",
     "quest": "quest:budget={},page=8",
+    "actqkv": "actqkv:budget={},block=8,window=64,sinks=4",
 }
 """Windows and pages that suit some hundred tokens, where a policy is named alone."""
 NUMBERS = ("quantized:bits=8,residual=32", "quantized:bits=4,residual=32")
@@ -77,8 +78,8 @@ class ContextSettings:
 
 
 def default_methods() -> tuple[str, ...]:
-    """The lines to compare with, and every policy that needs no part which is made for a model first."""
-    policies = [method for method in registered("kv") if method.name != "quantized"]
+    """The lines to compare with, and every policy with a budget that needs no part made for a model first."""
+    policies = [method for method in registered("kv") if "budget" in {field.name for field in fields(method.cls)}]
     common = set.intersection(*(set(method.needs) for method in policies))
     return (*BOUNDS, *(method.name for method in policies if not set(method.needs) - common), *NUMBERS)
 
