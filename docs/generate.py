@@ -232,7 +232,9 @@ def stale() -> dict[Path, str]:
     return {
         path: text
         for path, text in (
-            pages | stubs() | {path: make() for path, make in (plots.PLOTS | watching.PLOTS).items()}
+            pages
+            | stubs()
+            | {path: make() for path, make in (plots.PLOTS | watching.PLOTS | remembering.PLOTS).items()}
         ).items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }

@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import mean, median
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from figures import load, table
+from figures import ROOT, load, table
+
+from decodery.bench.contexts.figures import plot, tables
+
+
+def _rows() -> list[dict[str, Any]]:
+    """A row for every policy and budget that was measured."""
+    found = load("long-context")["policies"]
+    rows = [
+        {"policy": name, "budget": float(budget), **each}
+        for name, budgets in found.items()
+        for budget, each in budgets.items()
+    ]
+    return sorted(rows, key=lambda row: row["budget"])
 
 
 def long_context() -> str:
     """What every policy loses, by budget."""
-    found = load("long-context")
-    parts = [f"`{found['command']}`"]
-    budgets = sorted(
-        {budget for policy in found["policies"].values() for budget in policy if budget != "1.0"}, key=float
-    )
-    known = ("needle known", "needle unknown", "lines known", "lines unknown")
-    whole = ("kl", "top-1", "nll")
-    head = ["", *known, *whole, "first difference", "held", "read", "tokens per pass"]
-    for budget in budgets:
-        rows = [_row(name, each[budget]) for name, each in found["policies"].items() if budget in each]
-        parts += [f"**Budget {float(budget):g}**", table(head, rows)]
-    numbers = [_row(name, each["1.0"]) for name, each in found["policies"].items() if name.startswith("quantized")]
-    if numbers:
-        parts += ["**Whole numbers**", table(head, numbers)]
-    exact = [each["1.0"] for name, each in found["policies"].items() if "1.0" in each and "quantized" not in name]
+    rows = _rows()
+    numbers = [row for row in rows if row["policy"].startswith("quantized")]
+    exact = [row for row in rows if row["budget"] == 1 and row not in numbers]
+    parts = [f"`{load('long-context')['command']}`", "![What cache policies lose by budget](results/long-context.svg)"]
+    for title, head, cells in tables([row for row in rows if row["budget"] < 1]):
+        parts += [f"**{title}**", table(head, cells)]
+    for _, head, cells in tables(numbers):
+        parts += ["**Whole numbers**", table(head, cells)]
     if exact:
-        worst = max(each["kl"] for each in exact)
+        worst = max(row["kl"] for row in exact)
         parts.append(f"Under a budget of 1 the largest drift of {len(exact)} policies was {worst:g} nats.")
     return "\n\n".join(parts)
+
+
+def picture() -> str:
+    """The same over budgets, with the line of even distances and that of the oracle in every panel."""
+    return plot([row for row in _rows() if not row["policy"].startswith("quantized")])
 
 
 def cache_parts() -> str:
@@ -69,13 +81,5 @@ def cache_parts() -> str:
     )
 
 
-def _row(name: str, each: dict[str, Any]) -> list[str]:
-    tasks = ("needle known", "needle unknown", "lines known", "lines unknown")
-    solved = ["{}/{}".format(*each[task]) if task in each else "" for task in tasks]
-    drafted = f"{each['tokens per pass']:.2f}" if "tokens per pass" in each else ""
-    drift = [f"{each['kl']:.3f}", f"{each['top-1']:.2f}", f"{each['nll']:.3f}"]
-    sizes = [f"{each['resident']:.2f}", f"{each['read']:.2f}"]
-    return [name, *solved, *drift, f"{median(each['first difference']):g}", *sizes, drafted]
-
-
 SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context, "cache-parts": cache_parts}
+PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "long-context.svg": picture}

@@ -252,6 +252,8 @@ def test_unknown_dtype_and_device() -> None:
 
 
 def test_keys_and_values_in_half_the_memory():
+    """float16 in caches: half the bytes, the same bits however a text is fed, logits as near as int8 allows."""
+
     """float16 in caches: half the bytes, the same bits however a text is fed, logits as near as int8's steps."""
     whole, half = load("smollm2", dtype="int8"), load("smollm2", dtype="int8", kv_dtype="float16")
     assert (whole.dtype, half.dtype) == ("int8", "int8/float16")

@@ -10,8 +10,9 @@ from typing import Any
 
 from . import structured
 from .canvases import figures as canvases
+from .contexts import figures as contexts
 from .load import show as load
-from .result import CANVASES, LOAD, MONITORS, PASSES, SEARCH, Result
+from .result import CANVASES, CONTEXTS, LOAD, MONITORS, PASSES, SEARCH, Result
 from .rows import ALL
 from .searches import figures as searches
 from .watching import figures as watching
@@ -24,6 +25,8 @@ def page(result: Result) -> str:
     """One HTML file that needs nothing else: the result inside it, and what draws it."""
     if result["kind"] == CANVASES:
         return canvases.page(result)
+    if result["kind"] == CONTEXTS:
+        return contexts.page(result)
     folder = files(__package__) / "page"
     parts = {
         "title": escape(f"{result['model']['name']}: {_TITLES.get(result['kind'], 'decoding')}, measured"),
@@ -50,7 +53,7 @@ def _embedded(result: Result) -> str:
 
 def table(result: Result, *, categories: bool = False) -> str:
     """The result's figures as Markdown: a table per workload under a line that names it, or one of pass costs, load,
-    searches, monitors or ways of filling canvases.
+    searches, monitors, ways of filling canvases or cache policies.
 
     categories: with a table of speed-ups by category after each.
     """
@@ -60,6 +63,8 @@ def table(result: Result, *, categories: bool = False) -> str:
         return f"{load.title(result)}:\n\n{markdown(load.HEAD, [load.cells(row) for row in result['rows']])}"
     if result["kind"] == CANVASES:
         return canvases.table(result)
+    if result["kind"] == CONTEXTS:
+        return contexts.table(result)
     if result["kind"] == SEARCH:
         shown = [searches.shown(row) for row in result["rows"]]
         return f"{searches.title(result)}:\n\n{markdown(searches.HEAD, shown)}"

@@ -25,7 +25,7 @@ FORMAT = 1
 _MOST_BYTES = 1 << 28
 
 BENCHMARK, PASSES, LOAD = "benchmark", "passes", "load"
-SEARCH, MONITORS, CANVASES = "search", "monitors", "canvases"
+SEARCH, MONITORS, CANVASES, CONTEXTS = "search", "monitors", "canvases", "contexts"
 _BENCHMARK: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "generations": list}
 _PASSES: dict[str, type] = {"machine": dict, "model": dict, "rows": list, "read_gb_per_s": float}
 _LOAD: dict[str, type] = {"machine": dict, "model": dict, "settings": dict, "rows": list, "requests": list}
@@ -38,11 +38,13 @@ _FIELDS = {
     SEARCH: _SEARCH,
     MONITORS: _MONITORS,
     CANVASES: _SEARCH,
+    CONTEXTS: _SEARCH | {"full": dict},
 }
 
 Result = dict[str, Any]
 """See `make_result` for a benchmark, `passes.measure` for the costs of passes, `load.job` for the load of servers,
-`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases."""
+`searches.job` for searches, `watching.job` for monitors, `canvases.job` for ways of filling canvases,
+`contexts.job` for cache policies."""
 
 
 def make_result(
@@ -158,6 +160,7 @@ _HOLDS = {
     SEARCH: "a benchmark of searches",
     MONITORS: "a benchmark of monitors",
     CANVASES: "a benchmark of ways of filling canvases",
+    CONTEXTS: "a benchmark of cache policies",
 }
 
 

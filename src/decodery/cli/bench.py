@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _LONG = 512
 _PRECISIONS = ("float32", "bfloat16", "int8", "int4")
-_ALONE = {"search": "search", "monitors": "monitors", "parallelbench": "canvases"}
+_ALONE = {"search": "search", "monitors": "monitors", "parallelbench": "canvases", "long-context": "long_context"}
 """Workloads that are measured alone, and what of `bench_` measures each."""
 _OWN = {
     "--serve": {"rates", "trace", "first_token_limit", "gap_limit"},
     "--workload search": {"puzzle", "rewards", "budgets", "pool"},
     "--workload parallelbench": {"tasks", "letters"},
+    "--workload long-context": {"shares"},
 }
 """Options that one way of measuring alone knows."""
 _APART = ("--compare", "--from", "--pass", "--rows", "--serve", "--sweep")
@@ -90,6 +91,10 @@ def _lists(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="Canvases on ParallelBench's lists", **settings)
 
 
+def _contexts(*names: str, **settings: Any) -> Any:
+    return click.option(*names, cls=Option, heading="Cache policies on long texts", **settings)
+
+
 def _load(*names: str, **settings: Any) -> Any:
     return click.option(*names, cls=Option, heading="Servers under load", **settings)
 
@@ -119,7 +124,8 @@ _PATH = click.Path(path_type=Path)
     type=_Names(),
     help="built-in, copy, or with --data: spec-bench, speed, code, math, json, jsonschema (built-in); search, alone: "
     "searches on puzzles; monitors, alone: what monitors tell; "
-    "parallelbench, alone: ways of filling canvases, which --methods then are.",
+    "parallelbench, alone: ways of filling canvases, which --methods then are; long-context, alone: cache policies, "
+    "which --methods then are, as in uniform,oracle,h2o,snapkv:budget={},window=8.",
 )
 @recorded_import_option
 @_what("--data", metavar="DIR", envvar="DECODERY_DATA", help="Folder with the public sets [env: DECODERY_DATA].")
@@ -156,6 +162,7 @@ _PATH = click.Path(path_type=Path)
 @_search("--pool", type=int, metavar="N", help="Samples of a puzzle that methods are computed from (32).")
 @_lists("--tasks", type=_Names(), help="copy, shuffle, insert-index, ...: operations on lists (all ten).")
 @_lists("--letters", type=int, metavar="N", help="Of the longest list, for models of decodery train diffusion (6).")
+@_contexts("--shares", type=_Rates(), help="Their budgets, as shares of a text (0.1,0.25,0.5,1).")
 @click.option("--pass", "passes", cls=Option, heading="Passes", is_flag=True, help="Measure forward passes instead.")
 @click.option("--rows", type=_Numbers(), cls=Option, heading="Passes", help="Rows of a pass (1,2,4,8,16,32,64).")
 @click.option(
