@@ -416,6 +416,7 @@ class LM:
             # A cache whose rows were steered, or were no tokens, is no plain reading of its tokens.
             kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache and not bent else None,
             monitors=() if seq.watch is None else tuple(seq.watch.told),
+            context_full=seq.context_full,
         )
 
     def _compiled(self, constraint: Any) -> Constraint:

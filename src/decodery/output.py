@@ -16,7 +16,8 @@ class Output:
     prompt_tokens: what stood before. score: what a search ranked it by, higher is better; None where nothing was
     ranked. complete: False where a server went away before all was written that had been asked for. kept: what a
     further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled. monitors: what each of
-    them found.
+    them found. context_full: whether it ended, by "length", because the model's context was full, however many tokens
+    had been asked for.
     """
 
     text: str
@@ -31,6 +32,7 @@ class Output:
     complete: bool = True
     kept: KeptText | None = field(default=None, repr=False, compare=False)
     monitors: tuple[Watched, ...] = ()
+    context_full: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None}
@@ -48,6 +50,8 @@ class Output:
             result["score"] = self.score
         if not self.complete:
             result["complete"] = False
+        if self.context_full:
+            result["context_full"] = True
         if self.monitors:
             result["monitors"] = [each.to_dict() for each in self.monitors]
         if self.logprobs is not None:

@@ -15,6 +15,7 @@ import decodery
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside, run
 from decodery.cli.main import COMMANDS
 from decodery.lm import LM
+from serving import tiny_lm
 
 
 def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = False) -> str:
@@ -199,6 +200,21 @@ def test_a_hidden_message_is_read_back_through_pipes(loaded: LM) -> None:
     assert "% sure of this" in inside(*question, *settings, text=carrying[: len(carrying) // 2])[2]
     for command in (("hide", "Hi", "--message", "a"), ("reveal", "Hi", "--length", "1")):
         assert "beam carries no message" in failure(*command, "--search", "beam", text="Hi")
+
+
+def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm = tiny_lm(max_positions=32)
+    monkeypatch.setattr(decodery, "load", lambda *name, **settings: lm)
+    asked = ("generate", "tides", "--raw", "--ignore-eos", "--drafter", "none", "--max-new-tokens")
+    code, _, errors = inside(*asked, "99")
+    assert code == 0 and errors.count("\n") == 1
+    assert "the text was cut at the end of the model's context of 32 tokens" in errors
+    assert "2 of 2 texts were cut" in inside(*asked, "99", "--n", "2")[2]
+    assert "2 of 2 texts were cut" in inside(*asked, "99", "--n", "2", "--search", "beam:width=2")[2]
+    assert inside(*asked, "9")[2] == ""
+    told = json.loads(inside(*asked, "99", "--json")[1])
+    assert told["context_full"] and told["finish_reason"] == "length"
+    assert "context_full" not in json.loads(inside(*asked, "9", "--json")[1])
 
 
 def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:

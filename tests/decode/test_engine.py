@@ -20,6 +20,7 @@ from decodery.draft.draft_model import DraftModel
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import NumericalError, PromptError, SettingsError
 from decodery.model.batch import Batch, Scores
+from decodery.registry import resolve
 from decodery.sample import Sampler
 from decodery.testing import Oracle, decode, tiny_transformer
 
@@ -60,6 +61,30 @@ def test_texts_end_at_their_length(drafter, length: int) -> None:
     seq, _ = run(drafter, max_new_tokens=length)
     assert seq.generated == PLAIN.generated[:length]
     assert seq.finish_reason == "length" and seq.cache.next_position == len(seq.tokens) - 1
+
+
+@pytest.mark.parametrize("kv", [None, "streaming-llm:budget=8,sinks=2"], ids=["all", "streaming-llm"])
+def test_texts_end_where_the_context_does_and_say_so(kv: str | None) -> None:
+    policy = None if kv is None else resolve("kv", kv)
+    short = tiny_transformer(0, max_positions=len(PROMPT) + 20)
+
+    def written(drafter=None, **settings) -> Sequence:
+        engine = Engine(short, detokenizer=Letters)
+        seq = engine.submit(Request(PROMPT, drafter=drafter, kv=policy, **settings))
+        while not seq.finished:
+            engine.step()
+        return seq
+
+    plain = written(max_new_tokens=60)
+    drafted = written(Oracle(tuple(plain.tokens), nodes=8), max_new_tokens=60)
+    assert drafted.generated == plain.generated and drafted.trace.passes < plain.trace.passes
+    for seq in (plain, drafted):
+        assert (seq.position, seq.finish_reason, seq.context_full) == (20, "length", True)
+    # What ends for another reason says nothing of the context, not even in its last place.
+    asked = written(max_new_tokens=19)
+    assert (asked.position, asked.finish_reason, asked.context_full) == (19, "length", False)
+    stopped = written(max_new_tokens=60, stop=[plain.text.text[-6:]])
+    assert (stopped.position, stopped.finish_reason, stopped.context_full) == (20, "stop", False)
 
 
 @pytest.mark.parametrize("drafter", [None, ORACLE], ids=["plain", "drafted"])

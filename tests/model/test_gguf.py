@@ -158,6 +158,16 @@ def test_hostile_headers_are_refused(content: bytes, message: str, tmp_path: Pat
         GGUFFile(tmp_path / "x.gguf")
 
 
+def test_unknown_kinds_of_scaling_are_refused_by_name(home: Path, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "x.gguf", make_model("llama linear rope"), Kind.F32)
+    kind = struct.pack("<Q", 6)
+    content = (tmp_path / "x.gguf").read_bytes()
+    assert content.count(kind + b"linear") == 1
+    (tmp_path / "x.gguf").write_bytes(content.replace(kind + b"linear", kind + b"spiral"))
+    with pytest.raises(UnsupportedModel, match=r"rope\.scaling\.type = .*spiral.* is not supported"):
+        load(tmp_path / "x.gguf", device="cpu")
+
+
 def test_other_architectures_are_refused_with_a_next_step(home: Path, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), dtype=np.float32))

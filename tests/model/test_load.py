@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,47 @@ def test_a_failed_conversion_leaves_nothing_behind_and_harms_nothing(
     monkeypatch.undo()
     monkeypatch.setenv("DECODERY_HOME", str(home))
     load_exact(tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "said"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}, "from 32 tokens by .* yarn"),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, ""),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+            "from 64 tokens by .* llama3",
+        ),
+        ({"rope_type": "linear", "factor": 4.0}, "its files do not name by .* linear"),
+        ({"rope_type": "linear", "factor": 1.0}, ""),
+        ({"rope_type": "default"}, ""),
+    ],
+)
+def test_a_stretched_context_is_announced_once_to_who_is_watching(
+    scaling: dict,
+    said: str,
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = save(make_model("llama"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"max_position_embeddings": 128, "rope_parameters": {"rope_theta": 1e4} | scaling}
+    (folder / "config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    load_exact(folder)
+    assert capsys.readouterr().err == "", "nobody is watching"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    load_exact(folder)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "stretched" in line]
+    assert len(lines) == bool(said) and all(re.search(said, line) and "context of 128 tokens" in line for line in lines)
 
 
 def test_two_processes_may_load_at_once(home: Path, tmp_path: Path) -> None:

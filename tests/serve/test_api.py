@@ -45,6 +45,25 @@ def alone(lm: LM, prompt: Any, **settings: Any) -> Output:
     return output
 
 
+def test_a_context_that_is_full_is_said() -> None:
+    with serving(tiny_lm(max_positions=64)) as (_, address):
+        api, ask = client(address), {"model": "tiny", "logit_bias": {"257": -100}}
+        (choice,) = api.completions.create(prompt="tides", max_tokens=59, **ask).choices
+        assert choice.finish_reason == "length" and choice.model_extra == {"decodery": {"context_full": True}}
+        (choice,) = api.completions.create(prompt="tides", max_tokens=58, **ask).choices
+        assert choice.finish_reason == "length" and not choice.model_extra
+        # Without a bound, a chat's answer takes all that is left.
+        (said,) = api.chat.completions.create(messages=user("tides"), **ask).choices
+        assert said.finish_reason == "length" and said.model_extra == {"decodery": {"context_full": True}}
+        *_, last = api.chat.completions.create(messages=user("tides"), stream=True, **ask)
+        assert last.choices[0].model_extra == {"decodery": {"context_full": True}}
+        (choice,) = api.completions.create(prompt="tides", max_tokens=59, extra_body={"decodery": {}}, **ask).choices
+        assert set((choice.model_extra or {})["decodery"]) == {"seed", "trace", "context_full"}
+        # An echo alone writes nothing that could fill a context.
+        (choice,) = api.completions.create(prompt="x" * 63, max_tokens=0, echo=True, **ask).choices
+        assert (choice.text, choice.model_extra) == ("x" * 63, {})
+
+
 def test_a_chat_completion_is_what_the_library_writes(lm: LM, api: OpenAI) -> None:
     expected = alone(lm, user("tides"), max_new_tokens=40)
     found = api.chat.completions.create(model="tiny", messages=user("tides"), max_tokens=40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -113,9 +113,24 @@ def figures(output: Output) -> str:
     if trace.passes:
         parts += [f"{trace.tokens_per_pass:.2f} per pass", f"{trace.tokens_per_second:.0f} tokens/s"]
     parts.append(f"{trace.seconds:.1f} s")
-    if output.finish_reason != "stop":
+    if output.context_full:
+        parts.append("cut at the end of the model's context")
+    elif output.finish_reason != "stop":
         parts.append("cut at the length limit" if output.finish_reason == "length" else "stopped")
     return ", ".join(parts)
+
+
+def note_full(outputs: Sequence[Output]) -> bool:
+    """Tell the person at the terminal where texts ended because the context was full; whether one did."""
+    full = [output for output in outputs if output.context_full]
+    if full:
+        what = "the text was" if len(outputs) == 1 else f"{len(full)} of {len(outputs)} texts were"
+        size = len(full[0].prompt_tokens) + len(full[0].tokens)
+        note(
+            f"{what} cut at the end of the model's context of {size} tokens: shorten the prompt, or take a model with "
+            "a longer context"
+        )
+    return bool(full)
 
 
 def note(text: str) -> None:

@@ -71,7 +71,7 @@ def generate(
     from ..core.noise import nth_seed
     from ..errors import Unsolved
     from ..registry import resolve
-    from .decoding import Screen, decode, figures, leave_if_terminated, note
+    from .decoding import Screen, decode, figures, leave_if_terminated, note, note_full
 
     method = None if search is None else resolve("search", search)
     if diffuse is not None:
@@ -88,6 +88,7 @@ def generate(
             click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
         else:
             _print_all(found)
+            note_full(found)
             if len(found) < n:
                 note(f"the search found {len(found)} of {n} texts: a wider one, as in beam:width={n}, finds more")
         if found[0].score is not None and (lacking := method.shortcoming(found[0].score)) is not None:
@@ -106,10 +107,11 @@ def generate(
         screen.end()
         if sys.stdout.isatty() and sys.stderr.isatty():
             note(figures(output))
-        elif output.finish_reason != "stop" and _needs_end(first):
+        elif not note_full([output]) and output.finish_reason != "stop" and _needs_end(first):
             note("the text was cut before it was complete: give a larger --max-new-tokens")
     else:
-        _print_all(decode(lm, requests))
+        _print_all(written := decode(lm, requests))
+        note_full(written)
     leave_if_terminated()
 
 

@@ -190,6 +190,11 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def context_full(self) -> bool:
+        """Whether it ended because the model's context has no place for another token."""
+        return self.finish_reason == "length" and len(self.tokens) >= self.model.config.max_positions
+
     def fork(self) -> Sequence:
         """A branch of this text with the state of all that acts on it; memory is shared until one of the two writes.
 

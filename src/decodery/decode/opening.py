@@ -51,6 +51,7 @@ def opened(
         max_nodes=request.max_nodes,
         detokenizer=detokenizer,
         seed=request.seed,
+        # A text that comes to the end of the context ends by "length", and its `context_full` says so.
         max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
         eos_ids=frozenset(request.eos_ids),
         logprobs=request.logprobs,

@@ -29,7 +29,8 @@ class StreamingLLM(CachePolicy):
     budget: see `CachePolicy`; the published 4 + 512 tokens. sinks: how many of them are the first ones. Every row reads
     its own window, of the prompt too, so that texts do not depend on how they were read. Tokens keep the positions they
     were read at, as most libraries have it; the paper counts positions inside of the cache, which matters beyond the
-    length a model was trained for. Class C. Memory: the budget and a block of 16.
+    length a model was trained for: texts end where the model's context does. Class C. Memory: the budget and a block
+    of 16.
     """
 
     budget: float = 516

@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import importlib.util
 import platform
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from .kernels import vectorised
 from .named import Precision
 from .protocol import LanguageModel
 from .resident import trim
+from .rope import stretched
 from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
 from .transformer import Transformer
@@ -82,6 +84,7 @@ def load(
     memory; "auto" keeps them as they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU.
     revision: of a Hub id.
 
+    Where a person is watching, a context that RoPE scaling stretches beyond what was trained is announced.
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.
     """
     if dtype not in (*DTYPES, "auto"):
@@ -89,6 +92,8 @@ def load(
     if kv_dtype not in ("auto", "float16"):
         raise SettingsError(f"unknown kv_dtype {kv_dtype!r}: choose auto or float16")
     loaded = _load(_find(str(name), revision), dtype, _device(device))
+    if sys.stderr.isatty() and (said := stretched(loaded.model.config)) is not None:
+        print(f"decodery: {loaded.name}: {said}", file=sys.stderr)
     if kv_dtype == "float16":
         if not isinstance(loaded.model, Transformer):
             raise SettingsError(f"{name} keeps its keys and values as it computes them: leave kv_dtype at auto")

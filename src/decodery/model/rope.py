@@ -7,7 +7,23 @@ import math
 import torch
 from torch.nn.functional import pad
 
-from .config import Rope
+from .config import ModelConfig, Rope
+
+
+def stretched(config: ModelConfig) -> str | None:
+    """A sentence about a context that is longer than what was trained before its rotations were stretched; else None.
+
+    Scaling by yarn and llama3 notes that length in the model's files; linear scaling and factors do not.
+    """
+    rope = config.rope
+    if rope.kind in ("linear", "factors"):
+        known = "a length that its files do not name" if max(rope.factor, *rope.factors, 1.0) > 1 else ""
+    else:
+        original = rope.original_max_positions
+        known = f"{original} tokens" if 0 < original < config.max_positions else ""
+    if not known:
+        return None
+    return f"its context of {config.max_positions} tokens is stretched from {known} by RoPE scaling of kind {rope.kind}"
 
 
 def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -120,9 +120,13 @@ def _step(tokenizer: Tokenizer, step: Step) -> dict[str, Any]:
     return told
 
 
-def told(text: Written, *, score: bool = False) -> dict[str, Any]:
-    """What a choice is answered with under "decodery"."""
-    found: dict[str, Any] = {"seed": text.seed, "trace": text.trace.summary()}
-    if text.monitors:
-        found["monitor_scores"] = [each.to_dict() for each in text.monitors]
-    return found | {"score": text.score} if score else found
+def beside(text: Written, told: bool) -> dict[str, Any]:
+    """What a choice has beside OpenAI's fields, under "decodery": figures if `told`; always a full context."""
+    found: dict[str, Any] = {}
+    if told:
+        found = {"seed": text.seed, "trace": text.trace.summary()}
+        if text.monitors:
+            found["monitor_scores"] = [each.to_dict() for each in text.monitors]
+    if text.context_full:
+        found["context_full"] = True
+    return {"decodery": found} if found else {}

@@ -143,10 +143,9 @@ class ChatForm(Form):
             "logprobs": answer.chat_logprobs(self.tokenizer, text.logprobs) if self.logprobs else None,
             "finish_reason": self._reason(text, calls),
         }
-        if self.told:
-            found["decodery"] = answer.told(text)
-            if self.steps:
-                found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
+        found |= answer.beside(text, self.told)
+        if self.steps:
+            found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
 
     def opening(self, index: int) -> list[dict[str, Any]]:
@@ -171,9 +170,7 @@ class ChatForm(Form):
             found.append(self._delta(index, {"content": rest}))
         for number, call in enumerate(calls):
             found.append(self._delta(index, {"tool_calls": [{"index": number, **_call(call)}]}))
-        last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)}
-        if self.told:
-            last["decodery"] = answer.told(text)
+        last = self._delta(index, {}) | {"finish_reason": self._reason(text, calls)} | answer.beside(text, self.told)
         return [*found, last]
 
     def _read(self, text: Written) -> tuple[str, list[Call]]:

@@ -133,7 +133,9 @@ class CompletionForm(Form):
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
     def of(self, text: Written) -> Written:
-        return replace(text, text="", tokens=[], logprobs=[], reason="length") if self.bare else text
+        if not self.bare:
+            return text
+        return replace(text, text="", tokens=[], logprobs=[], reason="length", context_full=False)
 
     def choice(self, index: int, text: Written) -> dict[str, Any]:
         before, prompt = self.shown[index] if self.shown else ("", [])
@@ -146,10 +148,9 @@ class CompletionForm(Form):
         if self.logprobs:
             known: list[TokenLogprob | int] = [*prompt[:1], *text.prompt_logprobs, *text.logprobs]
             found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, 0)
-        if self.told:
-            found["decodery"] = answer.told(text)
-            if self.steps:
-                found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
+        found |= answer.beside(text, self.told)
+        if self.steps:
+            found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
         return found
 
     def opening(self, index: int) -> list[dict[str, Any]]:
@@ -173,9 +174,7 @@ class CompletionForm(Form):
     def ended(self, index: int, news: News, text: Written) -> list[dict[str, Any]]:
         if self.shown and self.logprobs:
             return [self.choice(index, text)]
-        last = self._delta(index, "") | {"finish_reason": text.reason}
-        if self.told:
-            last["decodery"] = answer.told(text)
+        last = self._delta(index, "") | {"finish_reason": text.reason} | answer.beside(text, self.told)
         return [*self.grown(index, news), last]
 
     def _delta(self, index: int, text: str) -> dict[str, Any]:

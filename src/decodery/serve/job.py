@@ -56,7 +56,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A text that is over. prompt_logprobs: of the prompt's tokens but the first, where that was asked for."""
+    """A text that is over. prompt_logprobs: of the prompt's tokens but the first, where that was asked for.
+
+    context_full: whether it ended because the model's context was full.
+    """
 
     text: str
     tokens: list[int]
@@ -68,6 +71,7 @@ class Written:
     prompt_logprobs: list[TokenLogprob]
     score: float | None = None
     monitors: list[Watched] = field(default_factory=list)
+    context_full: bool = False
 
 
 @dataclass(slots=True)
@@ -140,6 +144,7 @@ def _one(job: Job, seq: Sequence) -> Written:
         prompt_logprobs=seq.told,
         score=seq.score,
         monitors=[] if seq.watch is None else seq.watch.told,
+        context_full=seq.context_full,
     )
 
 
