@@ -203,6 +203,10 @@ def test_a_prompt_may_be_shorter_than_a_page(kv: str) -> None:
 
 def test_what_does_not_go_together_is_said() -> None:
     refused = {"quest:budget=0": "is a share of the text", "h2o:recent=2": "share of the budget"}
+    refused |= {
+        f"{name}:budget={size}": "is a share of the text" for name in ("actqkv", "h2o") for size in ("inf", "nan")
+    }
+    refused |= {f"meta-soft:flow={flow}": "finite flow" for flow in ("inf", "nan", "-1")}
     for spec, words in refused.items():
         with pytest.raises(SettingsError, match=words):
             decode(EXACT, PROMPTS[:1], kv=spec)
