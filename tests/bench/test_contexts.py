@@ -17,10 +17,13 @@ from decodery.bench.contexts.errors import ROWS, Errors
 from decodery.bench.contexts.figures import PANELS, plot
 from decodery.bench.contexts.job import ContextJob
 from decodery.bench.contexts.measure import Bench
+from decodery.bench.contexts.recall import Recall
 from decodery.bench.contexts.settings import ContextSettings, spec_of
 from decodery.errors import CorruptFile, SettingsError, UnknownMethod
 from decodery.kv.streaming_llm import StreamingLLM
+from decodery.model.write_gates import WriteGates
 from decodery.registry import resolve
+from decodery.testing import tiny_transformer
 from serving import tiny_lm
 
 
@@ -108,6 +111,20 @@ def test_an_interrupted_benchmark_goes_on_and_draws_both_lines(tmp_path: Path, m
     assert (tmp_path / "budgets.svg").read_text() == drawn and "<svg" in (tmp_path / "report.html").read_text()
     with pytest.raises(CorruptFile, match="holds a benchmark of cache policies, not a benchmark of monitors"):
         result.require(earlier, result.MONITORS)
+
+
+def test_what_was_made_for_one_model_is_measured_on_that_one_alone(tmp_path: Path) -> None:
+    """The small model of recall has another shape; a policy that fits it is asked there."""
+    bench, recall = tiny_bench(), Recall(0, lambda *args: None)
+    recall._model = tiny_transformer(0, num_layers=1)
+    recall._cases = [([1, 2, 3, 4, 1], 2)]
+    gate = tmp_path / "write-gate.safetensors"
+    WriteGates.initial(bench.model.config, 1, (4,)).save(gate)
+    row, other = (
+        job._figures(bench, method, 0.5, None, recall)  # type: ignore[arg-type]
+        for method in (f"write-gate:gate={gate},budget={{}}", "h2o:budget={}")
+    )
+    assert row["read"] < 1 and "recall known" not in row and other["recall known"][1] == 1
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:

@@ -36,6 +36,14 @@ def test_a_text_under_a_policy_is_that_of_plain_decoding(kv: CachePolicy) -> Non
     check_policy(EXACT, PROMPTS, kv, tolerance=0.0)
 
 
+@pytest.mark.parametrize("name", ["coprocessor", "d2o", "meta-soft"])
+def test_policies_that_change_keys_and_values_keep_the_law_where_caches_hold_halves(name: str) -> None:
+    narrow = to_int8(MODEL)
+    narrow.narrow_caches()
+    assert narrow.new_cache().blocks.nothing.dtype == torch.float16
+    check_policy(narrow, PROMPTS[:1], KVS[name], tolerance=0.0)
+
+
 BUDGETED = {name: kv for name, kv in KVS.items() if hasattr(kv, "budget")}
 
 
@@ -203,6 +211,10 @@ def test_a_prompt_may_be_shorter_than_a_page(kv: str) -> None:
 
 def test_what_does_not_go_together_is_said() -> None:
     refused = {"quest:budget=0": "is a share of the text", "h2o:recent=2": "share of the budget"}
+    refused |= {
+        f"{name}:budget={size}": "is a share of the text" for name in ("actqkv", "h2o") for size in ("inf", "nan")
+    }
+    refused |= {f"meta-soft:flow={flow}": "finite flow" for flow in ("inf", "nan", "-1")}
     for spec, words in refused.items():
         with pytest.raises(SettingsError, match=words):
             decode(EXACT, PROMPTS[:1], kv=spec)

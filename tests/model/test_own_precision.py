@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -13,20 +14,24 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from decodery.errors import CorruptFile, UnsupportedModel
+from decodery.model import fused
 from decodery.model.batch import Batch, Segment
 from decodery.model.block_linear import BlockLinear
 from decodery.model.footprint import precision
+from decodery.model.fused import slots
 from decodery.model.gguf_blocks import READ
 from decodery.model.gguf_model import GGUFCheckpoint
 from decodery.model.int4 import Int4Linear
 from decodery.model.int8 import Int8Linear
 from decodery.model.kernels import Form, choose, kernel_sets
 from decodery.model.load import load
+from decodery.model.packed import BITS
 from decodery.model.portable import PortableStack
 from decodery.model.resident import forget, mapped_files
 from decodery.model.route import WHOLE, stops
 from decodery.model.sites import Visits
 from decodery.model.transformer import Transformer
+from decodery.testing import tiny_transformer
 from tiny_gguf import write_gguf
 from tiny_models import assert_same_logits, make_model, save
 
@@ -177,6 +182,35 @@ def test_a_pass_over_blocks_is_that_of_the_portable_layers(home: Path, tmp_path:
         for stack, batch in zip((model._stack, portable), batches, strict=True)
     ]
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "int8", "int4", "float32"])
+def test_a_file_without_one_of_its_matrices_is_refused(dtype: str, home: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, make_model("llama"), Kind.Q8_0)
+    # A name of the same length that readers pass over.
+    path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_down.weight", b"blk.1.xxattn_rot_embd"))
+    with pytest.raises(CorruptFile, match=r"no tensor blk\.1\.ffn_down\.weight: the file is incomplete"):
+        load(path, dtype=dtype, device="cpu")
+
+
+@pytest.mark.parametrize("form", [Form.BLOCKS4, Form.BLOCKS5])
+def test_weights_in_blocks_that_leave_inputs_over_are_refused(form: Form, tmp_path: Path) -> None:
+    """72 inputs are two blocks and a quarter: kernels would read a third one behind what was packed."""
+    config = dataclasses.replace(tiny_transformer(0).config, hidden_size=72)
+    tensors: dict[str, torch.Tensor] = {}
+    for slot in slots(config):
+        if not slot.linear:
+            tensors[slot.name] = torch.zeros(slot.shape)
+            continue
+        (outputs, inputs), stem = slot.shape, slot.name.removesuffix("weight")
+        tensors[slot.name] = torch.zeros(outputs, inputs * BITS[form] // 8, dtype=torch.uint8)
+        steps = torch.zeros(outputs, inputs // 32, 2).half()
+        scales = {"scales": steps} if form == Form.BLOCKS5 else dict.fromkeys(("step", "least"), steps[..., 0])
+        tensors |= {stem + name: scale.clone() for name, scale in scales.items()}
+    save_file(tensors, tmp_path / "weights.safetensors")
+    with pytest.raises(CorruptFile, match="do not fit their configuration"):
+        fused.read(tmp_path / "weights.safetensors", config, torch.device("cpu"))
 
 
 # --- GPTQ and AWQ ---------------------------------------------------------------------------------------------------

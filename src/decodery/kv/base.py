@@ -90,7 +90,7 @@ def entries(budget: float, length: int) -> int:
 
 def require_budget(name: str, budget: float) -> None:
     """Raise SettingsError for what is no budget."""
-    if not (0 < budget <= 1 or (budget > 1 and budget == int(budget))):
+    if not (0 < budget <= 1 or (budget > 1 and float(budget).is_integer())):
         raise SettingsError(
             f"the budget of {name} is a share of the text, above 0 and up to 1, or a number of tokens, not {budget!r}"
         )

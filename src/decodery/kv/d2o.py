@@ -167,7 +167,13 @@ class Merging(Evicting):
         held = replace(held, scores=self.method.written(held.scores, weights), keys=None, values=None)
         if len(held.slots[0]) and self._moved(held, keys, attention):
             held = replace(held, keys=keys, values=values)
-        return self._left(held, attention.layer, int(attention.segment.positions[row]) + 1, keys, values)
+        left = self._left(held, attention.layer, int(attention.segment.positions[row]) + 1, keys, values)
+        assert isinstance(left, Folded) and attention.segment.cache is not None
+        if left.keys is None or left.values is None:
+            return left
+        # The next row of the pass reads them as it would from the cache, which may hold halves.
+        stored = attention.segment.cache.blocks.nothing.dtype
+        return replace(left, keys=left.keys.to(stored).to(keys.dtype), values=left.values.to(stored).to(values.dtype))
 
     def _with_own(self, held: Folded, name: str, attention: Attention) -> torch.Tensor:
         """[kv_heads, m, head_dim] what a row reads, its own slot the last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,8 +54,8 @@ class MetaSoft(CachePolicy):
 
     def __post_init__(self) -> None:
         require_budget("meta-soft", self.budget)
-        if self.sinks < 0 or self.flow < 0 or self.partners < 1:
-            raise SettingsError("meta-soft needs sinks and flow of at least 0 and partners of at least 1")
+        if self.sinks < 0 or not 0 <= self.flow < math.inf or self.partners < 1:
+            raise SettingsError("meta-soft needs sinks and a finite flow of at least 0 and partners of at least 1")
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         found = self.trained

@@ -224,6 +224,8 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor]) -> bool:
     if not slot.linear or found.dtype in floats:
         return tuple(found.shape) == slot.shape and found.dtype in floats
     outputs, inputs = slot.shape
+    if found.dtype == torch.uint8 and inputs % BLOCK:
+        return False
     if found.dtype == torch.int8:
         wanted = {"weight": slot.shape, "scale": (outputs,)}
     elif f"{stem}scales" in tensors:

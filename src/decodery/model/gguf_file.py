@@ -59,7 +59,7 @@ class GGUFFile:
         """The name of a tensor's GGML type, such as "Q4_K"."""
         from gguf import GGMLQuantizationType
 
-        return GGMLQuantizationType(self.tensors[name].kind).name
+        return GGMLQuantizationType(self.info(name).kind).name
 
     def rows(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
         """Rows of a tensor as float32, their quantized blocks expanded; numbers of one that has one dimension."""

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from ...budget.machine import describe
-from ...errors import SettingsError
+from ...errors import SettingsError, UnsupportedModel
 from ...lm import LM
 from ...model.store import Progress
 from ...registry import resolve
@@ -96,6 +96,6 @@ def _figures(bench: Bench, method: str, share: float, errors: Errors, recall: Re
     found = measure(bench, kv, drafts=drafts, errors=None if kv.probes else errors)
     try:
         return found | recall.of(kv)
-    except SettingsError:
+    except (SettingsError, UnsupportedModel):
         # What was made for the large model fits no other.
         return found
