@@ -29,8 +29,10 @@ import alike
 import changing
 import drafting
 import filling
+import heading
 import hearing
 import loads
+import ordering
 import plots
 import remembering
 import sampling
@@ -155,6 +157,8 @@ MADE: dict[str, Callable[[], str]] = {
     **alike.SECTIONS,
     **timing.SECTIONS,
     **drafting.SECTIONS,
+    **heading.SECTIONS,
+    **ordering.SECTIONS,
     **remembering.SECTIONS,
     **watching.SECTIONS,
     **steering.SECTIONS,

@@ -1,0 +1,139 @@
+"""The generated parts of the documentation about the orders in which drafts are made, from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from figures import load, runs_of, table
+
+
+def cppd() -> str:
+    """What drafting a whole text by place saves, and what the slots' own texts are worth."""
+    found = load("draft-cppd")
+    names = {"slots": "slots", "plainer": "slots that learned the tokens alone"}
+    rows = []
+    for name, each in runs_of(found).items():
+        alone = [f"{each[key]:.1%}" if key in each else "" for key in ("alone as the model", "alone right")]
+        figures = [f"{each[key]:.2f}" for key in ("passes per text", "tokens per pass")]
+        rows.append([names.get(name, name), *figures, *alone, f"{each['right']:.1%}"])
+    header = ["", "passes per text", "tokens per pass", "slots alone as the decoder", "slots alone right", "right"]
+    return f"`{found['command']}`, {found['texts']} sources nobody trained on, greedy.\n\n{table(header, rows)}"
+
+
+def overlap() -> str:
+    """What drafting while the target verifies takes, beside drafting in turns."""
+    found = load("draft-overlap")
+    pairs = {name: each for name, each in found.items() if isinstance(each, dict)}
+    rows = []
+    for name, times in pairs.items():
+        lengths = [key.removeprefix("pearl").strip() for key in times if key.startswith("pearl")]
+        for length in lengths:
+            turns, beside = (times[f"{method} {length}".strip()] for method in ("draft-model", "pearl"))
+            who = f"{name}, drafts of {length}" if length else name
+            rows.append([who, f"{times['plain']:.1f}", f"{turns:.1f}", f"{beside:.1f}", f"{turns / beside:.2f}"])
+    header = ["milliseconds per token", "plain", "`draft-model`", "`pearl`", "times as fast"]
+    return f"`{found['command']}`\n\n{table(header, rows)}"
+
+
+def orders(group: str) -> str:
+    """What one way of drafting in another order brings on the embedded model, in counts."""
+    found = load(f"draft-orders-{group}")
+    header = ["drafter", "tokens per pass", "draft passes per pass", "drafted per pass", "accepted"]
+    rows = [
+        [
+            name,
+            f"{each['tokens_per_pass']:.2f}",
+            f"{each['draft_passes_per_pass']:.2f}",
+            f"{each['drafted_per_pass']:.2f}",
+            f"{each['drafts_accepted']:.1%}",
+            *([f"{each['draft_layers_per_token']:.1f}"] if "trained" in found else []),
+        ]
+        for name, each in found["drafters"].items()
+    ]
+    if "trained" in found:
+        header.append("draft layers per token")
+    about = f"{found['prompts']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each"
+    return f"{about} (`{found['command']}`)\n\n" + table(header, rows)
+
+
+def joint() -> str:
+    """All of them side by side, in counts and, where a quiet machine has measured it, in time."""
+    found = load("draft-joint")
+    header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted", "ms per token"]
+    parts = [f"Counts of `{found['command']}`; the last column is filled on a machine that does nothing else."]
+    for pair, laws in found.items():
+        if pair == "command":
+            continue
+        about = laws["about"]
+        for law in (each for each in laws if each != "about"):
+            rows = [
+                [
+                    name,
+                    f"{each['tokens_per_pass']:.2f}",
+                    f"{each['rows_per_pass']:.1f}",
+                    f"{each['draft_passes_per_token']:.2f}",
+                    "" if each["drafts_accepted"] is None else f"{each['drafts_accepted']:.1%}",
+                    f"{each['milliseconds_per_token']:.1f}" if "milliseconds_per_token" in each else "",
+                ]
+                for name, each in laws[law].items()
+            ]
+            title = f"**{pair}**, {law}, {about['prompts']} prompts, {about['new_tokens']} tokens each"
+            parts.append(f"{title}\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def joint_depths() -> str:
+    """How often a token of a draft is right where all before it were, by its depth."""
+    found = load("draft-joint")["chain"]
+    depths = range(1, 9)
+    rows = [
+        [f"{name}, {law}", *(f"{right[depth - 1]:.1%}" if depth <= len(right) else "" for depth in depths)]
+        for law in ("greedy", "temperature 1")
+        for name, each in found[law].items()
+        if "deer" in name and "8" in name and (right := each.get("right_by_depth"))
+    ]
+    return table(["drafter", *(f"token {depth}" for depth in depths)], rows)
+
+
+def sweeps() -> str:
+    """What more text and larger drafts bring, and what the laws of both foretell."""
+    rows, commands = [], []
+    for axis, name in (("data", "tokens learned from"), ("size", "weights")):
+        found = load(f"draft-sweep-{axis}")
+        low, high = found["slope_interval"]
+        held, following = found["held_out"], found["next"]
+        rows.append(
+            [
+                name,
+                " / ".join(f"{each:,.0f}" for each in found["amounts"]),
+                " / ".join(f"{each:.2f}" for each in found["values"]),
+                f"{found['slope']:.2f} ({low:.2f} to {high:.2f})",
+                f"{found['r2']:.3f}",
+                f"{held['expected']:.2f} ({held['low']:.2f} to {held['high']:.2f})",
+                f"{following['expected']:.2f} ({following['low']:.2f} to {following['high']:.2f})",
+            ]
+        )
+        commands += [found["made"]] * (axis == "data") + [found["command"]]
+    header = [
+        "amount",
+        "measured at",
+        "tokens per pass",
+        "slope",
+        "R2",
+        "the last, from the others",
+        "at twice the last",
+    ]
+    return table(header, rows) + "\n\n" + "\n\n".join(f"`{each}`" for each in commands)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "cppd": cppd,
+    "overlap": overlap,
+    "orders-hierarchical": partial(orders, "hierarchical"),
+    "orders-nested": partial(orders, "nested"),
+    "orders-easyspec": partial(orders, "easyspec"),
+    "orders-joint": joint,
+    "orders-joint-depths": joint_depths,
+    "sweeps": sweeps,
+}
