@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from decodery.core.ask import drive, score
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
 from decodery.errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
@@ -114,6 +116,23 @@ def test_a_text_may_come_in_any_parts_and_again() -> None:
     cache.keep(range(12))
     cache.rewind(mark)
     assert cache.next_position == 9 and not cache.behind
+
+
+def test_memory_is_given_back_and_a_prompt_is_shared() -> None:
+    (whole,) = decode(TARGET, [PROMPT], source=SOURCE, max_new_tokens=24)
+    engine, request = Engine(TARGET), Request(PROMPT, max_new_tokens=24, source=SOURCE)
+    first = engine.submit(request)
+    while not first.finished:
+        engine.step()
+        # Often within a group, whose tokens are read again as one.
+        if 0 < first.position < 20 and engine.preemptions < 8:
+            engine.preempt(first)
+    assert engine.preemptions == 8 and first.generated == whole.generated
+    owner = engine.submit(request)
+    other = engine.submit(request, like=owner)
+    engine.run([owner, other])
+    assert other.generated == whole.generated
+    assert other.trace.ledger.rows["model"] + len(PROMPT) - 1 == owner.trace.ledger.rows["model"]
 
 
 def test_rows_that_stay_are_gone_on_from() -> None:

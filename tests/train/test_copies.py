@@ -19,6 +19,8 @@ from decodery.train import loop
 from decodery.train.bitnet import TernaryRemaking, rounded
 from decodery.train.corpus import Corpus
 from decodery.train.data import write_texts
+from decodery.train.grpo import GRPORecipe
+from decodery.train.hyperfit import HyperfitRecipe
 from decodery.train.lq_lora import LowRankRemaking
 from decodery.train.nm_sparsity import SparseRemaking
 from decodery.train.remade import CopyRecipe, Course, Remaking, train_copy
@@ -158,6 +160,15 @@ def test_a_copy_learns_back_what_its_form_takes(
         assert torch.equal(old, new)
     with pytest.raises(SettingsError, match="other settings"):
         train_copy(target, written, tmp_path / "again", REMAKINGS[name], recipe=CopyRecipe(steps=41, batch=8))
+
+
+def test_rates_that_teach_nothing_are_refused_before_anything_is_written() -> None:
+    for recipe in (CopyRecipe, HyperfitRecipe, GRPORecipe):
+        for lr in (0.0, -1e-3, float("nan")):
+            with pytest.raises(SettingsError, match="lr above 0"):
+                recipe(lr=lr)
+    with pytest.raises(SettingsError, match="enough"):
+        HyperfitRecipe(enough=float("nan"))
 
 
 def tensors(loaded: LoadedModel) -> list[torch.Tensor]:

@@ -73,6 +73,12 @@ def test_what_cannot_be_found_is_refused() -> None:
             choose(np.ones((1, 3)), np.ones(1), **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", [["--exits", "0"], ["--longest", "0"], ["--head", "-1"]])
+def test_the_command_refuses_them_before_texts_are_written(wrong: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["train", "del", "--out", str(tmp_path / "out"), "-m", "nothing", *wrong])
+    assert done.exit_code == 2 and wrong[0] in done.output and not (tmp_path / "out").exists()
+
+
 def test_the_command_prints_settings_that_del_takes(tmp_path: Path, monkeypatch) -> None:
     target = LoadedModel(MODEL, Tokenizer(make_tokenizer(), bos_id=256, eos_ids=(257,)), None, "tiny", "float32")
     monkeypatch.setattr("decodery.model.load.load", lambda name, **options: target)

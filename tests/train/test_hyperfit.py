@@ -120,6 +120,10 @@ def test_what_is_no_set_of_texts_is_refused(target: LoadedModel, tmp_path: Path)
     Citations(np.zeros(3, dtype=np.int32), np.array([0, 5])).save(tmp_path / "odd")
     with pytest.raises(CorruptFile, match="does not fit together"):
         Citations.load(tmp_path / "odd")
+    # No token has such a number; counted from the end, another one would be excluded.
+    Citations.of([np.array([1, 2, -1])]).save(tmp_path / "negative")
+    with pytest.raises(CorruptFile, match="does not fit together"):
+        Citations.load(tmp_path / "negative")
     with pytest.raises(SettingsError, match="at least one token"):
         NoCitation(size=0)
     with pytest.raises(SettingsError, match="of at least 1"):

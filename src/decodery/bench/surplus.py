@@ -21,8 +21,9 @@ from ..errors import SettingsError
 class Surplus:
     """What a source lets drafters of the next but one token do, in nats and as chances of acceptance.
 
-    whole: J; told: the surplus of the state. token, hidden: acceptance of the best drafter that reads the token before,
-    and of the best that reads the state too; token_floor, hidden_floor: what the inequalities promise of them.
+    whole: J; told: the surplus of the state. token, hidden: acceptance of the drafter nearest in mean KL that reads the
+    token before, and of the one that reads the state too, which others may exceed; token_floor, hidden_floor: what
+    the inequalities promise of them.
     """
 
     whole: float

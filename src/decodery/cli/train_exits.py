@@ -19,6 +19,8 @@ from .training import (
     seed_option,
 )
 
+_SOME = click.IntRange(1)
+
 
 @click.command(short_help="Calibrate --source calm:calibration=DIR.")
 @out_option
@@ -128,9 +130,15 @@ def sec(
 @out_option
 @model_option("that is to draft for itself")
 @own_texts(count=48, length=64)
-@click.option("--exits", default=3, show_default=True, help="How many layers it may choose from.")
-@click.option("--longest", default=18, show_default=True, help="Tokens of a draft at most.")
-@click.option("--head", default=0.0, show_default=True, help="What a head call costs in layers; 0 as published.")
+@click.option("--exits", default=3, show_default=True, type=_SOME, help="How many layers it may choose from.")
+@click.option("--longest", default=18, show_default=True, type=_SOME, help="Tokens of a draft at most.")
+@click.option(
+    "--head",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(0.0),
+    help="What a head call costs in layers; 0 as published.",
+)
 @seed_option("the texts")
 def del_(out: Path, model: str, own: OwnTexts, exits: int, longest: int, head: float, seed: int) -> None:
     """Find which layers of MODEL promise most as exits for --drafter del.

@@ -67,7 +67,8 @@ def _load(path: Path) -> Citations:
     sound = tokens is not None and bounds is not None and (tokens.dtype, bounds.dtype) == (torch.int32, torch.int64)
     if not sound or tokens is None or bounds is None or tokens.ndim != 1 or bounds.ndim != 1 or not len(bounds):
         raise CorruptFile(f"{path} holds no texts: {_MADE}")
-    if int(bounds[0]) or int(bounds[-1]) != len(tokens) or bool((bounds.diff() < 0).any()):
+    ordered = int(bounds[0]) == 0 and int(bounds[-1]) == len(tokens) and not bool((bounds.diff() < 0).any())
+    if not ordered or bool((tokens < 0).any()):
         raise CorruptFile(f"{path} does not fit together: {_MADE}")
     return Citations(tokens.numpy(), bounds.numpy())
 

@@ -110,6 +110,11 @@ class GroupCache(KVCache):
         self.noted: list[Noted] = []
         self.tentative = 0
 
+    @property
+    def plain(self) -> bool:
+        """See `KVCache.plain`. Groups have fewer slots than tokens, and reading these makes the same slots again."""
+        return True
+
     def open(self, positions: np.ndarray, stays: int, prompt_length: int) -> None:
         """Rows at these positions join the first `stays` tentative ones."""
         if stays == 0:

@@ -60,6 +60,8 @@ class GRPORecipe:
             raise SettingsError(
                 "grpo needs problems, held, reference, batch, steps and n of at least 1, and groups of at least 2"
             )
+        if not self.lr > 0:
+            raise SettingsError(f"grpo needs an lr above 0, not {self.lr}")
         if not self.beta > 0:
             raise SettingsError(f"grpo keeps a model near what it was: give a beta above 0, not {self.beta}")
 

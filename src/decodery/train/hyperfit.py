@@ -82,8 +82,10 @@ class HyperfitRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.texts, self.epochs, self.batch, self.written) < 1 or self.enough < 0:
+        if min(self.texts, self.epochs, self.batch, self.written) < 1:
             raise SettingsError("hyperfitting needs texts, epochs, batch and written of at least 1")
+        if not self.lr > 0 or not self.enough >= 0:
+            raise SettingsError("hyperfitting needs an lr above 0 and an enough of at least 0")
 
 
 def hyperfit(

@@ -157,6 +157,9 @@ class CopyRecipe:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1:
             raise SettingsError("a copy learns in at least one step, of at least one text")
+        # Said before texts are written for hours.
+        if not self.lr > 0:
+            raise SettingsError(f"what learns needs an lr above 0, not {self.lr}")
 
 
 @dataclass(frozen=True)
