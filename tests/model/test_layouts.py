@@ -22,6 +22,7 @@ from decodery.model.transformer import Transformer
 from decodery.testing import check_identical
 from decodery.train.draft import check_target
 from decodery.transform.base import transformed
+from decodery.transform.int8 import Int8
 from tiny_models import assert_same_logits, make_model, random_ids, reference, save
 
 
@@ -47,7 +48,7 @@ def test_int8_says_nearly_the_same_and_is_exact(case: str, tmp_path: Path) -> No
     with pytest.raises(SettingsError, match="no draft can be cut"):
         check_target(loaded)
     with pytest.raises(UnsupportedModel, match="cannot be transformed"):
-        transformed(model, [object()])  # type: ignore[list-item]
+        transformed(model, [Int8()])
 
 
 def test_the_error_function_is_near_enough() -> None:
