@@ -24,6 +24,7 @@ from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
+from .train_r2 import r2
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
@@ -72,6 +73,7 @@ for learned in (
     probe,
     program_probe,
     puzzle_model,
+    r2,
     router,
     s2ft,
     sae,

@@ -21,7 +21,7 @@ from .figures import Row, of_the_mean
 from .settings import WatchSettings
 
 NAME = "codes"
-_STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 1000, 200
+_STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 3000, 200
 _SITES = ("head_out.0", "mlp_out.0", "head_out.1", "mlp_out.1")
 _SHAPE = Shape(64, 2, 4, 176, 64)
 
