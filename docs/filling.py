@@ -49,4 +49,27 @@ def handoff() -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff}
+def canvas_training() -> str:
+    """What training on its own decoding brings, beside a control."""
+    found = load("canvas-training")
+    facts = found["facts"]
+    return (
+        f"`{found['command']}`: {facts['steps']:,} steps each, one seed, {facts['prompts']} prompts of each task.\n\n"
+        + table_of(found["results"])
+    )
+
+
+def adaptation() -> str:
+    """What an adapted model gets right."""
+    found = load("adaptation")
+    facts = found["facts"]
+    return (
+        f"`{found['command']}`: {facts['prompts']} lists held out; the training took {facts['minutes']:g} minutes of "
+        f"one core.\n\n" + table_of(found["results"])
+    )
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
+    "canvas-training": canvas_training, "adaptation": adaptation,
+}  # fmt: skip

@@ -28,6 +28,7 @@ from .train_r2 import r2
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
+from .train_to_diffusion import to_diffusion
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ for learned in (
     seq2seq,
     swift,
     text_prm,
+    to_diffusion,
     units,
 ):
     train.add_command(learned)
