@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, load
+from figures import ROOT, load, recorded
 
 from decodery.bench import scaling
 
@@ -210,4 +210,9 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "canvases.svg": canvases,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
+    **(
+        {RESULTS / "draft-sweep-batch.svg": partial(law, "batch", "texts at once")}
+        if recorded("draft-sweep-batch")
+        else {}
+    ),
 }

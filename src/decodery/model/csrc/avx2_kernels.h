@@ -97,3 +97,4 @@ INLINE f16 reduce16(const f16* s) {
 #include "pass.h"
 #include "topk.h"
 #include "draft.h"
+#include "scan.h"
