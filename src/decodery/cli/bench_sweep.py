@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ..errors import SettingsError
+from .training import command_line
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -55,7 +56,13 @@ def sweep(
         label, unit = "amount", "tokens per pass of the target"
         amounts = [amount for _, amount in pairs]
         values = [known.value(folder, partial(_tokens_per_pass, lm, prompts, folder, new)) for folder, _ in pairs]
-    found = {"sweep": list(named), "amounts_are": label, "values_are": unit, **report(amounts, values)}
+    found = {
+        "command": command_line(),
+        "sweep": list(named),
+        "amounts_are": label,
+        "values_are": unit,
+        **report(amounts, values),
+    }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "law.json", json.dumps(found, indent=1) + "\n")
