@@ -143,8 +143,22 @@ def sweeps() -> str:
         "the last, from the others",
         "at twice the last",
     ]
+    both = load("draft-sweep-both")
+    (data, size), (data_at, size_at) = both["slopes"], both["slope_intervals"]
+    more, larger = both["next"]
+    inside = sum(each["low"] <= each["measured"] <= each["high"] for each in both["foretold"])
+    commands.append(
+        f"{both['command']}`: of both at once (R2 {both['r2']:.3f}) a draft has {data:.2f} ({data_at[0]:.2f} to "
+        f"{data_at[1]:.2f}) tokens per pass more for every e times the text, and {size:.2f} ({size_at[0]:.2f} to "
+        f"{size_at[1]:.2f}) for e times the weights. Twice the text behind the largest amounts of either should give "
+        f"{more['expected']:.2f} ({more['low']:.2f} to {more['high']:.2f}), twice the weights {larger['expected']:.2f} "
+        f"({larger['low']:.2f} to {larger['high']:.2f}); {inside} of {len(both['foretold'])} drafts lie where the law "
+        "of all others has them."
+    )
     drawn = ("![Tokens per second against texts at once](results/draft-sweep-batch.svg)",) * (len(rows) > 2)
-    return "\n\n".join((table(header, rows), *(f"`{each}`" for each in commands), *drawn))
+    return "\n\n".join(
+        (table(header, rows), *(f"`{each}" if "`" in each else f"`{each}`" for each in commands), *drawn)
+    )
 
 
 def scan() -> str:
