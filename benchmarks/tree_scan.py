@@ -31,7 +31,7 @@ from decodery.model.recurrence import Recurrence
 from decodery.model.transformer import Transformer
 from tiny_models import save
 
-RESULTS = Path(__file__).parents[1] / "results" / "tree-scan.json"
+RESULTS = Path(__file__).parent / "results" / "tree-scan.json"
 WIDE, DEEP, BEFORE = 3, 4, 64
 
 
