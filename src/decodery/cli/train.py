@@ -23,7 +23,7 @@ from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
+from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
@@ -68,6 +68,7 @@ for learned in (
     nm_sparsity,
     ppd,
     orpo,
+    pldr,
     prm,
     probe,
     program_probe,
