@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .train_codes import codebook, sae
+from .train_codes import codebook, keys, sae
 from .train_copies import bitnet, hyperfit, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
@@ -58,6 +58,7 @@ for learned in (
     head,
     hidden_transfer,
     hyperfit,
+    keys,
     kv,
     learn2pd,
     lora,
