@@ -140,14 +140,13 @@ def keys(
     from ..model.load import load
     from ..model.store import terminal_progress
     from ..train.keys import KeyRecipe, learn_keys
-    from ..transform.base import transformable
 
     recipe = KeyRecipe(codebooks=codebooks, keys=count, rank=rank, seed=seed)
     loaded = load(model)
     with terminal_progress(counts=True) as progress:
         facts = {"model": loaded.name, "command": command_line()}
         found = learn_keys(
-            transformable(loaded.model), pieces(loaded, files, texts, length), recipe=recipe, facts=facts,
+            loaded.model, pieces(loaded, files, texts, length), recipe=recipe, facts=facts,
             progress=progress,
         )  # fmt: skip
     found.save(out / KEYS)

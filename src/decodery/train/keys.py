@@ -12,6 +12,7 @@ import torch
 from ..draft.stores.bottleneck import KeySet, nearest
 from ..errors import SettingsError, UnsupportedModel
 from ..model.batch import Batch, Segment
+from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from ..model.weights import floating
@@ -43,7 +44,7 @@ class KeyRecipe:
 
 @torch.no_grad()
 def learn_keys(
-    model: Transformer,
+    model: LanguageModel,
     texts: Sequence[Sequence[int]],
     *,
     recipe: KeyRecipe | None = None,
@@ -52,6 +53,8 @@ def learn_keys(
 ) -> KeySet:
     """Keys for a model's last states, from texts of token ids. Raises SettingsError for fewer states than keys."""
     recipe = recipe or KeyRecipe()
+    if not isinstance(model, Transformer):
+        raise UnsupportedModel("keys go with models that this package runs itself: load another model")
     parts = []
     for number, text in enumerate(texts):
         segment = Segment(np.arange(len(text)), np.asarray(text, dtype=np.int64), logit_rows=[])
