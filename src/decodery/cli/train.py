@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .train_codes import codebook, sae
+from .train_codes import codebook, keys, sae
 from .train_copies import bitnet, hyperfit, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
@@ -25,6 +25,7 @@ from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
 from .train_r2 import r2
+from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
@@ -60,6 +61,7 @@ for learned in (
     head,
     hidden_transfer,
     hyperfit,
+    keys,
     kv,
     learn2pd,
     lora,
@@ -70,6 +72,7 @@ for learned in (
     nm_sparsity,
     ppd,
     orpo,
+    pldr,
     prm,
     probe,
     program_probe,

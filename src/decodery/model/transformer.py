@@ -338,6 +338,8 @@ class Transformer:
             turning = torch.cat((queries, keys), dim=1)
         # Short operations cost the same for a few heads more.
         queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        if layer.operator is not None:
+            queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
         return queries, keys, values
 
     def keys_and_values(
