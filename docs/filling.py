@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures import load, runs_of, table, table_of
+from figures import RESULTS, load, runs_of, table, table_of
 
 
 def parallelbench() -> str:
@@ -51,6 +51,8 @@ def handoff() -> str:
 
 def canvas_training() -> str:
     """What training on its own decoding brings, beside a control."""
+    if not (RESULTS / "canvas-training.json").exists():
+        return "Not measured yet."
     found = load("canvas-training")
     facts = found["facts"]
     return (
@@ -61,6 +63,8 @@ def canvas_training() -> str:
 
 def adaptation() -> str:
     """What an adapted model gets right."""
+    if not (RESULTS / "adaptation.json").exists():
+        return "Not measured yet."
     found = load("adaptation")
     facts = found["facts"]
     return (

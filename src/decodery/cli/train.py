@@ -23,9 +23,8 @@ from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
-from .train_r2 import r2
 from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
+from .train_r2 import r2
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
