@@ -64,11 +64,11 @@ def main() -> None:
 
 
 def _train(name: str, base: Path, out: Path, steps: int) -> None:
-    progress = terminal_progress()
-    if name == "r2":
-        tune_r2(base, Tuning(TASKS, LETTERS, steps=steps), out, progress=progress)
-    else:
-        distil(base, Distillation(TASKS, LETTERS, steps=steps, control=name == "control"), out, progress=progress)
+    with terminal_progress() as progress:
+        if name == "r2":
+            tune_r2(base, Tuning(TASKS, LETTERS, steps=steps), out, progress=progress)
+        else:
+            distil(base, Distillation(TASKS, LETTERS, steps=steps, control=name == "control"), out, progress=progress)
 
 
 if __name__ == "__main__":

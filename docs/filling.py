@@ -73,7 +73,30 @@ def adaptation() -> str:
     )
 
 
+def canvas_cost() -> str:
+    """Times of a canvas by way of filling, and in company."""
+    if not (RESULTS / "canvas-cost.json").exists():
+        return "Not measured yet."
+    found = load("canvas-cost")
+    facts = found["facts"]
+    rows = [
+        [
+            f"`{name}`" if ":" in name else name,
+            f"{1e3 * each['seconds']:.0f}",
+            f"{each['ratio']:.2f} ({each['least']:.2f} to {each['most']:.2f})",
+            f"{each['beside']:.1%}",
+            *(f"{each[key]:.0f}" for key in ("passes", "rows", "pairs")),
+        ]
+        for name, each in found["results"].items()
+    ]
+    return (
+        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads: canvases of "
+        f"{facts['places']} places behind {facts['prompt']} tokens, {facts['rounds']} rounds in turns.\n\n"
+        + table(["", "ms a canvas", "of the first of its kind", "beside the passes", "passes", "rows", "pairs"], rows)
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
-    "canvas-training": canvas_training, "adaptation": adaptation,
+    "canvas-cost": canvas_cost, "canvas-training": canvas_training, "adaptation": adaptation,
 }  # fmt: skip
