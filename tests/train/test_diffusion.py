@@ -86,7 +86,7 @@ def test_examples_are_right_answers_and_others_are_told_apart() -> None:
     assert all(1 <= len(each) <= 3 for each in json_answers)
     shuffled = [each for each in asked if each.task == "shuffle"]
     assert not any(each.right(each.posed) for each in shuffled) and all(each.right(each.answer) for each in shuffled)
-    masked = diffusion._Masked.draw(Recipe(tuple(lists.LISTS)), 64, 0)
+    masked = diffusion.Masked.draw(Recipe(tuple(lists.LISTS)), 64, 0)
     hidden = masked.shown[:, 9:] == lists.VOCABULARY.index(lists.MASK)
     assert sorted(np.bincount(hidden.sum(axis=1), minlength=9)[1:].tolist()) == [8] * 8
     assert np.allclose(masked.weights.sum(), 1.0) and not masked.weights[~hidden].any()

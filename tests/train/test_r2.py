@@ -41,7 +41,7 @@ def test_states_are_what_passes_found_and_only_of_right_answers(teacher: Path) -
             assert answer == posed and set(words[prompt + len(answer) :]) == {END}
         if method is not None:
             assert (seen.written.sum(axis=1) == 1).all(), "static decoding writes one place a pass"
-    with pytest.raises(SettingsError, match="none of 4 answers of this model is right"):
+    with pytest.raises(SettingsError, match="0 of 4 answers of this model are right"):
         states(untrained(settings.recipe), Tuning(("copy",), 3, trajectories=4))
 
 

@@ -45,5 +45,5 @@ def dscd(
     )
     with resumable(out) as progress:
         history = distil(teacher, settings, out, command=command_line(), progress=progress)
-    click.echo(f"loss on examples held out: {history.best:.4f} nats a token")
+    click.echo(f"loss on what was held out: {history.best:.4f}")
     click.echo(f"The model is ready: --model {out} --raw --diffuse cad")

@@ -45,5 +45,5 @@ def r2(
         history, seen = tune_r2(model, settings, out, command=command_line(), progress=progress)
     if seen is not None:
         click.echo(f"{seen.right:.1%} of the trajectories were right, and learned from")
-    click.echo(f"loss on examples held out: {history.best:.4f} nats a token")
+    click.echo(f"loss on what was held out: {history.best:.4f}")
     click.echo(f"The model is ready: --model {out} --raw --diffuse threshold")

@@ -49,7 +49,7 @@ SIZES = {
 """By name."""
 _TOGETHER = 16
 """Examples that share a segment, apart by its mask: fewer calls, and few rows that see nothing of each other."""
-_HELD = 1 << 32
+HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
 
 check_folder = partial(refuse_others, made=MODEL, what="is no model")
@@ -100,7 +100,7 @@ def train_diffusion(
     """
     check_folder(out)
     model = untrained(recipe)
-    held = Masked.draw(recipe, 256, _HELD)
+    held = Masked.draw(recipe, 256, HELD)
 
     def loss(step: int) -> torch.Tensor:
         return distance(model, Masked.draw(recipe, recipe.batch, step))
@@ -122,7 +122,7 @@ def train_diffusion(
 def tune(
     model: Transformer,
     loss: Callable[[int], torch.Tensor],
-    recipe: Recipe,
+    held: Callable[[], torch.Tensor],
     plan: Plan,
     out: Path,
     *,
@@ -133,15 +133,16 @@ def tune(
 ) -> History:
     """Train a model of `train_diffusion` further and keep it in `out`; called again, it goes on there.
 
-    What is kept is the model of the least loss on examples held out. told: how it was made, for its card.
+    held: the loss of what training does not see, the least of which tells what model is kept. It has to be of the kind
+    that is trained on: by another one the model that training begins with may well stay the best. told: how it was
+    made, for its card.
     """
 
     def judged() -> dict[str, float]:
         with torch.no_grad():
-            return {"loss": float(distance(model, held))}
+            return {"loss": float(held())}
 
     check_folder(out)
-    held = Masked.draw(recipe, 256, _HELD)
     history = train(
         parameters(model), loss, plan, out / "training",
         validate=judged, metric="loss", settings=settings, progress=progress, what=what,
@@ -149,6 +150,11 @@ def tune(
     write_llada(model, out)
     write_text(out / CARD, f"# A small masked diffusion model of lists\n\n{told}\n")
     return history
+
+
+def held_back(model: Transformer, recipe: Recipe) -> torch.Tensor:
+    """`distance` on examples that no training sees."""
+    return distance(model, Masked.draw(recipe, 256, HELD))
 
 
 def trained(folder: Path) -> Transformer:
@@ -321,7 +327,7 @@ def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict
 
 def held_out(recipe: Recipe, count: int) -> list[Example]:
     """Examples that training never sees, of all tasks in turn."""
-    return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, _HELD + 1]), recipe.letters)
+    return examples(recipe.tasks, count, np.random.default_rng([recipe.seed, HELD + 1]), recipe.letters)
 
 
 def _card(recipe: Recipe, history: History, command: str) -> str:

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
-from .diffusion import Masked, Recipe, distance, logits_at, trained, tune
+from .diffusion import HELD, Masked, Recipe, distance, held_back, logits_at, trained, tune
 from .lists import MASK, MOST, VOCABULARY, examples, ids
 from .loop import History, Plan
 
@@ -122,13 +122,20 @@ def distil(
     def loss(step: int) -> torch.Tensor:
         if settings.control:
             return distance(student, Masked.draw(settings.recipe, settings.batch, step))
-        consistency, data = losses(student, teacher, Nested.draw(settings, step), settings)
-        share = settings.share(step)
+        return weighed(Nested.draw(settings, step), settings.share(step))
+
+    def weighed(nested: Nested, share: float) -> torch.Tensor:
+        consistency, data = losses(student, teacher, nested, settings)
         return share * consistency + (1 - share) * data
+
+    def held() -> torch.Tensor:
+        if settings.control:
+            return held_back(student, settings.recipe)
+        return torch.stack([weighed(Nested.draw(settings, HELD + number), settings.last) for number in range(4)]).mean()
 
     how = "trained on, as a control," if settings.control else "distilled"
     return tune(
-        student, loss, settings.recipe, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        student, loss, held, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
         settings={**asdict(settings), "teacher": teacher.fingerprint},
         told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
     )  # fmt: skip

@@ -17,11 +17,13 @@ from ..diffuse.texts import fill_all
 from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
-from .diffusion import Masked, Recipe, check_folder, distance, logits_at, trained, tune
+from .diffusion import Masked, Recipe, check_folder, distance, held_back, logits_at, trained, tune
 from .lists import END, MASK, MOST, VOCABULARY, examples, ids
 from .loop import History, Plan
 
 _TOGETHER = 64
+_HELD_OUT = 20
+"""One state in so many is held out."""
 _MASK, _END = VOCABULARY.index(MASK), VOCABULARY.index(END)
 
 
@@ -66,10 +68,21 @@ class States:
     written: np.ndarray
     right: float
 
-    def drawn(self, count: int, number: int, seed: int) -> States:
-        """Some of them, a function of the seed and a number alone."""
-        rows = np.random.default_rng([seed, number, 3]).integers(len(self.shown), size=count)
+    def some(self, rows: np.ndarray) -> States:
         return States(self.shown[rows], self.tokens[rows], self.written[rows], self.right)
+
+    def drawn(self, count: int, number: int, seed: int) -> States:
+        """Some of those that are learned from, a function of the seed and a number alone."""
+        return self.some(np.random.default_rng([seed, number, 3]).integers(self._learned, size=count))
+
+    @property
+    def held(self) -> States:
+        """Those that are not: the last ones, of trajectories that nothing is learned from, but for one at most."""
+        return self.some(np.arange(self._learned, len(self.shown)))
+
+    @property
+    def _learned(self) -> int:
+        return len(self.shown) - max(1, len(self.shown) // _HELD_OUT)
 
 
 def states(
@@ -91,8 +104,8 @@ def states(
                 found += _passes(canvas)
                 right += 1
         progress("decoding", min(first + _TOGETHER, len(drawn)), len(drawn))
-    if not found:
-        raise SettingsError(f"none of {len(drawn)} answers of this model is right: train it for longer first")
+    if len(found) < 2:
+        raise SettingsError(f"{right} of {len(drawn)} answers of this model are right: train it for longer first")
     shown, tokens, written = (np.stack(each) for each in zip(*found, strict=True))
     return States(shown, tokens, written, right / len(drawn))
 
@@ -145,9 +158,14 @@ def tune_r2(
         some = seen.drawn(settings.batch, step, settings.seed)
         return redundancy_loss(model, some, settings.others, settings.entropy)
 
+    def held() -> torch.Tensor:
+        if seen is None:
+            return held_back(model, settings.recipe)
+        return redundancy_loss(model, seen.held, settings.others, settings.entropy)
+
     how = "trained on, as a control," if settings.control else "tuned to its own hurried decoding"
     history = tune(
-        model, loss, settings.recipe, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        model, loss, held, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
         settings={**asdict(settings), "before": before},
         told=f"A model {how} by `{command}`.", progress=progress, what="tuning",
     )  # fmt: skip
