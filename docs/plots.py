@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, load
+from figures import ROOT, load, recorded
 
 from decodery.bench import scaling
 
@@ -174,6 +174,12 @@ def law(axis: str, label: str) -> str:
     return scaling.plot(scaling.Law.fit(found["amounts"], found["values"]), label, found["values_are"]) + "\n"
 
 
+def foretold() -> str:
+    """What the law of two amounts foretells of every draft from all others, against what was measured."""
+    found = load("draft-sweep-both")
+    return scaling.plot_foretold(found["foretold"], found["values_are"]) + "\n"
+
+
 WAYS = (
     *(
         "static",
@@ -236,4 +242,10 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "canvases.svg": canvases,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
+    RESULTS / "draft-sweep-both.svg": foretold,
+    **(
+        {RESULTS / "draft-sweep-batch.svg": partial(law, "batch", "texts at once")}
+        if recorded("draft-sweep-batch")
+        else {}
+    ),
 }

@@ -83,9 +83,25 @@ class GuessStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class MixerStruct(ctypes.Structure):
+    _fields_ = [
+        ("conv", c_void_p), ("conv_bias", c_void_p), ("step_bias", c_void_p), ("decay", c_void_p), ("skip", c_void_p),
+        ("gate_norm", c_void_p), ("heads", c_int32), ("head_dim", c_int32), ("groups", c_int32), ("state", c_int32),
+        ("kernel", c_int32), ("least_step", c_float), ("most_step", c_float), ("eps", c_float),
+    ]  # fmt: skip
+
+
+class MixedStruct(ctypes.Structure):
+    _fields_ = [
+        ("held", c_void_p), ("parents", c_void_p), ("state", c_void_p), ("after", c_void_p), ("gate", c_void_p),
+        ("out", c_void_p), ("gate_stride", c_int64), ("reach", c_int32), ("rows", c_int32), ("said", c_int32),
+    ]  # fmt: skip
+
+
 # In the order of csrc/abi.h.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
+    MixerStruct, MixedStruct,
 )  # fmt: skip
 
 
@@ -119,6 +135,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_likeliest.argtypes = lib.decodery_topk.argtypes
     lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
+    lib.decodery_mix.argtypes = [c_void_p, c_void_p]
     lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())
     return lib

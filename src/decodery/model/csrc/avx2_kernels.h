@@ -98,3 +98,4 @@ INLINE f16 reduce16(const f16* s) {
 #include "topk.h"
 #include "race.h"
 #include "draft.h"
+#include "scan.h"
