@@ -1,8 +1,9 @@
-"""What searches find on puzzles, on real questions and on programs, and what they cost."""
+"""What searches find on puzzles, on real questions and on programs, and what training around them is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from figures import load, table
@@ -48,6 +49,33 @@ def steps() -> str:
         f"{settings['temperature']:g}, a pool of {settings['pool']}."
     )
     return f"{about}\n\n{table([*head, 'tokens', 'scorer calls', 'depth'], rows)}"
+
+
+def countdown() -> str:
+    """What searches find where legal steps may lead nowhere: a row per search and budget, a column per reward."""
+    result = load("search-countdown")
+    settings, found = result["settings"], dict[tuple[str, int], dict[str, Any]]()
+    for row in result["rows"]:
+        found.setdefault((row["method"], row["n"]), {})[row["reward"]] = row
+    rows = []
+    for (method, n), by_reward in found.items():
+        judged = [by_reward.get(reward) for reward in settings["rewards"]]
+        one = next(iter(by_reward.values()))
+        shown = [f"{each['accuracy']:.3f}" if each else "" for each in judged]
+        shown = shown if any(shown) else [f"{one['accuracy']:.3f}", *[""] * (len(judged) - 1)]
+        costs = [sum(each[name] for each in by_reward.values()) / len(by_reward) for name in ("tokens", "depth")]
+        noisy = by_reward.get("noisy", {})
+        gains = [noisy[name] for name in ("even", "even_low", "even_high") if name in noisy]
+        even = "{:+.3f} ({:+.3f} to {:+.3f})".format(*gains) if gains else ""
+        short = method.replace("scorer={scorer},", "").replace("delimiter={delimiter},", "")
+        rows.append([f"`{short}`", str(n), *shown, even, *(f"{cost:.0f}" for cost in costs)])
+    widest = max((row["high"] - row["low"]) / 2 for row in result["rows"])
+    about = (
+        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
+        f"{settings['temperature']:g}, a pool of {settings['pool']}; 95 % intervals are up to {widest:.2f} either way."
+    )
+    head = ["method", "n", *settings["rewards"], "noisy: over best-of-n at equal tokens (95 %)", "tokens", "depth"]
+    return f"{about}\n\n{table(head, rows)}"
 
 
 def gsm8k() -> str:
@@ -149,11 +177,59 @@ def labels() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
+def grid() -> str:
+    """A vote by temperature and top-p."""
+    result = load("search-grid")
+    cells = {tuple(name.split("/")): cell for name, cell in result["figures"].items()}
+    tops = list(dict.fromkeys(top for _, top in cells))
+    rows = []
+    for temperature in dict.fromkeys(temperature for temperature, _ in cells):
+        shown = [cells[temperature, top] for top in tops]
+        rows.append(
+            [
+                temperature,
+                *(f"{c['vote']['share']:.3f} / {c['one']['share']:.3f} / {c['pass']['share']:.3f}" for c in shown),
+            ]
+        )
+    widest = max((c["vote"]["interval"][1] - c["vote"]["interval"][0]) / 2 for c in cells.values())
+    settings = result["settings"]
+    about = (
+        f"{settings['prompts']} puzzles of `{settings['puzzle']}`, a vote of {settings['votes']} / one text / any of "
+        f"{settings['votes']} right; a vote's 95 % interval is at most {widest:.2f} either way."
+    )
+    return f"{about}\n\n{table(['temperature', *(f'top-p {top}' for top in tops)], rows)}"
+
+
+def rounds(name: str) -> str:
+    """What models are worth that learned, on test puzzles; further figures where they are known."""
+    result = load(name)
+    extra = list(dict.fromkeys(key for each in result["figures"].values() for key in each if key in _LEARNED))
+    rows = []
+    for kind, each in result["figures"].items():
+        shares = [_share(each[column]) for column in ("greedy", "one", "pass@8")]
+        rows.append([kind, *shares, *(f"{each[key]:.3f}" if key in each else "" for key in extra)])
+    head = ["", "greedy", "one sample", "one of 8", *(_LEARNED[key] for key in extra)]
+    return f"{result['settings']['prompts']} test puzzles.\n\n{table(head, rows)}"
+
+
+_LEARNED = {
+    "preferred": "better step likelier",
+    "reward": "reward",
+    "win_rate": "best of 4 beats best of 4",
+    "win_rate_of_one": "one beats one",
+    "kl": "nats away",
+}
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "puzzles": puzzles,
     "steps": steps,
+    "countdown": countdown,
     "gsm8k": gsm8k,
     "programs": programs,
     "labels": labels,
+    "grid": grid,
+    "orpo": partial(rounds, "search-orpo"),
+    "grpo": partial(rounds, "search-grpo"),
     "search-cost": search_cost,
 }

@@ -128,7 +128,7 @@ def test_what_takes_the_best_asks_for_their_order_alone() -> None:
     def texts(make: Any, scorer: Scorer) -> list[list[list[int]]]:
         return [[seq.generated for seq in run(make(scorer), seed=seed, **LONG)] for seed in range(3)]
 
-    ways = [lambda each: BestOfN(each, n=4)]
+    ways: list[Any] = [lambda each: BestOfN(each, n=4)]
     ways += [lambda each, kind=kind: kind(each, (7,), 3, n=6, m=3) for kind in (StepBeam, DVTS)]
     for make in ways:
         assert texts(make, Even()) == texts(make, Bent())

@@ -149,6 +149,10 @@ class Transformer:
 
     def embed(self, batch: Batch) -> torch.Tensor:
         """[N, hidden] what enters the first layer: the tokens' embeddings, or a segment's own states as they are."""
+        given = [segment.tokens for segment in batch.segments if segment.tokens is not None and segment.states is None]
+        if len(given) == len(batch.segments):
+            # One look for all: of many texts with a row each, looking costs more than copying.
+            return self.embed_tokens(_to_device(np.concatenate(given), self.device))
         parts = []
         for segment in batch.segments:
             if segment.states is not None:
