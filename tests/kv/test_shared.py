@@ -73,6 +73,16 @@ def test_what_a_policy_has_written_would_show_in_another_text() -> None:
     assert same == [True, False]
 
 
+def test_a_chat_goes_on_from_the_prompt_it_has_read() -> None:
+    engine = Engine(EXACT)
+    first = written(engine, QUEST)
+    again = engine.submit(Request([*first.tokens, 7], max_new_tokens=8, kv=QUEST, reuse=first))
+    assert again.cache.next_position == len(PROMPT)
+    engine.run([again])
+    assert again.tokens == alone(QUEST, [*first.tokens, 7], 8)
+    assert engine.submit(Request(PROMPT, kv="h2o", reuse=first)).cache.next_position == 0
+
+
 def test_copies_share_a_prompt_under_such_a_policy() -> None:
     engine = Engine(EXACT)
     first = engine.submit(Request(PROMPT, max_new_tokens=12, kv=QUEST))
