@@ -18,6 +18,7 @@ from .cache import KVCache
 from .config import ModelConfig, Rope
 from .graphs import StaticPasses
 from .int8 import Int8Linear
+from .kept_rows import parents
 from .kernels import library
 from .latent import queries_and_latents, values_of
 from .mixture import Mixture
@@ -337,6 +338,8 @@ class Transformer:
             turning = torch.cat((queries, keys), dim=1)
         # Short operations cost the same for a few heads more.
         queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        if layer.operator is not None:
+            queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
         return queries, keys, values
 
     def keys_and_values(
@@ -388,6 +391,7 @@ class _Pass:
         ]
         self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._masks: dict[tuple[int, bool, int], torch.Tensor | None] = {}
+        self._lines: dict[int, torch.Tensor | None] = {}
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         rope = self.model.config.layer_rope(layer)
@@ -417,7 +421,19 @@ class _Pass:
 
     def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""
-        return torch.cat([mixer(projected[first:last], segment) for segment, first, last in self.spans])
+        parts = [
+            mixer(projected[first:last], segment, self.line(number))
+            for number, (segment, first, last) in enumerate(self.spans)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def line(self, number: int) -> torch.Tensor | None:
+        """The tentative row right before each of a segment, None where they follow each other."""
+        if number not in self._lines:
+            segment = self.spans[number][0]
+            follow = segment.mask is None and not segment.stays
+            self._lines[number] = None if follow else parents(_to_device(segment.seen(), self.model.device))
+        return self._lines[number]
 
     def convolve(self, convolution: ShortConvolution, normed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values of every segment behind a layer's convolution."""
