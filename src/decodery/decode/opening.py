@@ -43,7 +43,7 @@ def opened(
     seq = Sequence(
         tokens=prompt,
         prompt_length=len(prompt),
-        cache=_resume(request, prompt) or model.new_cache(),
+        cache=_resumed(request, prompt, model.new_cache()),
         sampler=request.sampler,
         rule=request.rule,
         drafter=request.drafter,
@@ -98,28 +98,28 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
 
 
-def _resume(request: Request, prompt: list[int]) -> KVCache | None:
+def _resumed(request: Request, prompt: list[int], fresh: KVCache) -> KVCache:
     """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
 
-    None where there is none, where a source may have read something else in the prompt's place, where a cache policy
+    `fresh` where there is none, where a source may have read something else in the prompt's place, where a cache policy
     or a monitor has to see the prompt read, where all of the prompt has to be read, or where either holds embeddings.
     """
     earlier = request.reuse
     if earlier is None or earlier.source is not None or request.source is not None:
-        return None
-    if request.kv is not None or request.prompt_logprobs is not None:
-        return None
+        return fresh
+    if not fresh.begins(len(prompt)) or request.prompt_logprobs is not None:
+        return fresh
     if request.embeddings is not None or (isinstance(earlier, Sequence) and earlier.embeddings is not None):
-        return None
+        return fresh
     if any(monitor.needs.prompt_taps or monitor.needs.changes for monitor in request.monitors):
-        return None
-    if not (isinstance(earlier.cache, KVCache) and earlier.cache.plain):
-        return None
+        return fresh
+    if not isinstance(earlier.cache, KVCache) or earlier.cache.evicted:
+        return fresh
     shared = 0
     for ours, theirs in zip(prompt[:-1], earlier.tokens, strict=False):
         if ours != theirs:
             break
         shared += 1
-    cache = earlier.cache.fork()
-    cache.truncate(min(shared, cache.next_position))
+    cache = earlier.cache.beginning(min(shared, earlier.cache.untouched))
+    cache.policy = fresh.policy
     return cache

@@ -139,7 +139,7 @@ def _cannot_be_read_again(held: Lost) -> bool:
 
 
 def _drop_text(seq: Sequence) -> bool:
-    if not all(cache.plain for cache in behind(seq)):
+    if not all(cache.anew for cache in behind(seq)):
         return False
     seq.cache = seq.model.new_cache()
     if seq.slots is not None:

@@ -72,9 +72,9 @@ class PrefixCache:
 
     def add(self, tokens: Sequence[int], cache: KVCache, salt: str = "", *, final: bool = False) -> None:
         """Keep what `cache` holds of a text. final: nothing more will be written to it, so it may be made to fit."""
-        if not isinstance(cache, KVCache) or not cache.plain or cache.prefix:
+        if not isinstance(cache, KVCache) or cache.prefix:
             return
-        known = cache.next_position
+        known = cache.untouched
         chain = list(_chain(tokens[:known], salt))
         if not chain or any(len(each.chain) > len(chain) for each in self._by_chain.get(chain[-1], ())):
             # Too short to be found, or a longer text has it all.
@@ -84,7 +84,7 @@ class PrefixCache:
                 self._remove(covered)
         # Nobody else holds the blocks of a text that is alone in its memory.
         loose = final and cache.blocks.home is not None and _SLACK * (cache.capacity - known) > cache.capacity
-        kept = cache.fork()
+        kept = cache.beginning(known)
         if loose:
             kept.blocks.replace(-(-known // SLOTS) * SLOTS, known)
         entry = _Entry(np.asarray(tokens[:known]), kept, chain)

@@ -195,11 +195,11 @@ class Schedule:
         """Let a text that has read nothing begin with what others have read of its prompt."""
         if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
             return
-        if seq.cache.length or not seq.cache.plain or (seq.watch is not None and seq.watch.private):
+        if seq.cache.length or not seq.cache.begins(len(seq.tokens)) or (seq.watch is not None and seq.watch.private):
             return
         if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
             return
-        seq.cache = found
+        seq.cache, found.policy = found, seq.cache.policy
         if seq.slots is not None:
             seq.cache.provide(seq.slots)
         if seq.position == 0:
@@ -276,7 +276,7 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
     somebody else.
     """
     shared = seq.prompt_length - 1
-    if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.plain):
+    if writes(owner.model) or (isinstance(owner.cache, KVCache) and not owner.cache.begins(shared)):
         seq.like = None
     elif owner.cache.next_position >= shared and not owner.paused:
         seq.cache = owner.cache.fork()

@@ -39,9 +39,11 @@ class Selective(CachePolicy):
 class Selecting(State):
     """Nothing is remembered beside the cache, so that rows which were rejected leave no trace."""
 
+    anew = True
+
     def __init__(self, method: Selective, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
-        self.method = method
+        self.method, self.untouched = method, prompt
 
     def fork(self) -> Selecting:
         return self

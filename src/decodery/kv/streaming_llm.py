@@ -59,6 +59,8 @@ class StreamingLLM(CachePolicy):
 class Streaming(State):
     """Windows are a function of positions alone; nothing is remembered."""
 
+    anew = True
+
     def __init__(self, method: StreamingLLM, config: ModelConfig, prompt: int) -> None:
         super().__init__(config, prompt)
         self.method = method

@@ -109,6 +109,28 @@ class KVCache:
         """Whether it is what reading its tokens makes: nothing was evicted, and no policy says what is read."""
         return self.policy is None and not self.evicted
 
+    def begins(self, n: int) -> bool:
+        """Whether it holds those that it has read of its first n tokens as any text that begins so does."""
+        return not self.evicted and (self.policy is None or self.policy.untouched >= n)
+
+    @property
+    def untouched(self) -> int:
+        """How many of the tokens it has read it holds as any text that begins so does."""
+        known = self.next_position if self.policy is None else min(self.policy.untouched, self.next_position)
+        return 0 if self.evicted else known
+
+    @property
+    def anew(self) -> bool:
+        """Whether reading its tokens once more makes the same of them."""
+        return self.plain if self.policy is None else self.policy.anew
+
+    def beginning(self, n: int) -> Self:
+        """A fork without a policy, of the first n tokens."""
+        twin = self.fork()
+        twin.policy = None
+        twin.truncate(n)
+        return twin
+
     @property
     def head_lengths(self) -> np.ndarray:
         """[layers, kv_heads] slots that each head still holds."""

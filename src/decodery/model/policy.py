@@ -52,11 +52,16 @@ class AttentionPolicy(Contract):
     What is tentative may be forgotten again: a policy counts nothing before `kept` says that it has become content. A
     row always reads itself. observes: whether `observe` wants attention's weights. merges: whether `merge` has anything
     to add. most: how many slots of a layer it leaves, however long the text is; None where that is not known.
+    untouched: how many of the first tokens a cache holds as it does without a policy, with nothing noted beside it.
+    anew: whether what it leaves follows from a text's tokens alone, however they are read, so that a text can be read
+    again.
     """
 
     observes: bool = False
     merges: bool = False
     most: int | None = None
+    untouched: int = 0
+    anew: bool = False
 
     def select(self, attention: Attention) -> np.ndarray | None:
         """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool; None for all of them."""

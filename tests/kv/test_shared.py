@@ -1,0 +1,104 @@
+"""Prompts that texts under a policy share with others, and texts that are dropped and read again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.prefixes import PrefixCache
+from decodery.decode.request import Request
+from decodery.kv.base import CachePolicy
+from decodery.kv.quest import Quest
+from decodery.kv.selecting import Selecting
+from decodery.model.policy import AttentionPolicy
+from decodery.model.protocol import LanguageModel
+from decodery.testing import decode, tiny_transformer, to_int8
+
+EXACT = to_int8(tiny_transformer(0))
+PROMPT = np.random.default_rng(1).integers(0, 64, 70).tolist()
+QUEST = Quest(0.3, page=4, dense_layers=0, least=1)
+
+
+def written(engine: Engine, kv: CachePolicy | str | None, prompt: list[int] = PROMPT, new: int = 24) -> Sequence:
+    seq = engine.submit(Request(prompt, max_new_tokens=new, kv=kv))  # type: ignore[arg-type]
+    engine.run([seq])
+    return seq
+
+
+def alone(kv: CachePolicy | str | None, prompt: list[int] = PROMPT, new: int = 24) -> list[int]:
+    return decode(EXACT, [prompt], kv=kv, max_new_tokens=new)[0].tokens
+
+
+def test_a_policy_that_reads_prompts_in_full_shares_them() -> None:
+    engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
+    assert alone(QUEST) != alone(None)
+    for kv in (QUEST, None, QUEST):
+        found = written(engine, kv)
+        assert found.tokens == alone(kv)
+    assert found.cached > 40
+    # What was written under the policy is nobody's prefix: a text that goes on from it reads it anew.
+    engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
+    longer = [*written(engine, QUEST).tokens, 5]
+    after = written(engine, None, longer, 8)
+    assert after.tokens == alone(None, longer, 8) and 0 < after.cached <= len(PROMPT)
+
+
+class Careless(Selecting):
+    """Gives away what it has written as well."""
+
+    untouched = 10_000
+
+    def __init__(self, right: Selecting) -> None:
+        super().__init__(right.method, right.config, right.prompt)
+        self.untouched = Careless.untouched
+
+
+class Leaking(Quest):
+    def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
+        right = super().state(model, prompt)
+        assert isinstance(right, Selecting)
+        return Careless(right)
+
+
+def test_what_a_policy_has_written_would_show_in_another_text() -> None:
+    caches = []
+    for kv in (QUEST, Leaking(**vars(QUEST))):
+        engine = Engine(EXACT, prefixes=PrefixCache(1 << 24))
+        longer = [*written(engine, kv).tokens, 5]
+        caches.append(written(engine, None, longer, 2).cache)
+    fresh = decode(EXACT, [longer], max_new_tokens=2)[0].cache
+    same = [all(cache.view(layer)[0].equal(fresh.view(layer)[0]) for layer in range(2)) for cache in caches]
+    assert same == [True, False]
+
+
+def test_a_chat_goes_on_from_the_prompt_it_has_read() -> None:
+    engine = Engine(EXACT)
+    first = written(engine, QUEST)
+    again = engine.submit(Request([*first.tokens, 7], max_new_tokens=8, kv=QUEST, reuse=first))
+    assert again.cache.next_position == len(PROMPT)
+    engine.run([again])
+    assert again.tokens == alone(QUEST, [*first.tokens, 7], 8)
+    assert engine.submit(Request(PROMPT, kv="h2o", reuse=first)).cache.next_position == 0
+
+
+def test_copies_share_a_prompt_under_such_a_policy() -> None:
+    engine = Engine(EXACT)
+    first = engine.submit(Request(PROMPT, max_new_tokens=12, kv=QUEST))
+    twin = engine.submit(Request(PROMPT, max_new_tokens=12, kv=QUEST, seed=5), like=first)
+    engine.run([first, twin])
+    assert first.tokens == twin.tokens == alone(QUEST, new=12)
+    assert first.trace.rows + twin.trace.rows < 2 * len(PROMPT)
+
+
+@pytest.mark.parametrize("kv", [QUEST, "streaming-llm:budget=12,sinks=2", "h2o:budget=0.4"], ids=str)
+def test_what_follows_from_tokens_alone_is_dropped_and_read_again(kv: CachePolicy | str) -> None:
+    engine = Engine(EXACT)
+    seq = engine.submit(Request(PROMPT, max_new_tokens=24, kv=kv))  # type: ignore[arg-type]
+    while seq.position < 9:
+        engine.step()
+    engine.preempt(seq)
+    engine.run([seq])
+    assert seq.tokens == alone(kv)
+    assert engine.preemptions == (0 if kv == "h2o:budget=0.4" else 1), "what many passes have scored is kept"
