@@ -63,6 +63,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "lq-lora, 3 bits, rank 8": ("lq-lora:steps=3",),
     "lq-lora, 3 bits, rank 0": ("lq-lora:rank=0",),
     "lq-lora, 2 bits, rank 32": ("lq-lora:bits=2,rank=32,steps=3",),
+    "jlcm, 3 bits, k-means": ("jlcm:steps=0",),
+    "jlcm, 3 bits, 20 steps": ("jlcm:steps=20",),
     "2:4, magnitude": ("nm-sparsity",),
     "2:4, activation": ("nm-sparsity:by=activation",),
     "4:8, activation": ("nm-sparsity:n=4,m=8,by=activation",),

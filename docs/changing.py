@@ -119,7 +119,89 @@ def surplus() -> str:
     return f"{about}\n\n{table(['reads', *columns], rows)}"
 
 
+def trust() -> str:
+    """Of every copy, the measures that changed by more than chance, before and after."""
+    found = load("trust")
+    rows = []
+    for name, each in found["rows"].items():
+        changed = [row for row in each.values() if row["changed"]]
+        told = [f"{row['name']} {row['before']:.3f} to {row['after']:.3f}" for row in changed]
+        rows.append([name, f"{len(changed)} of {len(each)}", "; ".join(told) or "nothing"])
+    about = f"`{found['command']}` ({found['texts']} texts, {found['questions']} questions)"
+    return f"{about}\n\n{table(['copy', 'changed', 'which'], rows)}"
+
+
+def _points(curve: dict[str, float]) -> str:
+    return ", ".join(f"{value:.3f}" for value in curve.values())
+
+
+def pairs() -> str:
+    """What two stacks and one make of as many weights, and what a teacher brings."""
+    found = load("pairs")
+    rows = []
+    for name, each in found["rows"].items():
+        curve = each["curve"] if isinstance(each["curve"], dict) else each["curve"][0]
+        counts = [f"{each[key]:,}" for key in ("weights", "macs of the source", "macs per token")]
+        rates = each.get("tokens per pass, copying", [])
+        right = ", ".join(f"{value:.3f}" for value in each["right"])
+        rows.append([name, *counts, right, _points(curve), ", ".join(f"{value:.2f}" for value in rates)])
+    head = ["", "weights", "multiply-adds, source", "per token", "right", "as training went on", "tokens per pass"]
+    about = f"`{found['command']} --steps {found['steps']}` ({found['held out']} sources held out)"
+    return f"{about}\n\n{table(head, rows)}"
+
+
+def power_law() -> str:
+    """How far operators of texts are apart, and what keeping them changes."""
+    found = load("power-law")
+    distance = [[name, *(f"{each:.4f}" for each in layers)] for name, layers in found["distance"].items()]
+    head = ["largest distance", *(f"layer {number}" for number in range(len(distance[0]) - 1))]
+    steps = [[step, *(f"{each[key]:.4f}" for key in ("loss", "frozen"))] for step, each in found["curve"].items()]
+    rates = "; ".join(f"with {name} {each:.2f}" for name, each in found["tokens per pass"].items())
+    return "\n\n".join(
+        [
+            f"`{found['command']} --steps {found['steps']}` ({found['texts']} texts held out)",
+            table(head, distance),
+            table(["step", "loss, operators of each text", "loss, mean operators"], steps),
+            f"Tokens per pass: {rates}.",
+        ]
+    )
+
+
+def keys() -> str:
+    """Tokens guessed along a stream of two kinds of text."""
+    found = load("keys")
+    rows = [
+        [name, f"{each['lr']:g}", *(_points(dict(enumerate(each[part]))) for part in ("code", "prose", "code again"))]
+        for name, each in found["rows"].items()
+    ]
+    about = f"`{found['command']}` ({found['tokens']:,} tokens of each part, shares by {found['part']})"
+    return f"{about}\n\n{table(['', 'lr', 'code', 'prose', 'code again'], rows)}"
+
+
+def short_conv() -> str:
+    """Values recalled as training goes on."""
+    found = load("short-conv")
+    rows = [[kind, f"{each['parameters']:,}", _points(each["recalled"])] for kind, each in found["kinds"].items()]
+    steps = list(next(iter(found["kinds"].values()))["recalled"])
+    about = f"`{found['command']} --steps {steps[-1]}` ({found['pairs']} pairs a text, shares every {steps[1]} steps)"
+    return f"{about}\n\n{table(['convolutions', 'parameters', 'recalled'], rows)}"
+
+
+def localist() -> str:
+    """Tokens per pass of a model that drafts for itself under each dial, and the keys that drafts read."""
+    found = load("localist")
+    rows = [[name, f"{each['tokens per pass']:.2f}", f"{each['read']:.3f}"] for name, each in found["rows"].items()]
+    about = f"`{found['command']}` ({found['texts']} text of {found['prompt']} tokens, {found['new']} written)"
+    return f"{about}\n\n{table(['', 'tokens per pass', 'keys read'], rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
+    "trust": trust,
+    "pairs": pairs,
+    "power-law": power_law,
+    "keys": keys,
+    "short-conv": short_conv,
+    "localist": localist,
     "transforms": transforms,
     "compression": compression,
     "copies": copies,

@@ -32,6 +32,7 @@ from decodery.draft.combine import First, Fuse, Switch
 from decodery.draft.compressed_cache import CompressedCache
 from decodery.draft.copyspec import CopySpec
 from decodery.draft.deer import Deer
+from decodery.draft.discrete_key_value import DiscreteKeyValue
 from decodery.draft.draft_model import DraftModel
 from decodery.draft.dynamic_exit import DEL
 from decodery.draft.eagle import EAGLE, EAGLEHead
@@ -73,6 +74,7 @@ from decodery.draft.rapid import Rapid
 from decodery.draft.rasd import RASD
 from decodery.draft.rest import REST
 from decodery.draft.stand import STAND
+from decodery.draft.stores.bottleneck import KeySet
 from decodery.draft.stores.datastore import Datastore
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
@@ -285,6 +287,18 @@ def _placeholders(other: LanguageModel) -> Placeholders:
     return Placeholders(torch.ones(2, other.config.hidden_size), rates=_RATES)
 
 
+@cache
+def _keys_of(hidden: int, vocab: int) -> KeySet:
+    """Random keys; all of them are found by some state."""
+    chance = torch.Generator().manual_seed(4)
+    sizes = (hidden,), (3, 4, hidden), (3, 8, 4), (12, vocab)
+    return KeySet(*(torch.randn(size, generator=chance) / size[-1] ** 0.25 for size in sizes))
+
+
+def _keys(other: LanguageModel) -> KeySet:
+    return _keys_of(other.config.hidden_size, other.vocab_size)
+
+
 def _transfer(other: LanguageModel) -> Transfer:
     """Maps that change nothing, after the embeddings and after a layer."""
     return Transfer(torch.eye(other.config.hidden_size).repeat(2, 1, 1), (0, 1), _RATES)
@@ -316,6 +330,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
     "auto": lambda other: Auto(head=_untrained(EAGLE3Head, other) if isinstance(other, Transformer) else None),
     # One whose size is not known, so that asking it is believed to be cheap.
     "auto:model": lambda other: Auto(warm=None, model=Counted(other)),
+    "discrete-key-value": lambda other: DiscreteKeyValue(_keys(other), lr=4.0),
     "ppd": lambda other: PPD(length=14, ppd=_placeholders(other)),
     "prompt-lookup": lambda other: PromptLookup(length=5),
     "draft-model": lambda other: DraftModel(other, length=3),

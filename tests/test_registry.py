@@ -312,6 +312,7 @@ LOCAL = {
     *(("draft", name, "head") for name in ("chimera", "clover", "eagle", "eagle-3", "falcon", "fspad", "hydra")),
     *(("draft", name, "head") for name in ("kangaroo", "longspec", "medusa", "msd")),
     ("draft", "cppd", "slots"),
+    ("draft", "discrete-key-value", "keys"),
     *(("draft", "swift", "skip"), ("source", "calm", "calibration"), ("source", "sec", "heads")),
     *(("source", "ftp", "routers"), ("source", "hamburger", "micro")),
     *(("kv", "double-sparsity", "calibration"), ("diffuse", "learn2pd", "filter")),

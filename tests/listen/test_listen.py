@@ -29,12 +29,12 @@ from decodery.train.seq2seq import (
     Seq2SeqRecipe,
     leaves,
     lesson,
-    predicted,
     random_encoder_decoder,
     right,
     train_seq2seq,
 )
 from decodery.train.transductions import TRANSDUCTIONS, sources, transduction
+from decodery.train.two_stacks import predicted
 from tiny_encoder import tiny_encoder_decoder
 
 BLOCK, START, ENDS = 3, 58, (56, 2)

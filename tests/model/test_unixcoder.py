@@ -18,7 +18,7 @@ from decodery.core.ask import drive, score
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.draft_model import DraftModel
-from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
+from decodery.errors import CorruptFile, PromptError, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.load import LoadedModel, load
 from decodery.model.transformer import Transformer
@@ -186,6 +186,8 @@ def test_what_does_not_fit_is_refused(made: tuple[Path, Any], loaded: LoadedMode
     reading = PrefixLM().over(loaded.model, [1, 2, 3])  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="another prompt"):
         drive(score(reading, Segment.chunk([1, 5], reading.new_cache())))
+    with pytest.raises(PromptError, match="shorten it to 16,384"):
+        PrefixLM().over(loaded.model, [1] * 16_385)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="runs in float32"):
         load(made[0], dtype="int8")
     described = json.loads((made[0] / "config.json").read_text())

@@ -61,6 +61,6 @@ def test_equal_weights_and_bad_settings() -> None:
     assert torch.equal(same.linear.weight, torch.full((4, 8), 0.5))
     zero = JLCM(steps=5).linear(Dense(torch.zeros(4, 8)), torch.eye(8).double(), 4)
     assert not zero.linear.weight.any()
-    for bad in ({"bits": 0}, {"groups": 0}, {"steps": -1}, {"lr": 0.0}):
+    for bad in ({"bits": 0}, {"bits": 6}, {"groups": 0}, {"steps": -1}, {"lr": 0.0}):
         with pytest.raises(SettingsError, match="jlcm needs"):
             JLCM(**bad)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .train_codes import codebook, sae
+from .train_codes import codebook, keys, sae
 from .train_copies import bitnet, hyperfit, lora, lq_lora, nm_sparsity, s2ft
 from .train_cppd import cppd
 from .train_diffusion import diffusion
@@ -23,10 +23,12 @@ from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
-from .train_puzzles import compute_optimal, grpo, orpo, prm, puzzle_model, text_prm
+from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
+from .train_r2 import r2
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
+from .train_to_diffusion import to_diffusion
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ for learned in (
     head,
     hidden_transfer,
     hyperfit,
+    keys,
     kv,
     learn2pd,
     lora,
@@ -68,10 +71,12 @@ for learned in (
     nm_sparsity,
     ppd,
     orpo,
+    pldr,
     prm,
     probe,
     program_probe,
     puzzle_model,
+    r2,
     router,
     s2ft,
     sae,
@@ -80,6 +85,7 @@ for learned in (
     seq2seq,
     swift,
     text_prm,
+    to_diffusion,
     units,
 ):
     train.add_command(learned)

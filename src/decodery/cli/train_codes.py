@@ -1,4 +1,4 @@
-"""`decodery train sae` and `decodery train codebook`: what is read off heads and sublayers as codes."""
+"""`decodery train sae`, `codebook` and `keys`: what is read off heads, sublayers and states as codes."""
 
 from __future__ import annotations
 
@@ -113,3 +113,41 @@ def codebook(
     trained.save(out / CODEBOOKS)
     click.echo(json.dumps(dict(trained.facts) | {"sites": list(trained.sites), "k": k}, indent=1))
     click.echo(f"The codebooks are ready: --monitor codebook:codebooks={out},action=switch")
+
+
+@click.command(short_help="Freeze keys for --drafter discrete-key-value:keys=DIR.")
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@together(out_option, model_option("whose states find keys"), texts_options, seed_option("projections and beginning"))
+@click.option("--codebooks", default=16, show_default=True, type=click.IntRange(1), help="Each gives a state one key.")
+@click.option("--keys", "count", default=512, show_default=True, type=click.IntRange(1), help="Keys of a codebook.")
+@click.option("--rank", default=64, show_default=True, type=click.IntRange(1), help="Numbers of a value.")
+def keys(
+    files: tuple[Path, ...],
+    out: Path,
+    model: str,
+    texts: int,
+    length: int,
+    seed: int,
+    codebooks: int,
+    count: int,
+    rank: int,
+) -> None:
+    """Find keys where MODEL's states are on text FILES, which need no labels, and freeze them.
+
+    What the drafter learns while it drafts are the values behind them; it begins with none.
+    """
+    from ..draft.stores.bottleneck import FILE as KEYS
+    from ..model.load import load
+    from ..model.store import terminal_progress
+    from ..train.keys import KeyRecipe, learn_keys
+
+    recipe = KeyRecipe(codebooks=codebooks, keys=count, rank=rank, seed=seed)
+    loaded = load(model)
+    with terminal_progress(counts=True) as progress:
+        facts = {"model": loaded.name, "command": command_line()}
+        found = learn_keys(
+            loaded.model, pieces(loaded, files, texts, length), recipe=recipe, facts=facts,
+            progress=progress,
+        )  # fmt: skip
+    found.save(out / KEYS)
+    click.echo(f"keys of {found.facts['tokens']:,} states are ready: --drafter discrete-key-value:keys={out}")

@@ -39,6 +39,31 @@ def puzzle_model(puzzle: str, out: Path, shape: str, steps: int, batch: int, lr:
     click.echo(f"on puzzles held out: greedy {found['greedy']:.1%}, one of 64 samples {found['pass@64']:.1%}")
 
 
+@click.command("pldr", short_help="Train a small model whose attention goes through learned operators (PLDR-LLM).")
+@click.argument("puzzle")
+@out_option
+@click.option("--steps", default=1500, show_default=True, help="Training steps.")
+@click.option("--batch", default=24, show_default=True, help="Texts in a step.")
+@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
+@seed_option("weights and puzzles")
+def pldr(puzzle: str, out: Path, steps: int, batch: int, lr: float, seed: int) -> None:
+    """Train a small PLDR-LLM for PUZZLE, such as chain.
+
+    The folder holds it with the mean of the operators that it makes of some texts, as a model that -m takes, and beside
+    that what makes them, which decodery.model.power_law.PowerLaw.load reads. Stop with Ctrl-C whenever you like: the
+    same command goes on where it stopped.
+    """
+    from ..puzzles import puzzle as named
+    from ..train.pldr import PLDRRecipe, check_folder, train_pldr
+
+    asked, recipe = named(puzzle), PLDRRecipe(steps=steps, batch=batch, lr=lr, seed=seed)
+    check_folder(out)
+    with resumable(out) as progress:
+        found = train_pldr(asked, out, recipe=recipe, command=command_line(), progress=progress)
+    click.echo(f"the model is ready: {out}")
+    click.echo(f"with kept operators it solves {found['greedy']:.1%} of puzzles held out")
+
+
 @click.command(short_help="Train a process reward model for --search best-of-n and others.")
 @click.argument("puzzle")
 @out_option

@@ -10,6 +10,7 @@ from .compressed_cache import CompressedCache as CompressedCache
 from .copyspec import CopySpec as CopySpec
 from .dynamic_exit import DEL as DEL
 from .deer import Deer as Deer
+from .discrete_key_value import DiscreteKeyValue as DiscreteKeyValue
 from .draft_model import DraftModel as DraftModel
 from .base import Drafter as Drafter
 from .eagle import EAGLE as EAGLE

@@ -130,7 +130,8 @@ class ModelConfig:
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
     `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
     have no weights and are added up, as the parts of one MLP are.
-    short_conv: convolutions on queries, keys and values of every layer, None for none.
+    short_conv: convolutions on queries, keys and values of every layer, None for none. operators: rotated queries are
+    multiplied by a matrix per head before they meet keys (see `power_law`).
     experts_scale: what weights of experts are multiplied by. shared_inner: inner units of an MLP that all rows take
     beside their experts, 0 for none. dense_layers: how many of the first layers have one MLP of dense_inner inner units
     in place of experts. experts_floor: of every layer, the share of the likeliest expert's weight below which a row
@@ -188,6 +189,7 @@ class ModelConfig:
     mamba_layers: tuple[bool, ...] = ()
     latent: Latent | None = None
     short_conv: ShortConv | None = None
+    operators: bool = False
     experts_scale: float = 1.0
     shared_inner: int = 0
     dense_layers: int = 0
@@ -204,13 +206,13 @@ class ModelConfig:
     def usual(self) -> bool:
         """Whether its blocks are Llama's but for sizes, biases, added norms and experts, as native kernels run them."""
         others = self.centred_norms or self.norms_after or self.parallel or self.wide_qk_norm or self.learned_positions
-        others = others or self.keeps_order or self.latent is not None or self.joined_norms
+        others = others or self.keeps_order or self.latent is not None or self.joined_norms or self.operators
         return self.gated and not others and self.activation in ("silu", "gelu_tanh")
 
     @property
     def portable(self) -> bool:
         """Whether its passes in int8 and int4 can be run in the kernels' order of sums, exact to the bit."""
-        return not (self.keeps_order or self.latent or self.joined_norms)
+        return not (self.keeps_order or self.latent or self.joined_norms or self.operators)
 
     @property
     def static_shapes(self) -> bool:

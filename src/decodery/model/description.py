@@ -99,7 +99,7 @@ _CONFIG: dict[str, Kind] = {
     "exits": Listed(LAYERS, MOST_LAYERS),
     **dict.fromkeys(("experts", "experts_per_token"), EXPERTS),
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
-    **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms"), Flag()),
+    **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
 }
 _TUPLES = ("sliding_layers", "mamba_layers", "eos_ids", "exits", "experts_floor")
 _DESCRIPTION: dict[str, Kind] = {

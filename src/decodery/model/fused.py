@@ -84,6 +84,9 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             }
             for name, sides in sizes.items():
                 yield Slot(f"{prefix}{name}.weight", sides, (f"{prefix}{name}.weight",))
+        if config.operators:
+            square = (config.num_heads, dim, dim)
+            yield Slot(f"{prefix}operator.weight", square, (f"{prefix}operator.weight",))
         if config.qk_norm:
             yield norm("q_norm", attention if config.wide_qk_norm else dim)
             yield norm("k_norm", config.num_kv_heads * dim if config.wide_qk_norm else dim)

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -133,6 +133,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
     lib.decodery_likeliest.argtypes = lib.decodery_topk.argtypes
+    lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]
     lib.decodery_allow.argtypes = [c_int32]
@@ -156,7 +157,7 @@ def threads_at_most(count: int) -> Iterator[None]:
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
     # The newest function: a library without it is older than this file.
-    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_pack_blocks") else None
+    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_race") else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")

@@ -27,7 +27,7 @@ from .portable import PortableStack
 from .protocol import Capabilities
 from .recurrence import Recurrence
 from .resident import forget, mapped_files
-from .rope import rope_table
+from .rope import rope_angles, rope_table
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
 from .short_conv import ShortConvolution
 from .sites import SITES, Site, Tap, Visits
@@ -338,6 +338,8 @@ class Transformer:
             turning = torch.cat((queries, keys), dim=1)
         # Short operations cost the same for a few heads more.
         queries, keys = rotate(turning, cos, sin).split((heads, kv_heads), dim=1)
+        if layer.operator is not None:
+            queries = torch.einsum("nhd,hde->nhe", queries, layer.operator)
         return queries, keys, values
 
     def keys_and_values(
@@ -358,11 +360,19 @@ class Transformer:
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
+        beyond = positions >= self.config.max_positions
+        if beyond.any():
+            # A text that goes on beyond the context may go on for ever: no table of that, and exact however far.
+            found = self.angles(rope, np.where(beyond, 0, positions))
+            far = rope_angles(rope, self.config.head_dim, torch.from_numpy(positions[beyond]).double())
+            for each, exact in zip(found, far, strict=True):
+                each[_to_device(np.flatnonzero(beyond), self.device)] = exact.to(self.device)
+            return found
         needed = int(positions.max()) + 1
         table = self._tables.get(rope)
         if table is None or len(table[0]) < needed:
             # Tables grow by doubling: a model may allow 131,072 positions and see three hundred.
-            size = min(max(1024, 2 * needed), max(needed, self.config.max_positions))
+            size = min(max(1024, 2 * needed), self.config.max_positions)
             cos, sin = rope_table(rope, self.config.head_dim, size)
             table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
         index = _to_device(positions, self.device)

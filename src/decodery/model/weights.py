@@ -74,6 +74,7 @@ class Layer:
     turned; q_norm: [queries], k_norm: [rank]; heads_up: [heads * (plain + value), rank].
     Layers with convolutions (`config.ShortConv`): short_in: [3 rank, hidden], of queries, keys and values; short_out:
     [rank * kernel, qkv's outputs]; short_static: [kernel, qkv's outputs].
+    operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied by.
     Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
     [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
     [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
@@ -103,6 +104,7 @@ class Layer:
     short_in: torch.Tensor | None = None
     short_out: torch.Tensor | None = None
     short_static: torch.Tensor | None = None
+    operator: torch.Tensor | None = None
     shared_gate_up: Linear | None = None
     shared_down: Linear | None = None
 

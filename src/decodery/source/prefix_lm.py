@@ -10,7 +10,7 @@ import torch
 
 from ..core.ask import Ask, Asking, OfOneModel, Scored, score
 from ..core.needs import Gives
-from ..errors import SettingsError, UnsupportedModel
+from ..errors import PromptError, SettingsError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel, Reader
@@ -18,6 +18,9 @@ from ..model.sites import Tap
 from ..model.transformer import Transformer
 from ..registry import register
 from .base import Source
+
+MOST = 1 << 14
+"""Tokens of a prompt: each has a place for each in a mask, which then takes 256 MiB."""
 
 
 @register(
@@ -32,7 +35,8 @@ class PrefixLM(Source):
     For models that were trained so, as UniXcoder in its mode of encoder and decoder; others write other texts than
     without it. The prompt is read once, as a whole, whatever share of it a pass asks for: read in parts, its first
     tokens would never have seen its last. Where a text's memory was given up it is read again. Cost: that of the
-    prompt, and its keys and values twice until all of it has been read.
+    prompt, and its keys and values twice until all of it has been read; one pass over n tokens takes a mask of n * n
+    bytes, so that prompts have at most 16,384.
     """
 
     gives = Gives(exact_rows=True)
@@ -42,6 +46,10 @@ class PrefixLM(Source):
             raise UnsupportedModel(
                 "prefix-lm needs a model whose attention can see all of a prompt: load one that this package runs "
                 "itself and that has no recurrent or convolutional layers"
+            )
+        if len(prompt) > MOST:
+            raise PromptError(
+                f"prefix-lm reads a prompt in one pass, and this one has {len(prompt):,} tokens: shorten it to {MOST:,}"
             )
         return Prefixing(model, tuple(prompt))
 

@@ -30,7 +30,7 @@ from ..model.store import Progress, replacing, silent, write_text
 from ..source.reads import Reads
 from .card import CARD, refuse_others
 from .loop import History, Plan, batches, train
-from .seq2seq import read
+from .two_stacks import read
 
 HELD_OUT = 9
 """Every how manieth source is kept for validation."""

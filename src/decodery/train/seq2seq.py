@@ -11,12 +11,11 @@ from random import Random
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy
 
 from ..decode.engine import Engine
 from ..decode.request import Request
 from ..errors import SettingsError
-from ..model.cross_memory import CrossMemory
 from ..model.encoder_decoder import (
     Block,
     Cross,
@@ -24,18 +23,18 @@ from ..model.encoder_decoder import (
     EncoderDecoderConfig,
     EncoderDecoderWeights,
     Stack,
-    distances,
-    run,
 )
-from ..model.sites import Visits
+from ..model.load import LoadedModel
 from ..model.store import Progress, silent, write_text
 from ..model.t5 import save_t5
 from ..model.weights import Dense
 from ..puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from ..source.reads import Reads
 from .card import CARD, refuse_others
+from .distilled import Distillation, check_teacher, distance, drawn, said
 from .loop import History, Plan, train
 from .transductions import Transduction, sources
+from .two_stacks import predicted
 
 check_folder = partial(refuse_others, made="config.json", what="is no encoder-decoder model")
 """Raises SettingsError where training would overwrite something else."""
@@ -78,15 +77,23 @@ def train_seq2seq(
     recipe: Seq2SeqRecipe | None = None,
     command: str = "",
     progress: Progress = silent,
+    teacher: LoadedModel | None = None,
+    how: Distillation | None = None,
 ) -> float:
     """Train a model to write what `kind` says of its sources, and leave it in the folder `out`, ready to be loaded.
 
-    Returns the share of held-out sources of which greedy decoding writes all that is right. Interrupted, it goes on
-    from its last checkpoint when called again.
+    teacher: a decoder alone of the same alphabet, from which it learns as `how` says; see `distilled`. Returns the
+    share of held-out sources of which greedy decoding writes all that is right. Interrupted, it goes on from its last
+    checkpoint when called again.
     """
     recipe = recipe or Seq2SeqRecipe()
     if recipe.block is not None and not kind.cut:
         raise SettingsError("of this transduction a beginning of a source is no source: leave block out")
+    if teacher is not None:
+        if recipe.block is not None:
+            raise SettingsError("a teacher reads whole sources: leave block out")
+        how = how or Distillation()
+        check_teacher(teacher.model, teacher.tokenizer.fingerprint())
     check_folder(out)
     model = random_encoder_decoder(recipe, kind.longest)
     parameters = {name: tensor.requires_grad_() for name, tensor in leaves(model).items()}
@@ -95,7 +102,13 @@ def train_seq2seq(
     def loss(step: int) -> torch.Tensor:
         given, written, taught = lesson(kind, recipe, step)
         logits = predicted(model, given, written)
-        return cross_entropy(logits.flatten(0, 1), taught.flatten(), ignore_index=_NOTHING)
+        plain = cross_entropy(logits.flatten(0, 1), taught.flatten(), ignore_index=_NOTHING)
+        if teacher is None or how is None:
+            return plain
+        chance = torch.Generator().manual_seed((recipe.seed << 32) + step)
+        texts = drawn(model, given, kind.longest + 1, how, chance)
+        learned = distance(model, given, texts, said(teacher.model, given, texts))
+        return how.share * learned + (1 - how.share) * plain
 
     def validate() -> dict[str, float]:
         with torch.no_grad():
@@ -109,14 +122,15 @@ def train_seq2seq(
         validate=validate,
         metric="wrong",
         enough=lambda values: values["wrong"] == 0.0,
-        settings={"kind": repr(kind), "recipe": asdict(recipe)},
+        settings={"kind": repr(kind), "recipe": asdict(recipe)}
+        | ({} if teacher is None or how is None else {"teacher": teacher.model.fingerprint, "how": asdict(how)}),
         progress=progress,
         what=f"learning {type(kind).__name__.lower()}",
     )
     found = 1.0 - history.metrics[str(history.best_step)]["wrong"]
     save_t5(out, model, tokenizer().backend)
     # Last: without the model beside it, it would be taken for somebody else's.
-    write_text(out / CARD, "".join(_card(kind, recipe, history, found, command)))
+    write_text(out / CARD, "".join(_card(kind, recipe, history, found, command, teacher)))
     return found
 
 
@@ -152,55 +166,6 @@ def lesson(kind: Transduction, recipe: Seq2SeqRecipe, step: int) -> tuple[torch.
         read[row, 1 : len(text) + 1] = text
         said[row, : len(text) + 1] = [*text, END_ID]
     return torch.from_numpy(given), torch.from_numpy(read), torch.from_numpy(said)
-
-
-class _Texts:
-    """Texts of one length side by side. seen: [b, 1 or heads, n, n] added to scores; memory: of their sources."""
-
-    def __init__(
-        self, count: int, added: torch.Tensor, memory: CrossMemory | None = None, missing: torch.Tensor | None = None
-    ) -> None:
-        self.count, self.added, self.memory, self.missing = count, added, memory, missing
-
-    def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        q, k, v = (each.unflatten(0, (self.count, -1)).transpose(1, 2) for each in (queries, keys, values))
-        return _joined(scaled_dot_product_attention(q, k, v, attn_mask=self.added.to(q.dtype), scale=1.0))
-
-    def source(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        assert self.memory is not None and self.missing is not None
-        q = queries.unflatten(0, (self.count, -1)).transpose(1, 2)
-        k, v = (each.unflatten(1, (self.count, -1)).transpose(0, 1) for each in self.memory.data[layer])
-        return _joined(scaled_dot_product_attention(q, k, v, attn_mask=self.missing.to(q.dtype), scale=1.0))
-
-
-def _joined(heads: torch.Tensor) -> torch.Tensor:
-    return heads.transpose(1, 2).flatten(0, 1).flatten(1)
-
-
-def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The encoder's states [b * n, hidden] of sources [b, n], and [b, 1, 1, n] -inf where -1 fills them up."""
-    config, stack = model.config, model.weights.encoder
-    count, length = given.shape
-    missing = torch.zeros(given.shape).masked_fill(given < 0, -torch.inf)[:, None, None]
-    places = np.arange(length)
-    added = distances(stack, config, places, places)
-    if config.block is not None:
-        later = torch.from_numpy(places[None, :] // config.block > places[:, None] // config.block)
-        added = added.masked_fill(later, -torch.inf)
-    ids = given.clamp(min=0).flatten()
-    states = run(stack, config, model.weights.embedding[ids], _Texts(count, added + missing), Visits.reading(()))
-    return states, missing
-
-
-def predicted(model: EncoderDecoder, given: torch.Tensor, written: torch.Tensor) -> torch.Tensor:
-    """Logits [b, m, vocab] behind every token of texts [b, m], with sources [b, n] in view, with gradients."""
-    states, missing = read(model, given)
-    stack, places = model.weights.decoder, np.arange(written.shape[1])
-    later = torch.from_numpy(places[None, :] > places[:, None])
-    added = distances(stack, model.config, places, places).masked_fill(later, -torch.inf)
-    rows = _Texts(len(written), added[None], model.remembered(states), missing)
-    hidden = run(stack, model.config, model.weights.embedding[written.flatten()], rows, Visits.reading(()))
-    return model.head(hidden).unflatten(0, tuple(written.shape))
 
 
 def leaves(model: EncoderDecoder) -> dict[str, torch.Tensor]:
@@ -274,10 +239,19 @@ def random_encoder_decoder(recipe: Seq2SeqRecipe, longest: int) -> EncoderDecode
     return EncoderDecoder(config, EncoderDecoderWeights(table, encoder, decoder, Dense(table)))
 
 
-def _card(kind: Transduction, recipe: Seq2SeqRecipe, history: History, found: float, command: str) -> Iterator[str]:
+def _card(
+    kind: Transduction,
+    recipe: Seq2SeqRecipe,
+    history: History,
+    found: float,
+    command: str,
+    teacher: LoadedModel | None,
+) -> Iterator[str]:
     what = (type(kind).__doc__ or "").splitlines()[0]
     yield f"# A small encoder-decoder model: {type(kind).__name__.lower()}\n\n{what}\n\n"
     yield f"    {command or 'decodery train seq2seq'}\n\n"
     yield f"{recipe.encoder_layers} + {recipe.decoder_layers} layers of width {recipe.hidden}, from random weights, "
+    if teacher is not None:
+        yield f"taught by {teacher.name}, "
     yield f"{history.best_step} steps of {recipe.batch} sources. Of {recipe.held} held-out sources it writes "
     yield f"{found:.1%} without a mistake.\n"

@@ -35,7 +35,8 @@ class JLCM(EachLinear):
     weights that chose them, choices by scores, of which those of near values move first. proximal: False for the plain
     gradient, which prefers far ones. steps, lr (of values, in steps between them) and choice_lr (of scores) are this
     package's: no code is public. The best state counts. Rows are not re-ordered: which group a row is in is kept, of
-    log2(groups) bits. The copy holds the weights in floating point, and nothing becomes faster.
+    log2(groups) bits. While it learns, a matrix takes about 12 * 2^bits bytes per weight. The copy holds the weights in
+    floating point, and nothing becomes faster.
     """
 
     bits: int = 3
@@ -46,8 +47,11 @@ class JLCM(EachLinear):
     proximal: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 8 or self.groups < 1 or self.steps < 0 or not min(self.lr, self.choice_lr) > 0:
-            raise SettingsError("jlcm needs 1 to 8 bits, at least one group, steps of 0 or more and rates above 0")
+        if not 1 <= self.bits <= 5 or self.groups < 1 or self.steps < 0 or not min(self.lr, self.choice_lr) > 0:
+            raise SettingsError(
+                "jlcm needs 1 to 5 bits (learning keeps a score per weight and value; int8 has more bits), at least "
+                "one group, steps of 0 or more and rates above 0"
+            )
 
     @property
     def reads(self) -> bool:

@@ -473,6 +473,11 @@ EXPORT int32_t decodery_likeliest(const float* x, int32_t rows, int32_t n, int32
     return 0;
 }
 
+// See race.h: which of row [n] may be the largest once noise is added, into ids [room]. Returns how many, or -1.
+EXPORT int32_t decodery_race(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids) {
+    return chosen->race(row, n, key, room, ids);
+}
+
 // Seconds to read `bytes` of a buffer once with all threads.
 EXPORT double decodery_read(const void* buffer, int64_t bytes) {
     Model model = {};

@@ -122,6 +122,7 @@ struct Kernels {
     Job layers, norm, head, linear, read, draft, mix;
     bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
     void (*chances)(const float* row, int32_t n, int32_t k, float* values);
+    int32_t (*race)(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids);
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;
