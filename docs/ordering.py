@@ -70,7 +70,9 @@ def joint() -> str:
         if pair == "command":
             continue
         about = laws["about"]
-        for law in (each for each in laws if each != "about"):
+        if "made" in laws:
+            parts.append(f"**{pair}**, drafts that were trained for it: `{'` and `'.join(laws['made'])}`.")
+        for law in (each for each in laws if each not in ("about", "made")):
             plain = laws[law]["plain"].get(_TIME)
             rows = [
                 [
