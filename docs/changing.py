@@ -150,6 +150,23 @@ def pairs() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
+def recycled() -> str:
+    """What copies draft from a cache of their own, and from their original's."""
+    found = load("recycled")
+    rows = [
+        [
+            name,
+            *(f"{each[how][key]:.2f}" for how in ("own", "recycled") for key in ("tokens per pass", "rows per token")),
+        ]
+        for name, each in found["rows"].items()
+    ]
+    head = ["", "tokens per pass, own", "rows read per token", "tokens per pass, recycled", "rows read per token"]
+    about = (
+        f"`{found['command']}` ({found['prompts']} prompts, {found['written']} tokens each, {found['drafted']} drafted)"
+    )
+    return f"{about}\n\n{table(head, rows)}"
+
+
 def power_law() -> str:
     """How far operators of texts are apart, and what keeping them changes."""
     found = load("power-law")
@@ -197,6 +214,7 @@ def localist() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "trust": trust,
+    "recycled": recycled,
     "pairs": pairs,
     "power-law": power_law,
     "keys": keys,
