@@ -18,6 +18,11 @@ def load(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
+def recorded(name: str) -> bool:
+    """Whether a benchmark has recorded something under this name: what takes a quiet machine may still be to come."""
+    return (RESULTS / f"{name}.json").is_file()
+
+
 def load_all(pattern: str) -> dict[str, Any]:
     """What was recorded under the names that match, by name."""
     return {path.stem: load(path.stem) for path in sorted(RESULTS.glob(f"{pattern}.json"))}

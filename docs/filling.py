@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from figures import load, runs_of, table, table_of
+from figures import RESULTS, load, runs_of, table, table_of
 
 
 def parallelbench() -> str:
@@ -49,4 +49,31 @@ def handoff() -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff}
+def canvas_training() -> str:
+    """What training on its own decoding brings, beside a control."""
+    if not (RESULTS / "canvas-training.json").exists():
+        return "Not measured yet."
+    found = load("canvas-training")
+    facts = found["facts"]
+    return (
+        f"`{found['command']}`: {facts['steps']:,} steps each, one seed, {facts['prompts']} prompts of each task.\n\n"
+        + table_of(found["results"])
+    )
+
+
+def adaptation() -> str:
+    """What an adapted model gets right."""
+    if not (RESULTS / "adaptation.json").exists():
+        return "Not measured yet."
+    found = load("adaptation")
+    facts = found["facts"]
+    return (
+        f"`{found['command']}`: {facts['prompts']} lists held out; the training took {facts['minutes']:g} minutes of "
+        f"one core.\n\n" + table_of(found["results"])
+    )
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
+    "canvas-training": canvas_training, "adaptation": adaptation,
+}  # fmt: skip

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from figures import load, runs_of, table
+from figures import load, recorded, runs_of, table
+
+_TIME = "milliseconds_per_token"
 
 
 def cppd() -> str:
@@ -60,13 +63,15 @@ def orders(group: str) -> str:
 def joint() -> str:
     """All of them side by side, in counts and, where a quiet machine has measured it, in time."""
     found = load("draft-joint")
-    header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted", "ms per token"]
-    parts = [f"Counts of `{found['command']}`; the last column is filled on a machine that does nothing else."]
+    header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted"]
+    times = ["ms per token", "times plain"]
+    parts = [f"Counts of `{found['command']}`."]
     for pair, laws in found.items():
         if pair == "command":
             continue
         about = laws["about"]
         for law in (each for each in laws if each != "about"):
+            plain = laws[law]["plain"].get(_TIME)
             rows = [
                 [
                     name,
@@ -74,13 +79,24 @@ def joint() -> str:
                     f"{each['rows_per_pass']:.1f}",
                     f"{each['draft_passes_per_token']:.2f}",
                     "" if each["drafts_accepted"] is None else f"{each['drafts_accepted']:.1%}",
-                    f"{each['milliseconds_per_token']:.1f}" if "milliseconds_per_token" in each else "",
+                    *(
+                        [f"{each[_TIME]:.1f}", f"{plain / each[_TIME]:.2f}"]
+                        if plain and _TIME in each
+                        else ["", ""]
+                        if plain
+                        else []
+                    ),
                 ]
                 for name, each in laws[law].items()
             ]
             title = f"**{pair}**, {law}, {about['prompts']} prompts, {about['new_tokens']} tokens each"
-            parts.append(f"{title}\n\n{table(header, rows)}")
+            parts.append(f"{title}\n\n{table(header + times if plain else header, rows)}")
     return "\n\n".join(parts)
+
+
+def _times(each: dict[str, Any], plain: float) -> list[str]:
+    """What a token takes, and how many times as fast as plain decoding that is."""
+    return [f"{each[_TIME]:.1f}", f"{plain / each[_TIME]:.2f}"] if _TIME in each else ["", ""]
 
 
 def joint_depths() -> str:
@@ -97,9 +113,12 @@ def joint_depths() -> str:
 
 
 def sweeps() -> str:
-    """What more text and larger drafts bring, and what the laws of both foretell."""
+    """What more text, larger drafts and more texts at once bring, and what the laws of each foretell."""
     rows, commands = [], []
-    for axis, name in (("data", "tokens learned from"), ("size", "weights")):
+    axes = {"data": "tokens learned from", "size": "weights", "batch": "texts at once"}
+    for axis, name in axes.items():
+        if not recorded(f"draft-sweep-{axis}"):
+            continue
         found = load(f"draft-sweep-{axis}")
         low, high = found["slope_interval"]
         held, following = found["held_out"], found["next"]
@@ -118,13 +137,42 @@ def sweeps() -> str:
     header = [
         "amount",
         "measured at",
-        "tokens per pass",
+        "tokens per pass; per second",
         "slope",
         "R2",
         "the last, from the others",
         "at twice the last",
     ]
-    return table(header, rows) + "\n\n" + "\n\n".join(f"`{each}`" for each in commands)
+    both = load("draft-sweep-both")
+    (data, size), (data_at, size_at) = both["slopes"], both["slope_intervals"]
+    more, larger = both["next"]
+    inside = sum(each["low"] <= each["measured"] <= each["high"] for each in both["foretold"])
+    commands.append(
+        f"{both['command']}`: of both at once (R2 {both['r2']:.3f}) a draft has {data:.2f} ({data_at[0]:.2f} to "
+        f"{data_at[1]:.2f}) tokens per pass more for every e times the text, and {size:.2f} ({size_at[0]:.2f} to "
+        f"{size_at[1]:.2f}) for e times the weights. Twice the text behind the largest amounts of either should give "
+        f"{more['expected']:.2f} ({more['low']:.2f} to {more['high']:.2f}), twice the weights {larger['expected']:.2f} "
+        f"({larger['low']:.2f} to {larger['high']:.2f}); {inside} of {len(both['foretold'])} drafts lie where the law "
+        "of all others has them."
+    )
+    drawn = ("![Tokens per second against texts at once](results/draft-sweep-batch.svg)",) * (len(rows) > 2)
+    return "\n\n".join(
+        (table(header, rows), *(f"`{each}" if "`" in each else f"`{each}`" for each in commands), *drawn)
+    )
+
+
+def scan() -> str:
+    """What passes over chains and trees take on a state-space model, in native kernels and scanned by PyTorch."""
+    command = "OMP_NUM_THREADS=1 PYTHONPATH=tests python benchmarks/tree_scan.py"
+    if not recorded("tree-scan"):
+        return f"`{command}`, on a machine that does nothing else, writes the table that belongs here."
+    found = load("tree-scan")
+    rows = []
+    for name, ways in runs_of(found).items():
+        figures = [f"{ways[way][part]:.1f}" for part in ("pass", "mixers") for way in ("native", "PyTorch")]
+        rows.append([name, *figures])
+    header = ["milliseconds", *(f"{part}, {way}" for part in ("pass", "mixers alone") for way in ("native", "PyTorch"))]
+    return f"`{found['command']}`, {found['layers']} layers.\n\n{table(header, rows)}"
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -136,4 +184,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-joint": joint,
     "orders-joint-depths": joint_depths,
     "sweeps": sweeps,
+    "tree-scan": scan,
 }

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import ROOT, load
+from figures import ROOT, load, recorded
 
 from decodery.bench import scaling
 
@@ -29,8 +29,16 @@ class Line:
     bound: bool = False
 
 
-def plot(title: str, axis: str, panels: dict[str, list[Line]]) -> str:
-    """Panels side by side with one scale: x by powers of two, y from 0 to 1."""
+@dataclass(frozen=True)
+class Upward:
+    """The scale of y: from 0 to `most`, and what it shows."""
+
+    shows: str = "share right"
+    most: float = 1.0
+
+
+def plot(title: str, axis: str, panels: dict[str, list[Line]], upward: Upward = Upward()) -> str:
+    """Panels side by side with one scale: x by powers of two, y as `upward` says."""
     found = [x for lines in panels.values() for line in lines for x, _ in line.points]
     low, high = math.floor(math.log2(min(found))), math.ceil(math.log2(max(found)))
     names = list(dict.fromkeys(line.name for lines in panels.values() for line in lines if not line.bound))
@@ -44,7 +52,7 @@ def plot(title: str, axis: str, panels: dict[str, list[Line]]) -> str:
         f'<title>{title}</title><rect width="{width}" height="{height}" fill="white"/>',
     ]
     for number, (name, lines) in enumerate(panels.items()):
-        parts += _panel(name, lines, LEFT + number * (WIDTH + GAP), (low, high), axis, colours, number == 0)
+        parts += _panel(name, lines, LEFT + number * (WIDTH + GAP), (low, high), axis, colours, upward, number == 0)
     for number, name in enumerate([*names, *bounds]):
         y, x = TOP + 8 + 18 * number, width - LEGEND + 4
         dash = ' stroke-dasharray="4 3"' if name in bounds else ""
@@ -60,6 +68,7 @@ def _panel(
     span: tuple[int, int],
     axis: str,
     colours: dict[str, str],
+    upward: Upward,
     labelled: bool,
 ) -> list[str]:
     low, high = span
@@ -68,10 +77,10 @@ def _panel(
         return left + WIDTH * (math.log2(x) - low) / max(high - low, 1)
 
     def up(y: float) -> float:
-        return TOP + HEIGHT * (1 - y)
+        return TOP + HEIGHT * (1 - y / upward.most)
 
     parts = [f'<text x="{left}" y="{TOP - 12}" font-size="12" font-weight="600">{name}</text>']
-    for tick in (0, 0.25, 0.5, 0.75, 1):
+    for tick in (upward.most * quarter / 4 for quarter in range(5)):
         parts.append(f'<path d="M{left} {up(tick):.1f}h{WIDTH}" stroke="#e4e4e4"/>')
         if labelled:
             parts.append(f'<text x="{left - 6}" y="{up(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
@@ -82,7 +91,7 @@ def _panel(
     parts.append(f'<text x="{left + WIDTH / 2}" y="{TOP + HEIGHT + 34}" text-anchor="middle">{axis}</text>')
     if labelled:
         y = TOP + HEIGHT / 2
-        parts.append(f'<text x="12" y="{y}" text-anchor="middle" transform="rotate(-90 12 {y})">share right</text>')
+        parts.append(f'<text x="12" y="{y}" text-anchor="middle" transform="rotate(-90 12 {y})">{upward.shows}</text>')
     for line in lines:
         path = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in line.points)
         dash = ' stroke-dasharray="4 3"' if line.bound else ""
@@ -165,6 +174,12 @@ def law(axis: str, label: str) -> str:
     return scaling.plot(scaling.Law.fit(found["amounts"], found["values"]), label, found["values_are"]) + "\n"
 
 
+def foretold() -> str:
+    """What the law of two amounts foretells of every draft from all others, against what was measured."""
+    found = load("draft-sweep-both")
+    return scaling.plot_foretold(found["foretold"], found["values_are"]) + "\n"
+
+
 WAYS = (
     *(
         "static",
@@ -201,13 +216,36 @@ def canvases() -> str:
     return plot("Share of right answers by tokens per pass", "tokens per pass", panels)
 
 
+def judges() -> str:
+    """What judges make of k samples, by their temperature, beside the laws."""
+    rows = load("search-judge-laws")["figures"]
+    panels: dict[str, list[Line]] = {}
+    for case in dict.fromkeys(row["case"] for row in rows):
+        for temperature in dict.fromkeys(row["temperature"] for row in rows):
+            of = [row for row in rows if row["case"] == case and row["temperature"] == temperature]
+            told = [(row["k"], row["law"]) for row in of if row["law"] is not None]
+            # A law of many samples alone is the level that is approached.
+            law = told if len(told) > 1 else [(row["k"], told[0][1]) for row in of]
+            name = "the best" if temperature == 0 else f"drawn at T = {temperature:g}"
+            panels.setdefault(case, []).append(Line("the law", tuple(law), bound=True))
+            panels[case].append(Line(name, tuple((row["k"], row["measured"]) for row in of)))
+    return plot("What a judge makes of k samples", "samples", panels, Upward("loss, in those of one sample", 2.0))
+
+
 RESULTS = ROOT / "docs" / "results"
 PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-samples.svg": partial(searches, "search-puzzles", SAMPLES, "tokens", "generated tokens"),
     RESULTS / "search-tokens.svg": partial(searches, "search-steps", STEPS, "tokens", "generated tokens"),
     RESULTS / "search-scorer-calls.svg": partial(searches, "search-steps", STEPS, "scorer_calls", "scorer calls"),
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
+    RESULTS / "search-judges.svg": judges,
     RESULTS / "canvases.svg": canvases,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
+    RESULTS / "draft-sweep-both.svg": foretold,
+    **(
+        {RESULTS / "draft-sweep-batch.svg": partial(law, "batch", "texts at once")}
+        if recorded("draft-sweep-batch")
+        else {}
+    ),
 }

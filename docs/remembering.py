@@ -10,6 +10,7 @@ from typing import Any
 from figures import ROOT, load, table
 
 from decodery.bench.contexts.figures import plot, tables
+from decodery.bench.contexts.settings import BOUNDS
 
 
 def _rows() -> list[dict[str, Any]]:
@@ -27,7 +28,7 @@ def long_context() -> str:
     """What every policy loses, by budget."""
     rows = _rows()
     numbers = [row for row in rows if row["policy"].startswith("quantized")]
-    exact = [row for row in rows if row["budget"] == 1 and row not in numbers]
+    exact = [row for row in rows if row["budget"] == 1 and row not in numbers and row["policy"] not in BOUNDS]
     parts = [f"`{load('long-context')['command']}`", "![What cache policies lose by budget](results/long-context.svg)"]
     for title, head, cells in tables([row for row in rows if row["budget"] < 1]):
         parts += [f"**{title}**", table(head, cells)]
@@ -81,5 +82,63 @@ def cache_parts() -> str:
     )
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"long-context": long_context, "cache-parts": cache_parts}
+def beyond_context() -> str:
+    """How well a text is foretold by stretches, beyond the context too."""
+    found = load("beyond-context")
+    stretches = max(len(each["perplexity"]) for each in found["ways"].values())
+    ends = [found["stretch"] * (number + 1) for number in range(stretches)]
+    rows = [
+        ["all" if way == "none" else f"`{way}`", *(f"{each:.1f}" for each in told["perplexity"]), f"{told['held']:,}"]
+        for way, told in found["ways"].items()
+    ]
+    head = ["what is kept", *(f"to {end:,}" for end in ends), "tokens held"]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
+def memory_by_length() -> str:
+    """What a text takes, by its length."""
+    found = load("memory-by-length")
+    lengths = list(dict.fromkeys(length for each in found["found"].values() for length in each))
+    rows = [
+        ["all" if policy == "none" else f"`{policy}`"]
+        + ["{:.0f} / {:.0f}".format(*(each / 2**20 for each in told[length])) for length in lengths]
+        for policy, told in found["found"].items()
+    ]
+    return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
+
+
+def needle_grid() -> str:
+    """Needles that are found by length and depth."""
+    found = load("needle-grid")
+    modes = {"known": "in the prompt", "unknown": "behind it"}
+    rows = [
+        [f"{int(length):,}", name.partition(":")[0], modes[mode], *("yes" if each else "-" for each in told)]
+        for length, named in found["found"].items()
+        for name, by_mode in named.items()
+        for mode, told in by_mode.items()
+    ]
+    head = ["tokens", "policy", "question", *(f"{depth:.0%}" for depth in found["depths"])]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
+def halves() -> str:
+    """What keys and values of 16 bits cost, beside the same weights with those of 32."""
+    wide = {row["precision"]: row for row in load("quality")["rows"]}
+    rows = []
+    for row in load("quality-float16")["rows"]:
+        weights = row["precision"].partition("/")[0]
+        for kept, each in (("float32", wide[weights]), ("float16", row)):
+            differ = f"{each['greedy_differ']} of {each['greedy_compared']}"
+            rows.append([weights, kept, f"{each['perplexity']:.3f}", differ])
+    return table(["weights", "keys and values", "perplexity", "greedy tokens that differ from float32's"], rows)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "long-context": long_context,
+    "cache-parts": cache_parts,
+    "beyond-context": beyond_context,
+    "memory-by-length": memory_by_length,
+    "needle-grid": needle_grid,
+    "halves": halves,
+}
 PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "long-context.svg": picture}

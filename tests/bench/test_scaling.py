@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from decodery.bench.scaling import Law, plot, report, students_t
+from decodery.bench.scaling import Law, Plane, joint_report, plot, plot_foretold, report, students_t
 from decodery.cli.bench import bench
 from decodery.errors import SettingsError
 from tiny_models import make_model, save
@@ -54,6 +54,40 @@ def test_what_was_held_out_is_compared_and_drawn() -> None:
     assert drawn.count("<circle") == 5 and drawn.endswith("</svg>")
 
 
+PAIRS = [(data, size) for data in (2e3, 8e3, 3.2e4) for size in (8e4, 1.6e5)]
+
+
+def test_a_law_of_two_amounts_tells_their_shares_apart() -> None:
+    def truth(data: float, size: float) -> float:
+        return -2.0 + 0.4 * np.log(data) + 0.1 * np.log(size)
+
+    law = Plane.fit(PAIRS, [truth(*each) for each in PAIRS])
+    assert np.allclose((law.intercept, *law.slopes, law.r2), (-2.0, 0.4, 0.1, 1.0), atol=1e-9)
+    assert abs(law.at((1e5, 1e6))[0] - truth(1e5, 1e6)) < 1e-9
+    # Of one amount it is the law of one amount.
+    one = Law.fit(AMOUNTS, [2.2, 2.4, 2.7, 2.8, 3.0])
+    same = Plane.fit([(each,) for each in AMOUNTS], one.values)
+    assert np.allclose((same.slopes[0], *same.slope_intervals[0]), (one.slope, *one.slope_interval), atol=1e-9)
+    assert np.allclose(same.at((4e6,)), one.at(4e6), atol=1e-9)
+    rng, covered, coming = np.random.default_rng(0), 0, 0
+    for _ in range(600):
+        seen = [truth(*each) + rng.normal(0.0, 0.1) for each in PAIRS]
+        law = Plane.fit(PAIRS, seen)
+        covered += all(low <= slope <= high for slope, (low, high) in zip((0.4, 0.1), law.slope_intervals, strict=True))
+        _, low, high = law.at((6.4e4, 1.6e5))
+        coming += low <= truth(6.4e4, 1.6e5) + rng.normal(0.0, 0.1) <= high
+    # Both slopes at once, whose errors have little to do with each other here.
+    assert 0.88 * 600 <= covered <= 0.96 * 600 and 0.92 * 600 <= coming <= 0.98 * 600
+    found = joint_report(PAIRS, [truth(*each) + 0.01 * number for number, each in enumerate(PAIRS)])
+    assert [each["amounts"] for each in found["next"]] == [[6.4e4, 1.6e5], [3.2e4, 3.2e5]]  # type: ignore[attr-defined]
+    drawn = plot_foretold(found["foretold"], "tokens per pass")  # type: ignore[arg-type]
+    assert drawn.count("<circle") == 6 and drawn.endswith("</svg>")
+    # A size that grows with the data always says nothing of its own.
+    for wrong in ([(each, 2 * each) for each in AMOUNTS], PAIRS[:2], [(0.0, 1.0), *PAIRS]):
+        with pytest.raises(SettingsError, match="a law"):
+            Plane.fit(wrong, [1.0] * len(wrong))
+
+
 def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
     folders = [save(make_model("llama", seed), tmp_path / f"draft-{seed}") for seed in range(3)]
@@ -74,6 +108,11 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
     found = json.loads((tmp_path / "law" / "law.json").read_text())
     assert found["amounts"] == [1.0, 2.0, 4.0] and found["values"][0] > max(found["values"][1:]) >= 1.0
     assert (tmp_path / "law" / "law.svg").read_text().count("<circle") == 3
+    both = ",".join(f"{folder}={2.0**place}/{3 + place % 2}" for place, folder in enumerate([*folders, *folders[:2]]))
+    done = CliRunner().invoke(bench, ["--sweep", both, *options[:-2], "--out", str(tmp_path / "both")])
+    assert done.exit_code == 0, done.output
+    together = json.loads((tmp_path / "both" / "law.json").read_text())
+    assert len(together["slopes"]) == 2 and together["values"] == [*found["values"], *found["values"][:2]]
     # Interrupted behind its first drafts it goes on with the others, and only with the same settings.
     measured = json.loads((tmp_path / "law" / "measured.json").read_text())
     measured["values"] = {str(folders[0]): 9.0}
@@ -86,5 +125,9 @@ def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SettingsError, match="no interrupted sweep"):
         again = ["--sweep", names, *options, "--resume", "--out", str(tmp_path / "no")]
         CliRunner().invoke(bench, again, catch_exceptions=False)
+    with pytest.raises(SettingsError, match="needs 5 drafts"):
+        CliRunner().invoke(bench, ["--sweep", "small=1/2,more=2/3,most=3/3"], catch_exceptions=False)
+    with pytest.raises(SettingsError, match="the same amounts"):
+        CliRunner().invoke(bench, ["--sweep", "small=1,more=2/3,most=3"], catch_exceptions=False)
     with pytest.raises(SettingsError, match="as FOLDER=62000, not 'small'"):
         CliRunner().invoke(bench, ["--sweep", "small,more=2,most=3"], catch_exceptions=False)

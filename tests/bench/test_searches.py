@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from decodery.bench import report, result
 from decodery.bench.searches.figures import interval
 from decodery.bench.searches.job import TRACES, SearchJob
-from decodery.bench.searches.pools import best_within, sampled
+from decodery.bench.searches.pools import best_within, run, sampled
 from decodery.bench.searches.settings import SearchSettings
 from decodery.cli.main import cli
 from decodery.core.ask import drive
@@ -160,6 +160,24 @@ def test_a_scripted_chain_is_right_as_often_as_its_closed_form_says() -> None:
     for n in (1, 3, 8):
         assert best_of(n, pool["scores"]["oracle"], pool["right"]) == pytest.approx(pass_at(n, sum(pool["right"]), 120))
     assert len(set(pool["lengths"])) == 1 and all(pool["ended"])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "step-beam(scorer={scorer},delimiter={delimiter},n={n},m={n})",
+        "particle-filter(scorer={scorer},delimiter={delimiter},n={n})",
+    ],
+)
+def test_a_reward_that_says_nothing_is_worth_one_text(method: str) -> None:
+    lm, runs = scripted(0.5), 60
+    right = {
+        reward: [run(lm, SETTINGS, (method, reward, 3), "7+3%10=", number)["right"] for number in range(runs)]
+        for reward in ("constant", "oracle")
+    }
+    alone = ScriptedChain(0.5, 1).solves()
+    error = math.sqrt(alone * (1 - alone) / runs)
+    assert abs(float(np.mean(right["constant"])) - alone) < 4 * error < float(np.mean(right["oracle"])) - alone
 
 
 def test_the_best_of_a_few_draws_follows_its_law_on_an_enumerated_model() -> None:

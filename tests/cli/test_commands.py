@@ -215,6 +215,8 @@ def test_a_context_that_is_full_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     told = json.loads(inside(*asked, "99", "--json")[1])
     assert told["context_full"] and told["finish_reason"] == "length"
     assert "context_full" not in json.loads(inside(*asked, "9", "--json")[1])
+    on = json.loads(inside(*asked, "99", "--json", "--kv", "streaming-llm:budget=16")[1])
+    assert "context_full" not in on and len(on["tokens"]) == 99
 
 
 def test_fewer_texts_than_asked_for_are_said(loaded: LM) -> None:

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 from decodery.core import noise
+from decodery.model.kernels import kernel_sets
 
 Hash = Callable[[int, int, int, np.ndarray], np.ndarray]
 """(seed, stream, position, tokens [m]) -> uniforms [m]."""
@@ -156,6 +157,31 @@ def test_the_bounded_argmax_is_the_full_one(scale: float, keep: int) -> None:
     assert torch.equal(noise.gumbel_argmax(rows + 500.0, 99, positions), full_argmax(rows + 500.0, 99, positions))
     singles = [noise.gumbel_argmax(rows[i : i + 1], 99, positions[i : i + 1]) for i in range(12)]
     assert torch.equal(torch.cat(singles), expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 3.0, 40.0])
+def test_native_and_other_sweeps_find_the_same(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.randn(150, 3001, generator=torch.Generator().manual_seed(int(scale * 2))) * scale
+    rows[:, 7] = -torch.inf
+    positions = list(range(150))
+    native = noise.gumbel_argmax(rows, 5, positions)
+    monkeypatch.setattr(noise, "library", lambda: None)
+    assert torch.equal(noise.gumbel_argmax(rows, 5, positions), native)
+    if scale < 1:
+        # Another stream would have drawn others.
+        assert not torch.equal(noise.gumbel_argmax(rows, 5, positions, noise.GUESS), native)
+
+
+@pytest.mark.skipif(not kernel_sets(), reason="needs the native kernels")
+def test_what_logarithms_cannot_tell_apart_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = np.full(1000, -50.0, dtype=np.float32)
+    bits = noise._bits(5, 3, np.arange(1000), noise.TOKEN)
+    winner = int(bits.argmax())
+    assert noise._raced(np.zeros(1000, dtype=np.float32), 5, 3, noise.TOKEN).tolist() == [winner]
+    assert noise._raced(row, 5, 3, noise.TOKEN).tolist() == [winner]
+    # What is no law is nobody's to race over.
+    assert noise._raced(np.full(10, -np.inf, dtype=np.float32), 5, 3, noise.TOKEN) is None
+    assert noise._raced(np.zeros(1000), 5, 3, noise.TOKEN) is None
 
 
 def test_the_bounded_argmax_finds_a_winner_far_from_the_top() -> None:

@@ -63,7 +63,7 @@ def test_texts_end_at_their_length(drafter, length: int) -> None:
     assert seq.finish_reason == "length" and seq.cache.next_position == len(seq.tokens) - 1
 
 
-@pytest.mark.parametrize("kv", [None, "streaming-llm:budget=8,sinks=2"], ids=["all", "streaming-llm"])
+@pytest.mark.parametrize("kv", [None, "tova:budget=8"], ids=["all", "tova"])
 def test_texts_end_where_the_context_does_and_say_so(kv: str | None) -> None:
     policy = None if kv is None else resolve("kv", kv)
     short = tiny_transformer(0, max_positions=len(PROMPT) + 20)

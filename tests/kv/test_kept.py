@@ -181,8 +181,8 @@ KEEPS: dict[type, Callable[..., list[int]]] = {
 }
 READS |= dict.fromkeys(KEEPS, held)
 POLICIES: list[CachePolicy] = [
-    StreamingLLM(11),
-    StreamingLLM(0.3, sinks=2),
+    StreamingLLM(11, absolute=True),
+    StreamingLLM(0.3, sinks=2, absolute=True),
     Quest(12, page=4, dense_layers=1, least=1),
     Quest(0.3, page=5, dense_layers=0, least=2),
     H2O(0.3),

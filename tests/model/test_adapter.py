@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from decodery.model.route import Route
 from decodery.model.transformer import Transformer
 from decodery.testing import Oracle, check_identical, check_state, decode, tiny_transformer, to_int8
 from tiny_models import (
+    SHAPE,
     TREE_PARENTS,
     VOCAB,
     assert_same_logits,
@@ -295,6 +297,18 @@ def test_what_cannot_be_decoded_step_by_step_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="all of its layers"):
         ours = TransformersModel(make("gpt2"))
         ours.forward(Batch([Segment.chunk([1], ours.new_cache())]), route=Route((0,)))
+
+
+@pytest.mark.parametrize("family", ["zamba2", "falcon_h1"])
+def test_hybrids_that_keep_other_states_are_refused_by_name(family: str) -> None:
+    change: dict[str, Any] = {"pad_token_id": 0}
+    if family == "zamba2":
+        change |= {"mamba_d_state": 8, "mamba_headdim": 16, "mamba_ngroups": 1, "n_mamba_heads": 8, "num_mem_blocks": 1}
+        change |= {"hybrid_layer_ids": [1], "layers_block_type": ["mamba", "hybrid", "mamba"]}
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | change))
+    theirs = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UnsupportedModel, match=rf"^{type(theirs).__name__} .*use generate\(\)"):
+        TransformersModel(theirs)
 
 
 def test_folders_only_transformers_knows_are_loaded_through_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

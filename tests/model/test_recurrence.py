@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,13 +13,18 @@ import torch
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
+from decodery.model.config import Mamba
 from decodery.model.families import read_config
-from decodery.model.kept_rows import parents
+from decodery.model.kept_rows import behind, parents
+from decodery.model.kernels import choose, kernel_sets
 from decodery.model.load import load
+from decodery.model.native_scan import NativeScan
 from decodery.model.recurrence import advance, tree_scan
 from decodery.model.transformer import Transformer
-from decodery.testing import check_cache, check_identical, check_state, decode
+from decodery.testing import check_cache, check_identical, check_state, decode, tiny_transformer
+from decodery.train.cut import parameters
 from decodery.train.draft import check_target
+from methods import DRAFTERS
 from tiny_models import doubled, make_model, random_ids, reference, save, tree_mask
 
 
@@ -72,13 +79,76 @@ def test_a_scan_over_a_tree_is_the_recurrence_along_every_path(dtype: torch.dtyp
     assert wrong > 0.1
 
 
+SHAPE = Mamba(heads=4, head_dim=6, groups=2, state=21, kernel=3, most_step=2.0)
+
+
+def mixer_tensors(seed: int) -> list[torch.Tensor]:
+    """Convolution, its bias, the steps' bias, decay, skip and norm of `SHAPE`."""
+    sizes = ((SHAPE.channels, SHAPE.kernel), (SHAPE.channels,), (4,), (4,), (4,), (SHAPE.inner,))
+    rng = np.random.default_rng(seed)
+    found = [torch.from_numpy(rng.normal(size=size).astype(np.float32)) for size in sizes]
+    found[3] = -found[3].exp()
+    return found
+
+
+def mixed(tensors: list[torch.Tensor], held: torch.Tensor, gate: torch.Tensor, path: list[int]) -> torch.Tensor:
+    """What the last row of a path of rows says, in float64 by the formulas."""
+    conv, conv_bias, step_bias, decay, skip, norm = (each.double() for each in tensors)
+    rows, raw = held.double().split((SHAPE.channels, 4), dim=1)
+    behind = torch.cat((torch.zeros(SHAPE.kernel - 1, SHAPE.channels, dtype=torch.float64), rows[path]))
+    windows = behind.unfold(0, SHAPE.kernel, 1)
+    inputs = torch.nn.functional.silu((windows * conv).sum(2) + conv_bias)
+    x, b, c = inputs.split((SHAPE.inner, 42, 42), dim=1)
+    x, b, c = x.unflatten(1, (4, 6)), b.unflatten(1, (2, 21)), c.unflatten(1, (2, 21))
+    steps = torch.nn.functional.softplus(raw[path] + step_bias).clamp(max=SHAPE.most_step)
+    state = recurrence(list(range(len(path))), steps, decay, x, b, torch.zeros(4, 6, 21, dtype=torch.float64))
+    said = torch.einsum("hps,hs->hp", state, c[-1].repeat_interleave(2, dim=0)) + skip[:, None] * x[-1]
+    gated = said.flatten() * torch.nn.functional.silu(gate[path[-1]].double())
+    return torch.nn.functional.rms_norm(gated.unflatten(0, (2, -1)), (12,), None, 1e-5).flatten() * norm
+
+
+def test_native_rows_say_the_same_bits_however_a_text_is_cut_and_what_the_formulas_say() -> None:
+    rng, tensors = np.random.default_rng(1), mixer_tensors(0)
+    scan = NativeScan(SHAPE, tensors, 1e-5)
+    tree = [-1, *(int(rng.integers(max(0, node - 4), node)) for node in range(1, 30))]
+    seen = torch.from_numpy(tree_mask(tree))
+    held = torch.from_numpy(rng.normal(size=(30, SHAPE.width)).astype(np.float32))
+    wide = torch.from_numpy(rng.normal(size=(30, SHAPE.inner + 7)).astype(np.float32))
+    gate, nothing = wide[:, : SHAPE.inner], torch.zeros(4, 6, 21)
+    line, whole = parents(seen), []
+    for name in kernel_sets():
+        choose(name)
+        whole.append(scan.said(held, 0, line, nothing, gate))
+    choose(kernel_sets()[0])
+    assert all(torch.equal(each, whole[0]) for each in whole[1:])
+    assert torch.equal(scan.said(held, 0, line, nothing, gate[-5:]), whole[0][-5:])
+    packed = scan.said(held, 0, None, nothing, gate)
+    wrong = 0.0
+    for node in range(30):
+        path = torch.where(seen[node])[0].tolist()
+        expected = mixed(tensors, held, gate, path).float()
+        assert (whole[0][node] - expected).abs().max() < 1e-4
+        wrong = max(wrong, float((packed[node] - expected).abs().max()))
+        # The path as a text of its own, of which the last row comes alone and all others are content.
+        rows, state, done = held[path], nothing, 0
+        for size in (3, 1, len(path)):
+            stop = min(done + size, len(path) - 1)
+            if stop > done:
+                state = scan.advance(rows[max(0, done - 2) : stop], min(done, 2), state)
+                done = stop
+        last = scan.said(rows[max(0, done - 2) :], min(done, 2), None, state, gate[node : node + 1])
+        assert torch.equal(last[0], whole[0][node])
+    # Taking the order of packing for a path would be found out.
+    assert wrong > 0.1
+
+
 def test_every_row_finds_the_one_before_it() -> None:
     tree = [-1, 0, 0, 1, 1, 2]
     seen = torch.from_numpy(tree_mask(tree))
     expected = [-1, 0, 1, 2, 2, 3, 3, 4]
-    assert parents(seen, 2).tolist() == expected
+    assert behind(parents(seen), 2).tolist() == expected
     # Rows that stayed from an earlier pass stand where those that see them have them.
-    assert parents(seen[3:], 2).tolist() == expected
+    assert behind(parents(seen[3:]), 2).tolist() == expected
 
 
 def test_what_a_hybrid_remembers_obeys_the_law_of_caches(hybrid: Transformer) -> None:
@@ -100,10 +170,18 @@ def test_drafts_on_a_hybrid_give_the_text_of_plain_decoding(drafter: str, hybrid
     assert check_state(hybrid, prompts, drafter=drafter, max_new_tokens=8) < 1e-9
 
 
-def test_what_needs_keys_and_values_is_refused_with_a_sentence(hybrid: Transformer) -> None:
-    for drafter in ("swift", "compressed-cache"):
-        with pytest.raises(DecoderyError, match=r"needs .* which"):
-            decode(hybrid, [[1, 2, 3]], drafter=drafter)
+def test_every_drafter_runs_on_a_hybrid_but_those_that_leave_layers_out_or_read_keys(hybrid: Transformer) -> None:
+    asked: dict[str, Any] = {"seeds": (0,), "max_new_tokens": 8}
+    prompts, refused = [[5, 6, 7, 8] * 3], set()
+    plain = decode(hybrid, prompts, **asked)
+    other = tiny_transformer(0, num_layers=1, vocab_size=hybrid.vocab_size, hidden_size=hybrid.config.hidden_size)
+    for name, make in DRAFTERS.items():
+        try:
+            check_identical(hybrid, prompts, drafter=make(other), plain=plain, tested="nothing", **asked)
+        except UnsupportedModel as error:
+            assert re.search(f"the drafter {name} needs .* which", str(error))
+            refused.add(name)
+    assert refused == {"del", "kangaroo", "swift", "compressed-cache"}
     with pytest.raises(DecoderyError, match="no draft can be cut"):
         check_target(type("Loaded", (), {"model": hybrid, "name": "it"})())
 
@@ -114,8 +192,13 @@ def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: 
     model = load(save(theirs, tmp_path / "model"), dtype="int8", device="cpu").model
     logits = model.forward(Batch([Segment(np.arange(16), ids)])).logits
     assert torch.nn.functional.cosine_similarity(logits, reference(theirs, ids)).min() > 0.99
-    # Convolution, scan and norms are PyTorch's, and round as the shape of a pass lets them.
+    # Norms are PyTorch's, which promises nothing of rows in company; all else is the same bits however it is cut.
     assert not model.capabilities.exact_rows
+    cache, parts = model.new_cache(), []
+    for first, last in ((0, 1), (1, 6), (6, 16)):
+        parts.append(model.forward(Batch([Segment.chunk(ids[first:last], cache)])).logits)
+        cache.keep(range(last - first))
+    assert torch.equal(torch.cat(parts), logits)
     check_identical(model, [[5, 6, 7] * 3], drafter=DraftModel(model, length=3), max_new_tokens=6)
 
 
@@ -132,3 +215,19 @@ def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: 
 def test_states_that_do_not_fit_are_refused(change: dict, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         read_config(make_model("bamba").config.to_dict() | change)
+
+
+def test_gradients_come_through_a_recurrent_layer_that_says_the_same_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    model = load(save(make_model("mamba2"), tmp_path / "model"), dtype="float32", device="cpu").model
+    assert isinstance(model, Transformer)
+    batch = Batch([Segment(np.arange(20), random_ids(20))])
+    native = model.outputs(model.layers(model.embed(batch), batch))
+    learned = parameters(model)
+    scanned = model.outputs(model.layers(model.embed(batch), batch))
+    assert (scanned - native).abs().max() < 1e-4
+    scanned.logsumexp(dim=1).sum().backward()  # type: ignore[no-untyped-call]
+    grads = [value.grad for name, value in learned.items() if name.endswith(("conv", "step_bias", "skip", "gate_norm"))]
+    assert all(grad is not None and grad.abs().max() > 0 for grad in grads) and len(grads) >= 4

@@ -27,9 +27,11 @@ from decodery.monitor.threshold import Threshold
 from decodery.puzzles.robot import Robot
 from decodery.sample.sampler import Sampler
 from decodery.testing import decode, tiny_transformer, to_int8
+from decodery.train import codebook
 from decodery.train.axes import axis_of
 from decodery.train.codebook import train_codebook
 from decodery.train.program_probe import Program, rows_and_states
+from decodery.train.puzzle_model import Shape, random_transformer
 from decodery.train.sae import own_codes, train_sae
 from decodery.train.sequential import built_in_talks, triples
 from methods import untrained_codebooks, untrained_codes, untrained_fields, untrained_probe
@@ -139,6 +141,26 @@ def test_codes_stand_for_states_and_can_be_forced() -> None:
         steps=1,
     )
     assert trained.codes(1).shape == (4, 16, 8) and trained.facts["lost"] < begun.facts["lost"]
+
+
+def test_a_model_learns_through_its_codes_where_they_come_near_the_normed_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def draw(draws: torch.Generator) -> torch.Tensor:
+        rows = [torch.randint(31, (16,), generator=draws)]
+        for _ in range(11):
+            rows.append((7 * rows[-1] + 3) % 31)
+        return torch.stack(rows, dim=1)
+
+    def learned() -> float:
+        model, sites = random_transformer(Shape(32, 2, 4, 64, 32), 0), ("mlp_out.0", "mlp_out.1")
+        books = train_codebook(model, draw, sites, codes=48, k=1, steps=60, lr=5e-3, whole=True)
+        return float(books.facts["loss"])
+
+    assert learned() < 1
+    # Codes that run behind the rows' own length: nothing holds that, and the model does not learn.
+    monkeypatch.setattr(codebook, "in_groups", lambda rows, groups, normed: rows.unflatten(-1, (groups, -1)))
+    assert learned() > 2
 
 
 class Observing(AttentionPolicy):

@@ -10,6 +10,8 @@ import pytest
 from decodery.core.ask import drive
 from decodery.errors import SettingsError, VocabularyMismatch
 from decodery.lm import LM
+from decodery.model.batch import Batch, Segment
+from decodery.model.chat import ChatTemplate
 from decodery.model.load import LoadedModel
 from decodery.score import InfAlign, LLMJudge, LogProbability, RewardModel, SelfEvaluation
 from decodery.score.base import Candidates, judge
@@ -72,10 +74,9 @@ def test_searches_ask_it_and_its_passes_are_its_own() -> None:
     assert {each.text for each in far.search("?", BestOfN(judged, n=2), temperature=1.0)} == {"text 0", "text 1"}
 
 
-@pytest.mark.parametrize("inner", [LLMJudge(), InfAlign(LLMJudge())])
-def test_what_asks_the_writer_is_refused(inner: Any) -> None:
+def test_what_asks_the_writer_is_refused() -> None:
     with pytest.raises(SettingsError, match="reads by itself"):
-        RewardModel(inner, model=tiny_transformer(0))
+        RewardModel(InfAlign(LLMJudge()), model=tiny_transformer(0))
 
 
 def test_it_needs_a_model() -> None:
@@ -83,3 +84,35 @@ def test_it_needs_a_model() -> None:
         RewardModel(LogProbability("sum"))
     with pytest.raises(SettingsError, match="given by name"):
         RewardModel(LogProbability("sum"), model=tiny_transformer(0), dtype="int8")
+
+
+def test_a_second_model_judges_behind_a_prompt_of_its_own() -> None:
+    lm, template = tiny_lm(max_positions=2048), ChatTemplate("<{{ messages[0]['content'] }}>")
+    made = LoadedModel(
+        tiny_transformer(4, vocab_size=VOCAB, max_positions=2048), lm.tokenizer, template, "o", "float64"
+    )
+    scorer = RewardModel(LLMJudge(labels=("no", "maybe", "yes")), model=made)
+
+    def law(text: str, model: Any, spelt: str) -> float:
+        ids = lm.tokenizer.encode(spelt.format(f"Question:\nIs it?\n\nAnswer:\n{text}\n\n{LLMJudge().instruction}"))
+        logits = model.forward(Batch([Segment.chunk(ids, model.new_cache(), logit_rows=[len(ids) - 1])])).logits[0]
+        weights = logits.double().softmax(0)[[ord(letter) for letter in "nmy"]]
+        return float((weights[1] / 2 + weights[2]) / weights.sum())
+
+    found = lm.search("Is it?", BestOfN(scorer, n=3), raw=True, temperature=1.0, max_new_tokens=6)
+    for output in found:
+        assert output.score == pytest.approx(law(output.text, made.model, "<{}>"), abs=1e-9)
+        # Neither the writer nor a prompt without the template of the judge says so.
+        assert abs(output.score - law(output.text, lm.model, "<{}>")) > 1e-4
+        assert abs(output.score - law(output.text, made.model, "{}")) > 1e-4
+    ledger = found[0].trace.ledger
+    assert ledger.rows["reward"] == ledger.counts["judge_tokens_in"] > 0 and ledger.passes["reward"] > 0
+    # Named without a tokenizer, the judge has the writer's.
+    alike = RewardModel(LLMJudge(labels=("no", "maybe", "yes")), model=made.model)
+    (best, *_) = lm.search("Is it?", BestOfN(alike, n=2), raw=True, temperature=1.0, max_new_tokens=6)
+    assert best.score == pytest.approx(law(best.text, made.model, "{}"), abs=1e-9)
+    # Behind a server, too, which is asked for texts alone.
+    far = ScriptedLM(lambda each: f"text {each.number}")
+    outputs = far.search("Is it?", BestOfN(scorer, n=2), temperature=1.0)
+    assert all(each.score == pytest.approx(law(each.text, made.model, "<{}>"), abs=1e-9) for each in outputs)
+    assert len(far.asked) == 2

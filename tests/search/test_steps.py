@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from decodery.search.budget_forcing import BudgetForcing
 from decodery.search.dvts import DVTS
 from decodery.search.lookahead import Lookahead
 from decodery.search.mcts import MCTS
+from decodery.search.particle_filter import ParticleFilter
 from decodery.search.step_beam import StepBeam
 from decodery.search.steps import StepEnd, StepSearch, aggregated
 from decodery.search.weighted_vote import WeightedVote
@@ -114,6 +115,26 @@ def test_a_beam_keeps_what_the_definition_keeps() -> None:
             going = [n for n in sorted(fresh.values()) if trace.grown[n].finish is None]
             kept = sorted(going, key=lambda n: -(trace.grown[n].score or 0.0))[:2]
             assert [trace.grown[n].parent for n in after] == [kept[i % len(kept)] for i in range(6)]
+
+
+class Bent(Even):
+    """The same order, other distances."""
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        return super().score(candidates) ** 3
+
+
+def test_what_takes_the_best_asks_for_their_order_alone() -> None:
+    def texts(make: Any, scorer: Scorer) -> list[list[list[int]]]:
+        return [[seq.generated for seq in run(make(scorer), seed=seed, **LONG)] for seed in range(3)]
+
+    ways = [lambda each: BestOfN(each, n=4)]
+    ways += [lambda each, kind=kind: kind(each, (7,), 3, n=6, m=3) for kind in (StepBeam, DVTS)]
+    for make in ways:
+        assert texts(make, Even()) == texts(make, Bent())
+    # Odds are no order.
+    odds = partial(ParticleFilter, delimiter=(7,), step_tokens=3, n=6)
+    assert texts(odds, Even()) != texts(odds, Bent())
 
 
 TABLE = TableModel(3, seed=4)

@@ -59,6 +59,14 @@ def test_a_context_that_is_full_is_said() -> None:
         assert last.choices[0].model_extra == {"decodery": {"context_full": True}}
         (choice,) = api.completions.create(prompt="tides", max_tokens=59, extra_body={"decodery": {}}, **ask).choices
         assert set((choice.model_extra or {})["decodery"]) == {"seed", "trace", "context_full"}
+        # Under a policy that knows no end the text goes on, as long as it is asked to.
+        endless = {"extra_body": {"decodery": {"kv": "streaming-llm:budget=32"}}}
+        (choice,) = api.completions.create(prompt="tides " * 20, max_tokens=90, **ask | endless).choices
+        assert set((choice.model_extra or {})["decodery"]) == {"seed", "trace"} and choice.finish_reason == "length"
+        said = api.chat.completions.create(messages=user("tides " * 20), **ask, **endless)
+        assert said.usage is not None and (said.usage.prompt_tokens, said.usage.completion_tokens) == (139, 64)
+        with pytest.raises(openai.BadRequestError, match="context is 64 tokens"):
+            api.completions.create(prompt="tides " * 20, max_tokens=9, **ask)
         # An echo alone writes nothing that could fill a context.
         (choice,) = api.completions.create(prompt="x" * 63, max_tokens=0, echo=True, **ask).choices
         assert (choice.text, choice.model_extra) == ("x" * 63, {})

@@ -87,8 +87,9 @@ def test_a_model_is_made_by_one_call_and_solves_what_it_is_said_to(
         PuzzleRecipe("huge")
 
 
-def test_the_model_that_comes_along_solves_some_puzzles_and_fails_at_others() -> None:
-    lm, asked = dc.load("tiny-1M-chain"), puzzle("chain")
+@pytest.mark.parametrize(("name", "spec"), [("tiny-1M-chain", "chain"), ("tiny-1M-countdown", "countdown:numbers=3")])
+def test_the_models_that_come_along_solve_some_puzzles_and_fail_at_others(name: str, spec: str) -> None:
+    lm, asked = dc.load(name), puzzle(spec)
     prompts = list(islice(drawn(asked, "test"), 12))
     outputs = lm.generate(prompts, temperature=0.0, max_new_tokens=asked.length, drafter=None)
     assert 2 <= sum(asked.verify(prompt, out.text) for prompt, out in zip(prompts, outputs, strict=True)) <= 10

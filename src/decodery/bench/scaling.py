@@ -7,9 +7,10 @@ of capacity, and speed with that of the batch. Its constants are other models' o
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -60,6 +61,59 @@ class Law:
         return expected, expected - reach, expected + reach
 
 
+@dataclass(frozen=True)
+class Plane:
+    """value = intercept + sum of slopes[k] * ln(amount k), by least squares: what two amounts bring side by side.
+
+    slope_intervals: of each slope at `LEVEL`. amounts: [n][k]; values: [n]; what it was fitted to.
+    """
+
+    intercept: float
+    slopes: tuple[float, ...]
+    slope_intervals: tuple[tuple[float, float], ...]
+    r2: float
+    amounts: tuple[tuple[float, ...], ...]
+    values: tuple[float, ...]
+
+    @classmethod
+    def fit(cls, amounts: Sequence[Sequence[float]], values: Sequence[float]) -> Plane:
+        """Raises SettingsError where measurements are too few, or do not tell the amounts' shares apart."""
+        rows, y = _rows(amounts), np.asarray(values, dtype=float)
+        n, terms = rows.shape
+        if n <= terms or np.linalg.matrix_rank(rows) < terms:
+            raise SettingsError(
+                f"a law of {terms - 1} amounts needs {terms + 1} measurements at least, in which they do not always "
+                "change together"
+            )
+        found, reach = np.linalg.lstsq(rows, y, rcond=None)[0], students_t(n - terms)
+        left = float(((y - rows @ found) ** 2).sum())
+        spread = float(((y - y.mean()) ** 2).sum())
+        widths = reach * np.sqrt(left / (n - terms) * np.diag(np.linalg.inv(rows.T @ rows)))
+        intervals = tuple((float(a - b), float(a + b)) for a, b in zip(found[1:], widths[1:], strict=True))
+        slopes = tuple(float(each) for each in found[1:])
+        kept = tuple(tuple(float(one) for one in each) for each in amounts)
+        r2 = 1.0 - left / spread if spread else 1.0
+        return cls(float(found[0]), slopes, intervals, r2, kept, tuple(float(each) for each in values))
+
+    def at(self, amounts: Sequence[float]) -> tuple[float, float, float]:
+        """What is to be expected of one more measurement there, and the interval it should lie in at `LEVEL`."""
+        rows, row = _rows(self.amounts), _rows([amounts])[0]
+        n, terms = rows.shape
+        found = np.array([self.intercept, *self.slopes])
+        left = float(((np.asarray(self.values) - rows @ found) ** 2).sum())
+        away = float(row @ np.linalg.inv(rows.T @ rows) @ row)
+        reach = students_t(n - terms) * math.sqrt(left / (n - terms) * (1.0 + away))
+        expected = float(row @ found)
+        return expected, expected - reach, expected + reach
+
+
+def _rows(amounts: Sequence[Sequence[float]]) -> np.ndarray:
+    x = np.asarray(amounts, dtype=float)
+    if x.min() <= 0:
+        raise SettingsError("a law needs amounts above 0")
+    return np.concatenate((np.ones((len(x), 1)), np.log(x)), axis=1)
+
+
 @lru_cache
 def students_t(freedom: int) -> float:
     """The number that Student's t with so many degrees of freedom is within, up to its sign, with chance `LEVEL`."""
@@ -92,9 +146,69 @@ def report(amounts: Sequence[float], values: Sequence[float], factor: float = 2.
     return found
 
 
-def _interval(law: Law, amount: float) -> dict[str, float]:
+def joint_report(amounts: Sequence[Sequence[float]], values: Sequence[float], factor: float = 2.0) -> dict[str, object]:
+    """The law of measurements of several amounts each, and what `factor` times each of the largest alone would give.
+
+    foretold: of every measurement that the others are enough for, what the law of all others says of it.
+    """
+    law, largest = Plane.fit(amounts, values), np.max(np.asarray(amounts, dtype=float), axis=0)
+    most = np.where(np.eye(len(largest), dtype=bool), factor * largest, largest)
+    foretold = []
+    for number, (each, value) in enumerate(zip(amounts, values, strict=True)):
+        others = [other for other in range(len(values)) if other != number]
+        try:
+            without = Plane.fit([amounts[other] for other in others], [values[other] for other in others])
+        except SettingsError:
+            continue
+        foretold.append({"amounts": list(each), "measured": value, **_interval(without, each)})
+    return {
+        "intercept": law.intercept,
+        "slopes": law.slopes,
+        "slope_intervals": law.slope_intervals,
+        "r2": law.r2,
+        "amounts": [list(each) for each in law.amounts],
+        "values": list(law.values),
+        "next": [{"amounts": each.tolist(), **_interval(law, each.tolist())} for each in most],
+        "foretold": foretold,
+    }
+
+
+def _interval(law: Law | Plane, amount: Any) -> dict[str, float]:
     expected, low, high = law.at(amount)
     return {"expected": expected, "low": low, "high": high}
+
+
+def plot_foretold(foretold: Sequence[Mapping[str, Any]], unit: str) -> str:
+    """What the law of all others says of each measurement against what was measured, as SVG; see `joint_report`."""
+    bounds = [each[name] for each in foretold for name in ("low", "high", "measured")]
+    bottom, top = min(bounds), max(bounds)
+    room = (top - bottom) or 1.0
+
+    def across(value: float) -> float:
+        return _EDGE + (value - bottom) / room * (_WIDTH - 2 * _EDGE)
+
+    def up(value: float) -> float:
+        return _HEIGHT - _EDGE - (value - bottom) / room * (_HEIGHT - 2 * _EDGE)
+
+    marks = []
+    for each in foretold:
+        x = across(each["measured"])
+        marks += [
+            f'<path d="M{x:.1f} {up(each["low"]):.1f}V{up(each["high"]):.1f}" stroke="#4878a8" stroke-opacity="0.5"/>',
+            f'<circle cx="{x:.1f}" cy="{up(each["expected"]):.1f}" r="4" fill="#222"/>',
+        ]
+    ends = f"M{across(bottom):.1f} {up(bottom):.1f}L{across(top):.1f} {up(top):.1f}"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
+            f'<path d="{ends}" stroke="#4878a8" stroke-width="2" fill="none"/>',
+            *marks,
+            f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 16}" text-anchor="middle" font-size="13">{unit}, measured, '
+            f"{bottom:.3g} to {top:.3g}</text>",
+            f'<text x="{_EDGE}" y="24" font-size="13">foretold by all others; lines: {LEVEL:.0%}</text>',
+            "</svg>",
+        ]
+    )
 
 
 def plot(law: Law, label: str, unit: str, factor: float = 2.0) -> str:

@@ -172,7 +172,8 @@ _PATH = click.Path(path_type=Path)
     type=_Names(),
     metavar="LIST",
     help="Drafts with what differs between them, such as training tokens, as in small=62000,more=125000,most=250000; "
-    "or batch, at --concurrency texts at once. Fits value = a + b ln(amount); --out gets law.json and law.svg.",
+    "two amounts each, as small=62000/81536 (tokens and weights), or batch, at --concurrency texts at once. Fits "
+    "value = a + b ln(amount); --out gets law.json and law.svg.",
 )
 @_load(
     "--serve",

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from ..errors import SettingsError
+from .training import command_line
 
 if TYPE_CHECKING:
     from ..lm import LM
     from ..output import Output
 
 BATCH = "batch"
+_LEAST_TOGETHER = 5
 _USES = {"model", "dtype", "methods", "workloads", "data", "prompts", "max_new_tokens", "concurrency"}
 
 
@@ -29,7 +31,7 @@ def sweep(
     resume: go on from what an interrupted sweep of the same settings has left in `out`.
     """
     from .. import load
-    from ..bench.scaling import Law, plot, report
+    from ..bench.scaling import Law, joint_report, plot, plot_foretold, report
     from ..bench.workloads import questions
     from ..model.store import write_text
 
@@ -38,6 +40,12 @@ def sweep(
     pairs = None if named == (BATCH,) else [_pair(each) for each in named]
     if pairs is not None and len(pairs) < 3:
         raise SettingsError("a law needs three drafts at least, as in --sweep small=62000,more=125000,most=250000")
+    if pairs is not None and len({len(amounts) for _, amounts in pairs}) > 1:
+        raise SettingsError("drafts of a sweep differ in the same amounts: give each one, or two as DIR=62000/81536")
+    if pairs is not None and len(pairs) < _LEAST_TOGETHER and len(pairs[0][1]) > 1:
+        raise SettingsError(
+            f"a law of two amounts needs {_LEAST_TOGETHER} drafts, so that others foretell each of them"
+        )
     known = _Known.begin(out, named, given, resume)
     data = Path(given["data"]) if given.get("data") else None
     asked = questions(given.get("workloads", ("built-in",))[0], data, given.get("prompts"))
@@ -53,14 +61,20 @@ def sweep(
         ]
     else:
         label, unit = "amount", "tokens per pass of the target"
-        amounts = [amount for _, amount in pairs]
+        amounts = [each[0] for _, each in pairs]
         values = [known.value(folder, partial(_tokens_per_pass, lm, prompts, folder, new)) for folder, _ in pairs]
-    found = {"sweep": list(named), "amounts_are": label, "values_are": unit, **report(amounts, values)}
+    found: dict[str, Any] = {"command": command_line(), "sweep": list(named), "amounts_are": label, "values_are": unit}
+    if pairs is not None and len(pairs[0][1]) > 1:
+        found |= joint_report([each for _, each in pairs], values)
+        drawn, told = plot_foretold(found["foretold"], unit), _told_together(found)
+    else:
+        found |= report(amounts, values)
+        drawn, told = plot(Law.fit(amounts, values), label, unit), _told(found)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / "law.json", json.dumps(found, indent=1) + "\n")
-        write_text(out / "law.svg", plot(Law.fit(amounts, values), label, unit) + "\n")
-    click.echo(json.dumps(found) if as_json else _told(found))
+        write_text(out / "law.svg", drawn + "\n")
+    click.echo(json.dumps(found) if as_json else told)
 
 
 @dataclass
@@ -107,13 +121,14 @@ class _Known:
         return self.values[name]
 
 
-def _pair(text: str) -> tuple[str, float]:
-    folder, _, amount = text.rpartition("=")
+def _pair(text: str) -> tuple[str, tuple[float, ...]]:
+    """A draft's folder, and what differs between it and the others: one amount, or two behind a slash."""
+    folder, _, amounts = text.rpartition("=")
     try:
-        found = float(amount)
+        found = tuple(float(amount) for amount in amounts.split("/"))
     except ValueError:
-        found = 0.0
-    if not folder or not 0.0 < found < float("inf"):
+        found = ()
+    if not folder or not 0 < len(found) <= 2 or not all(0.0 < amount < float("inf") for amount in found):
         raise SettingsError(f"--sweep takes drafts with what differs between them, as FOLDER=62000, not {text!r}")
     return folder, found
 
@@ -161,4 +176,19 @@ def _told(found: dict[str, Any]) -> str:
             f"the others foretell {held['expected']:.3f} ({held['low']:.3f} to {held['high']:.3f}) for "
             f"{held['amount']:g}, and it is {held['measured']:.3f}: {inside}"
         )
+    return "\n".join(lines)
+
+
+def _told_together(found: dict[str, Any]) -> str:
+    """The law of two amounts side by side."""
+    measured = zip(found["amounts"], found["values"], strict=True)
+    lines = [f"{'/'.join(f'{one:g}' for one in each):>24}  {value:.3f}" for each, value in measured]
+    both = zip(("first", "second"), found["slopes"], found["slope_intervals"], strict=True)
+    terms = [f"{slope:.3f} ln({name}), slope {low:.3f} to {high:.3f}" for name, slope, (low, high) in both]
+    lines.append(f"{found['values_are']} = {found['intercept']:.3f} + {'; + '.join(terms)}; R2 {found['r2']:.3f}")
+    for each in found["next"]:
+        amounts = "/".join(f"{one:g}" for one in each["amounts"])
+        lines.append(f"{amounts} would give {each['expected']:.3f} ({each['low']:.3f} to {each['high']:.3f})")
+    right = sum(each["low"] <= each["measured"] <= each["high"] for each in found["foretold"])
+    lines.append(f"{right} of {len(found['foretold'])} lie where all others foretell them")
     return "\n".join(lines)

@@ -127,8 +127,8 @@ def note_full(outputs: Sequence[Output]) -> bool:
         what = "the text was" if len(outputs) == 1 else f"{len(full)} of {len(outputs)} texts were"
         size = len(full[0].prompt_tokens) + len(full[0].tokens)
         note(
-            f"{what} cut at the end of the model's context of {size} tokens: shorten the prompt, or take a model with "
-            "a longer context"
+            f"{what} cut at the end of the model's context of {size} tokens: shorten the prompt, take a model with a "
+            "longer context, or let the text go on with --kv streaming-llm"
         )
     return bool(full)
 

@@ -24,9 +24,11 @@ from .train_learn2pd import learn2pd
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
+from .train_r2 import r2
 from .train_router import router
 from .train_seq2seq import seq2seq
 from .train_states import axis, program_probe, sequential
+from .train_to_diffusion import to_diffusion
 from .training import FILE, command_line, learning_dtype, model_option, out_option, resumable, seed_option
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ for learned in (
     probe,
     program_probe,
     puzzle_model,
+    r2,
     router,
     s2ft,
     sae,
@@ -82,6 +85,7 @@ for learned in (
     seq2seq,
     swift,
     text_prm,
+    to_diffusion,
     units,
 ):
     train.add_command(learned)

@@ -8,11 +8,11 @@ import click
 
 from .training import command_line, out_option, resumable, seed_option
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command(short_help="Distil a small masked diffusion model for fewer passes.")
-@click.argument("teacher", type=_FOLDER)
+@click.argument("teacher", type=FOLDER)
 @out_option
 @click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help="What TEACHER learned.")
 @click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")

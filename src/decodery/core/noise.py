@@ -15,6 +15,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from ..model.kernels import library
+
 A = TypeVar("A", np.ndarray, torch.Tensor)
 
 TOKEN = 0
@@ -51,6 +53,8 @@ _NEAR = 4.0
 """How far below the top, in nats, tokens are tried first."""
 _DIRECT = 4096
 """Up to this many candidates, hashing them costs less than bounding them by the noise of all tokens."""
+_TIES = 8
+"""Tokens at most between which a native sweep leaves the choice; of more there are ties without noise."""
 
 
 def mix(*words: int) -> int:
@@ -156,6 +160,27 @@ def _bounded_topk(
 
 
 def _bounded_argmax(row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]) -> int:
+    """The argmax of row + gumbel: by a native sweep over the row where there is one, see `_swept_argmax`."""
+    tokens = _raced(row, seed, position, stream)
+    if tokens is None:
+        return _swept_argmax(row, seed, position, stream, whole)
+    if len(tokens) == 1:
+        return int(tokens[0])
+    # Nearer to each other than libraries' logarithms: ours decide, as they do where nothing is native.
+    return int(tokens[(row[tokens] + _gumbel(_bits(seed, position, tokens, stream))).argmax()])
+
+
+def _raced(row: np.ndarray, seed: int, position: int, stream: int) -> np.ndarray | None:
+    """The tokens, ascending, of which one has the largest row + gumbel; None where no native sweep tells."""
+    lib = library()
+    if lib is None or row.dtype != np.float32 or not row.flags.c_contiguous:
+        return None
+    ids = np.empty(_TIES, dtype=np.int32)
+    found = lib.decodery_race(row.ctypes.data, len(row), mix(seed, stream, position), _TIES, ids.ctypes.data)
+    return ids[:found].astype(np.int64) if found > 0 else None
+
+
+def _swept_argmax(row: np.ndarray, seed: int, position: int, stream: int, whole: dict[int, np.ndarray]) -> int:
     """The argmax of row + gumbel, with noise only where it can win. whole: bits of all tokens, by position.
 
     The tokens near the top reach some score. No noise exceeds `_MOST`, nor that of the largest bits among all

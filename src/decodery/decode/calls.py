@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Ordered
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.ask import Asking
-from ..core.conversation import Conversation
+from ..core.conversation import Conversation, Prompt
 from ..core.ledger import charged
 from ..core.noise import nth_seed
 from ..core.sequence import Sequence
 from ..core.trace import Trace
 from ..errors import ServerError, SettingsError
-from ..model.protocol import writes
+from ..model.protocol import Reader, writes
 from ..model.store import Progress, silent
 from ..sample.constraint import Constrained, constrained
 from ..sample.sampler import Sampler
@@ -36,17 +37,25 @@ class Calls:
 
     conversation: of the request, from which other prompts are made. trace: of all texts that answer, which share the
     ledger of the request; of those that judge it tells `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
-    remembered: what scorers have found out for this prompt. standing: what would be the answer if nothing more came,
-    best first; complete: whether nothing was left out that was to be asked; whoever asks keeps them up to date.
+    reader: who reads what scorers ask, the writer but for a second model's. remembered: what scorers have found out
+    for this prompt. standing: what would be the answer if nothing more came, best first; complete: whether nothing
+    was left out that was to be asked; whoever asks keeps them up to date.
     """
 
     def __init__(self, engine: Engine, request: Request, conversation: Conversation) -> None:
         self.engine, self.request, self.conversation = engine, request, conversation
+        self.reader: Reader = engine.model
         self.trace = Trace()
         self.standing: list[Sequence] = []
         self.complete = True
         self.remembered: dict[Hashable, Any] = {}
         self._answered = self._judged = 0
+
+    def read_by(self, reader: Reader, encode: Callable[[Prompt], list[int]]) -> Calls:
+        """The same for scorers that are to ask a second model. encode: its tokens of a prompt."""
+        twin = copy(self)
+        twin.reader, twin.conversation = reader, replace(self.conversation, encode=encode)
+        return twin
 
     def answer(
         self, prompts: Ordered[Conversation], progress: Progress = silent, *, sampler: Sampler | None = None

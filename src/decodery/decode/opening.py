@@ -23,11 +23,12 @@ def opened(
     """
     prompt = [int(token) for token in request.prompt]
     _check_order(target)
-    _check_prompt(prompt, target)
-    request = request.suited(target)
-    model = target if request.source is None else request.source.over(target, prompt)
+    model: Reader = target if request.kv is None else request.kv.over(target, len(prompt))
     _check_prompt(prompt, model)
-    model = model if request.kv is None else request.kv.over(model, len(prompt))
+    request = request.suited(target)
+    if request.source is not None:
+        model = request.source.over(target, prompt)
+        _check_prompt(prompt, model)
     request.rule.fits(model)
     salt = request.salt
     if request.embeddings is not None:
@@ -91,7 +92,7 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
     if len(prompt) >= limit:
         raise ContextFull(
             f"the prompt has {len(prompt)} tokens and the model's context {limit}: shorten it so that at least "
-            "one new token fits"
+            'one new token fits, or read it with kv="streaming-llm", which goes on beyond the context'
         )
     if not 0 <= min(prompt) <= max(prompt) < vocab:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")

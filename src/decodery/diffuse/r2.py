@@ -33,7 +33,7 @@ class R2(Policy):
     tau: the threshold. Groups: where `width` neighbours have at most `filled` written places and their open ones are on
     average as sure as `group`, all of these are written. Runs: of neighbours with the same proposal, if the surest one
     is surer than `group`, that one is written. Stays: what was proposed in `passes` passes running and is as sure as
-    `stay` is written. Each rule sees what those before it wrote. The fine-tuning that the paper adds is not part of it.
+    `stay` is written. Each rule sees what those before it wrote. `decodery train r2` tunes a model to it.
     """
 
     tau: float = 0.9

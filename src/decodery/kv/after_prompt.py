@@ -14,7 +14,7 @@ from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
-from ..model.rope import rope_table
+from ..model.rope import turns
 from .base import CachePolicy, State, best, entries
 from .selecting import precise
 
@@ -78,20 +78,20 @@ class Prompt:
 
 def turned(config: ModelConfig, layer: int, rows: torch.Tensor, by: np.ndarray | int) -> torch.Tensor:
     """A layer's queries or keys [..., rows, head_dim] as they would be `by` positions further on."""
-    by = np.broadcast_to(np.asarray(by), rows.shape[-2:-1])
-    cos, sin = angles(config, layer, np.abs(by))
-    sin = sin * torch.from_numpy(np.sign(by))[:, None]
-    first, second = rows.chunk(2, dim=-1)
-    cos, sin = cos.to(rows), sin.to(rows)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    cos, sin = (part.to(rows) for part in angles(config, layer, np.broadcast_to(by, rows.shape[-2:-1])))
+    # Of rows that meet latents only the end is turned.
+    plain = 0 if config.latent is None else config.latent.rank
+    first, second = rows[..., plain:].chunk(2, dim=-1)
+    cos, sin = (part[:, : first.shape[-1]] for part in (cos, sin))
+    return torch.cat((rows[..., :plain], first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
 def angles(config: ModelConfig, layer: int, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [n, head_dim / 2] of a layer's rotation at these positions, of length 1."""
-    cos, sin = rope_table(config.layer_rope(layer), config.head_dim, int(positions.max(initial=0)) + 1)
+    """Cosines and sines [n, head_dim / 2] float64 of a layer's rotation at these positions, of length 1."""
     # What a rope multiplies both with is in the rows already.
-    cos, sin = cos / cos[0, 0], sin / cos[0, 0]
-    return cos[positions], sin[positions]
+    each = turns(config.layer_rope(layer), config.head_dim).double()
+    found = torch.from_numpy(positions.astype(np.float64))[:, None] * each
+    return found.cos(), found.sin()
 
 
 class Noting(State):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..core.needs import Gives, Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.cache import KVCache
-from ..model.config import ModelConfig
+from ..model.config import POSITIONS, ModelConfig
 from ..model.own_caches import OwnCaches
 from ..model.policy import AttentionPolicy
 from ..model.protocol import LanguageModel, Reader
@@ -49,6 +49,10 @@ class CachePolicy(Contract):
         """Done once, when a text's prompt is read: here a policy may read rows of its own."""
         return None
 
+    def endless(self, config: ModelConfig) -> bool:
+        """Whether texts of such a model go on beyond its context."""
+        return False
+
     @property
     def probes(self) -> bool:
         """Whether it reads rows of its own."""
@@ -60,11 +64,19 @@ class CachePolicy(Contract):
 
 
 class Remembering(OwnCaches):
-    """A model under a cache policy. It equals the model itself, see `OwnCaches`."""
+    """A model under a cache policy. It equals the model itself, see `OwnCaches`.
+
+    Its context is the model's, or all positions that can be counted where the policy knows no end.
+    """
 
     def __init__(self, model: LanguageModel, kv: CachePolicy, prompt: int) -> None:
         super().__init__(model)
-        self.kv, self.prompt = kv, prompt
+        self.kv, self.prompt, config = kv, prompt, model.config
+        self._config = replace(config, max_positions=POSITIONS.most) if kv.endless(config) else config
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
 
     def new_cache(self) -> KVCache:
         cache = self.model.new_cache()

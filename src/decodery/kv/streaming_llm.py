@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from ..errors import SettingsError
 from ..model.blocks import SLOTS
@@ -14,6 +15,7 @@ from ..model.config import ModelConfig
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
 from ..registry import register
+from .after_prompt import turned
 from .base import CachePolicy, State, require_budget, window_begins
 
 
@@ -27,14 +29,15 @@ class StreamingLLM(CachePolicy):
     """Keeps the first tokens, which attention rests on, and a window of the last ones; the middle is dropped.
 
     budget: see `CachePolicy`; the published 4 + 512 tokens. sinks: how many of them are the first ones. Every row reads
-    its own window, of the prompt too, so that texts do not depend on how they were read. Tokens keep the positions they
-    were read at, as most libraries have it; the paper counts positions inside of the cache, which matters beyond the
-    length a model was trained for: texts end where the model's context does. Class C. Memory: the budget and a block
-    of 16.
+    its own window, of the prompt too, so that texts do not depend on how they were read. As in the paper, positions are
+    counted among what is kept: the first tokens stand right before the window. So where the budget is a number of
+    tokens, a text goes on beyond the model's context. absolute: tokens keep the positions they were read at, as in most
+    libraries; the text then ends where the context does. Class C. Memory: the budget and a block of 16.
     """
 
     budget: float = 516
     sinks: int = 4
+    absolute: bool = False
 
     def __post_init__(self) -> None:
         require_budget("streaming-llm", self.budget)
@@ -43,6 +46,10 @@ class StreamingLLM(CachePolicy):
 
     def state(self, model: LanguageModel, prompt: int) -> AttentionPolicy:
         return Streaming(self, model.config, prompt)
+
+    def endless(self, config: ModelConfig) -> bool:
+        # Positions that have an embedding of their own end with these.
+        return not (self.absolute or config.learned_positions) and 1 < self.budget <= config.max_positions
 
     def begins(self, position: int) -> int:
         """Where the window of a row at `position` begins."""
@@ -56,15 +63,47 @@ class Streaming(State):
         super().__init__(config, prompt)
         self.method = method
 
+    @property
+    def merges(self) -> bool:  # type: ignore[override]
+        return not self.method.absolute and self.method.sinks > 0
+
+    @property
+    def most(self) -> int | None:  # type: ignore[override]
+        return int(self.method.budget) + SLOTS if self.method.budget > 1 else None
+
     def fork(self) -> Streaming:
         return self
 
     def select(self, attention: Attention) -> np.ndarray:
-        cache, segment = attention.segment.cache, attention.segment
-        assert cache is not None
-        slots = cache.positions[attention.layer, : attention.seen.shape[-1]]
-        begins = np.array([self.method.begins(int(position)) for position in segment.positions])
-        return (slots < self.method.sinks) | (slots >= begins[:, None])
+        slots, begins = _places(attention), self._begins(attention)[:, None]
+        # Sinks that stand nearer than where they were read are met by themselves, in `merge`.
+        return ((slots < self.method.sinks) | (slots >= begins)) & ~self.also(attention)
+
+    def also(self, attention: Attention) -> np.ndarray:
+        moved = self.merges & (self._begins(attention) > self.method.sinks)[:, None]
+        return np.asarray(attention.seen_by_any & (_places(attention) < self.method.sinks) & moved)
+
+    def merge(self, attention: Attention) -> torch.Tensor:
+        context, mass = attention.context, attention.mass
+        assert context is not None and mass is not None
+        met = self.also(attention)
+        rows, slots = np.flatnonzero(met.any(axis=1)), np.flatnonzero(met.any(axis=0))
+        if not len(rows):
+            return context
+        nearer = self._begins(attention)[rows] - self.method.sinks
+        # Each row by itself and in double precision: what else is in the pass leaves no trace.
+        queries = attention.queries[rows].double().transpose(0, 1)
+        queries = turned(self.config, attention.layer, queries, -nearer).transpose(0, 1)
+        keys, values = (part[:, slots].double() for part in (attention.keys, attention.values))
+        grouped = queries.unflatten(1, (len(keys), -1))[:, :, :, None]
+        scores = (grouped * keys[:, None]).sum(dim=-1)  # [rows, kv_heads, group, sinks]
+        hidden = torch.from_numpy(~met[np.ix_(rows, slots)]).to(scores.device)[:, None, None]
+        scores = scores.masked_fill(hidden, -torch.inf)
+        first = (scores.softmax(dim=-1)[..., None] * values[:, None]).sum(dim=-2).flatten(1, 2)
+        share = torch.sigmoid(mass[rows].double() - scores.logsumexp(dim=-1).flatten(1))[..., None]
+        found = context.clone()
+        found[rows] = (share * context[rows].double() + (1 - share) * first).to(context.dtype)
+        return found
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         # By whole blocks, wherever passes end: what is held is a function of the text's length.
@@ -77,3 +116,14 @@ class Streaming(State):
             first, last = np.searchsorted(places, [self.method.sinks, begins]).tolist()
             if last > first:
                 cache.evict(layer, range(first, last))
+
+    def _begins(self, attention: Attention) -> np.ndarray:
+        """[n] where the window of each row begins."""
+        return np.array([self.method.begins(int(position)) for position in attention.segment.positions])
+
+
+def _places(attention: Attention) -> np.ndarray:
+    """[slots] positions."""
+    cache = attention.segment.cache
+    assert cache is not None
+    return cache.positions[attention.layer, : attention.seen.shape[-1]]

@@ -125,7 +125,8 @@ class KVCache:
 
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
-        return max(tokens - self.next_position + self.length, self._first)
+        slots, most = tokens - self.next_position + self.length, None if self.policy is None else self.policy.most
+        return max(slots if most is None else min(slots, most), self._first)
 
     def provide(self, slots: int) -> None:
         """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""

@@ -33,8 +33,8 @@ class KeptRows:
         return torch.cat(parts, dim=1)[:, : self._width]
 
 
-def parents(seen: torch.Tensor, reach: int) -> torch.Tensor:
-    """[reach + T] the row right before each of `reach` rows of content and T tentative ones, -1 for none.
+def parents(seen: torch.Tensor) -> torch.Tensor:
+    """[T] the tentative row right before each of T tentative rows, -1 for none.
 
     seen: [n, T] bool, which tentative rows each of the last n sees. Those of earlier passes stand where a row that sees
     them has them; of those that none sees nothing is asked.
@@ -46,6 +46,12 @@ def parents(seen: torch.Tensor, reach: int) -> torch.Tensor:
     # A row of an earlier pass has the ancestors that its first reader sees before it.
     whole[: rows - n] = seen[seen.to(torch.int8).argmax(dim=0)][: rows - n] & (before <= before[: rows - n, None])
     earlier = whole & (before < before[:, None])
-    own = torch.where(earlier, before, -1).amax(dim=1)
-    own = torch.where(own < 0, reach - 1, own + reach)
-    return torch.cat((torch.arange(-1, reach - 1, device=seen.device), own))
+    return torch.where(earlier, before, -1).amax(dim=1)
+
+
+def behind(line: torch.Tensor, reach: int) -> torch.Tensor:
+    """[reach + T] the row right before each of `reach` rows of content and the tentative ones behind them.
+
+    line: [T] what `parents` says of those.
+    """
+    return torch.cat((torch.arange(-1, reach - 1, device=line.device), torch.where(line < 0, reach - 1, line + reach)))

@@ -6,7 +6,7 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -83,9 +83,25 @@ class GuessStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class MixerStruct(ctypes.Structure):
+    _fields_ = [
+        ("conv", c_void_p), ("conv_bias", c_void_p), ("step_bias", c_void_p), ("decay", c_void_p), ("skip", c_void_p),
+        ("gate_norm", c_void_p), ("heads", c_int32), ("head_dim", c_int32), ("groups", c_int32), ("state", c_int32),
+        ("kernel", c_int32), ("least_step", c_float), ("most_step", c_float), ("eps", c_float),
+    ]  # fmt: skip
+
+
+class MixedStruct(ctypes.Structure):
+    _fields_ = [
+        ("held", c_void_p), ("parents", c_void_p), ("state", c_void_p), ("after", c_void_p), ("gate", c_void_p),
+        ("out", c_void_p), ("gate_stride", c_int64), ("reach", c_int32), ("rows", c_int32), ("said", c_int32),
+    ]  # fmt: skip
+
+
 # In the order of csrc/abi.h.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
+    MixerStruct, MixedStruct,
 )  # fmt: skip
 
 
@@ -117,7 +133,9 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_linear.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
     lib.decodery_topk.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p]
     lib.decodery_likeliest.argtypes = lib.decodery_topk.argtypes
+    lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
+    lib.decodery_mix.argtypes = [c_void_p, c_void_p]
     lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())
     return lib
@@ -139,7 +157,7 @@ def threads_at_most(count: int) -> Iterator[None]:
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
     # The newest function: a library without it is older than this file.
-    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_pack_blocks") else None
+    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_race") else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")

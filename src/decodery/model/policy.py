@@ -51,14 +51,19 @@ class AttentionPolicy(Contract):
 
     What is tentative may be forgotten again: a policy counts nothing before `kept` says that it has become content. A
     row always reads itself. observes: whether `observe` wants attention's weights. merges: whether `merge` has anything
-    to add.
+    to add. most: how many slots of a layer it leaves, however long the text is; None where that is not known.
     """
 
     observes: bool = False
     merges: bool = False
+    most: int | None = None
 
     def select(self, attention: Attention) -> np.ndarray | None:
         """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool; None for all of them."""
+        return None
+
+    def also(self, attention: Attention) -> np.ndarray | None:
+        """Which slots of the cache `merge` reads beside those that are selected: [n, slots] bool; None for none."""
         return None
 
     def observe(self, attention: Attention) -> None:

@@ -7,7 +7,8 @@ it, and a < 0 belongs to the head.
 
 What the cache keeps of a row is not a state but the few numbers a state is made from, in the slots where other layers
 have keys and values. So a text is kept, cut, marked and forked as any other is, and the state behind its content is
-made of these numbers when the next pass needs it: no state is ever stored for a node of a tree.
+made of these numbers when the next pass needs it: no state is ever stored for a node of a tree. In float32 on a CPU
+native kernels go through the rows (`native_scan`); elsewhere, and where gradients are gathered, PyTorch scans them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch.nn.functional import pad, rms_norm, silu, softplus
 from .batch import Segment
 from .cache import KVCache
 from .config import ModelConfig
-from .kept_rows import KeptRows, parents
+from .kept_rows import KeptRows, behind
+from .kernels import library
+from .native_scan import NativeScan
 from .weights import Layer
 
 CHUNK = 64
@@ -83,28 +86,41 @@ class Recurrence:
         self._conv_bias = None if layer.conv_bias is None else layer.conv_bias.to(dtype)
         self._step_bias, self._skip = layer.step_bias.to(dtype), layer.skip.to(dtype)
         self._gate_norm, self._decay = layer.gate_norm.to(dtype), -layer.decay.to(dtype).exp()
+        # Before the first row; states are never written to.
+        sizes = config.mamba.heads, config.mamba.head_dim, config.mamba.state
+        self._nothing = torch.zeros(sizes, dtype=dtype, device=layer.decay.device)
+        self._native: NativeScan | None = None
+        if dtype == torch.float32 and layer.decay.device.type == "cpu" and library() is not None:
+            tensors = self._conv, self._conv_bias, self._step_bias, self._decay, self._skip, self._gate_norm
+            self._native = NativeScan(config.mamba, tensors, config.norm_eps)
 
-    def __call__(self, projected: torch.Tensor, segment: Segment) -> torch.Tensor:
-        """Rows [n, inner + channels + heads] of one segment, as the first projection gives them -> [n, inner]."""
+    def __call__(self, projected: torch.Tensor, segment: Segment, line: torch.Tensor | None) -> torch.Tensor:
+        """Rows [n, inner + channels + heads] of one segment, as the first projection gives them -> [n, inner].
+
+        line: [T] what `kept_rows.parents` says of the segment's tentative rows, None where they follow each other.
+        """
         shape, cache = self._shape, segment.cache
-        gate, channels, raw = projected.split((shape.inner, shape.channels, shape.heads), dim=1)
-        steps = softplus(raw.to(self._dtype) + self._step_bias).clamp(shape.least_step, shape.most_step)
-        held, reach = torch.cat((channels.to(self._dtype), steps), dim=1), 0
-        state = held.new_zeros(shape.heads, shape.head_dim, shape.state)
-        if cache is not None:
+        gate, held = projected.to(self._dtype).split((shape.inner, shape.width), dim=1)
+        reach, native = 0, None if projected.requires_grad else self._native
+        if cache is None:
+            state = self._nothing
+        else:
             self._rows.write(cache, held)
-            state, content = self._state(cache, state), int(cache.lengths[self._index])
+            state, content = self._state(cache), int(cache.lengths[self._index])
             reach = min(content, shape.kernel - 1)
             held = self._read(cache, content - reach, content + cache.scratch)
-        said = self._said(held, reach, segment, state).flatten(1)
-        gated = (said * silu(gate.to(self._dtype))).unflatten(1, (shape.groups, -1))
+        if native is not None:
+            return native.said(held, reach, line, state, gate).to(projected.dtype)
+        gated = (self._said(held, reach, segment, line, state).flatten(1) * silu(gate)).unflatten(1, (shape.groups, -1))
         normed = rms_norm(gated, gated.shape[-1:], None, self._eps).flatten(1) * self._gate_norm
         return normed.to(projected.dtype)
 
-    def _said(self, held: torch.Tensor, reach: int, segment: Segment, state: torch.Tensor) -> torch.Tensor:
+    def _said(
+        self, held: torch.Tensor, reach: int, segment: Segment, line: torch.Tensor | None, state: torch.Tensor
+    ) -> torch.Tensor:
         """What a segment's rows say, [n, heads, head_dim]. held: `reach` rows of content, then all tentative ones."""
         n, found = len(segment), []
-        if segment.mask is None and not segment.stays:
+        if line is None:
             steps, x, b, c = self._inputs(held, torch.arange(-1, len(held) - 1), reach)
             for first in range(0, n, CHUNK):
                 some = slice(first, first + CHUNK)
@@ -115,7 +131,7 @@ class Recurrence:
                     state = advance(taken, self._decay, at, led, state)
         else:
             seen = torch.from_numpy(segment.seen()).to(held.device)
-            steps, x, b, c = self._inputs(held, parents(seen, reach), reach)
+            steps, x, b, c = self._inputs(held, behind(line, reach), reach)
             for first in range(0, n, CHUNK):
                 rows = slice(segment.stays + first, segment.stays + first + CHUNK)
                 found.append(tree_scan(steps, self._decay, x, b, c[rows], seen[first : first + CHUNK], state))
@@ -129,7 +145,8 @@ class Recurrence:
         held: [m, channels + heads], what is kept of rows; parent: [m], the one before each, -1 for none.
         """
         shape = self._shape
-        rows, steps = held.split((shape.channels, shape.heads), dim=1)
+        rows, raw = held.split((shape.channels, shape.heads), dim=1)
+        steps = softplus(raw[first:] + self._step_bias).clamp(shape.least_step, shape.most_step)
         # Where nothing comes before, and before that, stands a row of zeros.
         rows = pad(rows, (0, 0, 0, 1))
         parent = pad(parent.to(held.device), (0, 1), value=-1)
@@ -142,17 +159,20 @@ class Recurrence:
         size = shape.groups * shape.state
         x, b, c = mixed.split((shape.inner, size, size), dim=1)
         groups = (shape.groups, shape.state)
-        return steps[first:], x.unflatten(1, (shape.heads, -1)), b.unflatten(1, groups), c.unflatten(1, groups)
+        return steps, x.unflatten(1, (shape.heads, -1)), b.unflatten(1, groups), c.unflatten(1, groups)
 
-    def _state(self, cache: KVCache, nothing: torch.Tensor) -> torch.Tensor:
+    def _state(self, cache: KVCache) -> torch.Tensor:
         """The state behind the content of a cache, from the last one that is known and what has come since."""
         content = int(cache.lengths[self._index])
-        done, state = cache.states.last(self._index) or (0, nothing)
+        done, state = cache.states.last(self._index) or (0, self._nothing)
         if done == content:
             return state
         while done < content:
             stop, reach = min(done + CHUNK, content), min(done, self._shape.kernel - 1)
             held = self._read(cache, done - reach, stop)
+            if self._native is not None:
+                done, state = stop, self._native.advance(held, reach, state)
+                continue
             steps, x, b, _ = self._inputs(held, torch.arange(-1, len(held) - 1), reach)
             done, state = stop, advance(steps, self._decay, x, b, state)
         cache.states.add(self._index, content, state)

@@ -31,11 +31,20 @@ def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor,
 
     Rotation pairs dimension i with i + head_dim / 2. Yarn's attention factor is multiplied in.
     """
-    inverse, attention_factor = rope_frequencies(rope, rope.rotated or head_dim)
-    # What is not turned stays where it is at every position.
-    inverse = pad(inverse, (0, head_dim // 2 - len(inverse)))
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * inverse[None, :]
-    return angles.cos() * attention_factor, angles.sin() * attention_factor
+    return rope_angles(rope, head_dim, torch.arange(positions, dtype=torch.float32))
+
+
+def rope_angles(rope: Rope, head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, each [n, head_dim / 2] float32, for positions [n], in whose precision they are computed."""
+    attention_factor = rope_frequencies(rope, rope.rotated or head_dim)[1]
+    angles = positions[:, None] * turns(rope, head_dim)[None, :].to(positions.dtype)
+    return (angles.cos() * attention_factor).float(), (angles.sin() * attention_factor).float()
+
+
+def turns(rope: Rope, head_dim: int) -> torch.Tensor:
+    """Angular frequency of every pair [head_dim / 2] in radians per position, 0 for those that are not turned."""
+    inverse = rope_frequencies(rope, rope.rotated or head_dim)[0]
+    return pad(inverse, (0, head_dim // 2 - len(inverse)))
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:

@@ -15,7 +15,7 @@ from torch.nn.functional import linear, pad
 
 from .batch import Segment
 from .config import ModelConfig
-from .kept_rows import KeptRows, parents
+from .kept_rows import KeptRows, behind, parents
 from .weights import Layer
 
 
@@ -49,7 +49,7 @@ class ShortConvolution:
         if segment.mask is None:
             parent = torch.arange(-1, len(held) - 1, device=held.device)
         else:
-            parent = parents(torch.from_numpy(segment.seen()).to(held.device), reach)
+            parent = behind(parents(torch.from_numpy(segment.seen()).to(held.device)), reach)
         # Where nothing comes before, and before that, stands a row of zeros.
         rows, parent = pad(held, (0, 0, 0, 1)), pad(parent, (0, 1), value=-1)
         filters, found = self._filters(normed), projected

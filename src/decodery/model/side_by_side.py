@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 
 class SideBySide:
-    """What `Transformer.blocks` takes as its step: `count` texts of `length` rows, from position 0 on, no caches."""
+    """What `Transformer.blocks` takes as its step: `count` texts of `length` rows, from position 0 on, no caches.
 
-    def __init__(self, model: Transformer, count: int, length: int) -> None:
-        self._shape, self._config = (count, length), model.config
+    seen: [length, length] bool, what each row sees of its text; None for what lies before it.
+    """
+
+    def __init__(self, model: Transformer, count: int, length: int, seen: torch.Tensor | None = None) -> None:
+        self._shape, self._config, self._seen = (count, length), model.config, seen
         cos, sin = model.angles(model.config.rope, np.tile(np.arange(length), count))
         self._angles = cos[:, None].to(model.dtype), sin[:, None].to(model.dtype)
 
@@ -26,6 +29,6 @@ class SideBySide:
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
         seen = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=self._config.attention_scale, enable_gqa=True
+            q, k, v, self._seen, is_causal=self._seen is None, scale=self._config.attention_scale, enable_gqa=True
         )
         return seen.transpose(1, 2).flatten(0, 1).flatten(1)

@@ -18,6 +18,7 @@ from .cache import KVCache
 from .config import ModelConfig, Rope
 from .graphs import StaticPasses
 from .int8 import Int8Linear
+from .kept_rows import parents
 from .kernels import library
 from .latent import queries_and_latents, values_of
 from .mixture import Mixture
@@ -26,7 +27,7 @@ from .portable import PortableStack
 from .protocol import Capabilities
 from .recurrence import Recurrence
 from .resident import forget, mapped_files
-from .rope import rope_table
+from .rope import rope_angles, rope_table
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
 from .short_conv import ShortConvolution
 from .sites import SITES, Site, Tap, Visits
@@ -359,11 +360,19 @@ class Transformer:
 
     def angles(self, rope: Rope, positions: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [N, head_dim / 2] float32 of the rows' positions."""
+        beyond = positions >= self.config.max_positions
+        if beyond.any():
+            # A text that goes on beyond the context may go on for ever: no table of that, and exact however far.
+            found = self.angles(rope, np.where(beyond, 0, positions))
+            far = rope_angles(rope, self.config.head_dim, torch.from_numpy(positions[beyond]).double())
+            for each, exact in zip(found, far, strict=True):
+                each[_to_device(np.flatnonzero(beyond), self.device)] = exact.to(self.device)
+            return found
         needed = int(positions.max()) + 1
         table = self._tables.get(rope)
         if table is None or len(table[0]) < needed:
             # Tables grow by doubling: a model may allow 131,072 positions and see three hundred.
-            size = min(max(1024, 2 * needed), max(needed, self.config.max_positions))
+            size = min(max(1024, 2 * needed), self.config.max_positions)
             cos, sin = rope_table(rope, self.config.head_dim, size)
             table = self._tables[rope] = cos.to(self.device), sin.to(self.device)
         index = _to_device(positions, self.device)
@@ -382,6 +391,7 @@ class _Pass:
         ]
         self._angles: dict[Rope, tuple[torch.Tensor, torch.Tensor]] = {}
         self._masks: dict[tuple[int, bool, int], torch.Tensor | None] = {}
+        self._lines: dict[int, torch.Tensor | None] = {}
 
     def angles(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         rope = self.model.config.layer_rope(layer)
@@ -411,7 +421,19 @@ class _Pass:
 
     def mix(self, mixer: Recurrence, projected: torch.Tensor) -> torch.Tensor:
         """What a recurrent layer finds, row by row of every segment."""
-        return torch.cat([mixer(projected[first:last], segment) for segment, first, last in self.spans])
+        parts = [
+            mixer(projected[first:last], segment, self.line(number))
+            for number, (segment, first, last) in enumerate(self.spans)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def line(self, number: int) -> torch.Tensor | None:
+        """The tentative row right before each of a segment, None where they follow each other."""
+        if number not in self._lines:
+            segment = self.spans[number][0]
+            follow = segment.mask is None and not segment.stays
+            self._lines[number] = None if follow else parents(_to_device(segment.seen(), self.model.device))
+        return self._lines[number]
 
     def convolve(self, convolution: ShortConvolution, normed: torch.Tensor, projected: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values of every segment behind a layer's convolution."""

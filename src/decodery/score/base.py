@@ -93,6 +93,11 @@ class Scorer(Contract):
         return False
 
     @property
+    def apart(self) -> bool:
+        """Whether it is read behind prompts of its own, made of question and answer, which any model can be asked."""
+        return False
+
+    @property
     def needs(self) -> Needs:
         """What it must find: by `taps`, hidden states of the candidates' last tokens."""
         return Needs()

@@ -46,7 +46,8 @@ class LLMJudge(Scorer):
     instruction: what the judge is told behind question and answer, in a conversation of its own. labels: from worst to
     best, which are worth 0 to 1 in equal steps; each is known by its first token, with or without a space before it.
     The score is the mean by the labels' probabilities, normalised once over all labels, so that judges are compared
-    beyond their favourite label, and nothing is drawn. The judge is the model that wrote the text. Behind a server only
+    beyond their favourite label, and nothing is drawn. The judge is the model that wrote the text; another one is asked
+    by `reward-model`, as in reward-model(scorer=llm-judge,model=FOLDER). Behind a server only
     the 20 likeliest tokens are told of: a label that is not among them counts as nothing, and as `unheard` in the
     ledger, which also has `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
     """
@@ -60,6 +61,10 @@ class LLMJudge(Scorer):
     def __post_init__(self) -> None:
         if len(self.labels) < 2 or len({label.strip() for label in self.labels} - {""}) < len(self.labels):
             raise SettingsError("llm-judge needs two or more labels, none of them twice or empty")
+
+    @property
+    def apart(self) -> bool:
+        return True
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -89,9 +94,9 @@ class LLMJudge(Scorer):
         if calls is None:
             raise SettingsError("llm-judge writes a prompt of its own, and this one is token ids: search through `LM`")
         prompts = [self._prompt(calls, text) for text in texts(candidates, None, "llm-judge")]
-        if writes(calls.engine.model):
+        if writes(calls.reader):
             return (yield from self._heard(calls, prompts))
-        self.fits(calls.engine.model)
+        self.fits(calls.reader)
         ids = [calls.conversation.apart(prompt).tokens() for prompt in prompts]
         found = torch.zeros(len(ids), dtype=torch.float64)
 
@@ -99,7 +104,7 @@ class LLMJudge(Scorer):
             law = logits[-1].double().log_softmax(dim=-1)
             found[number] = _mean([float(law[list(first)].logsumexp(dim=0)) for first in self.tokens])
 
-        fresh = replace(candidates, prompt=(), outputs=[()] * len(ids), states=None, model=calls.engine.model)
+        fresh = replace(candidates, prompt=(), outputs=[()] * len(ids), states=None, model=calls.reader)
         yield from read(fresh, reader(fresh, "llm-judge"), ids, [1] * len(ids), take)
         counts = charged().counts
         counts["judge_calls"] = counts.get("judge_calls", 0) + len(ids)

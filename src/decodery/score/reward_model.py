@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Self
 
 import torch
 
 from ..core.ask import Asking, settled
+from ..core.conversation import Prompt
 from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.load import LoadedModel, load
@@ -38,11 +39,12 @@ class RewardModel(Wrapper):
     """Scores texts by a scorer that asks a second model in place of the one that wrote them.
 
     model: a folder, a name that `decodery.load` knows, a model that was loaded, or a `LanguageModel` with the writer's
-    own tokens; dtype: of one that is named. scorer: reads by itself, as process-reward(head=FILE) with a head that was
-    trained on this model, self-evaluation, rating or log-probability do; what writes prompts of its own asks the
-    writer, and is refused. Where the two have different tokens, prompt and text are read as texts, without the signs of
-    a chat template. Works behind a server, too. Cost: each text is read anew whenever it is scored; passes and rows
-    are the ledger's "reward".
+    own tokens; dtype: of one that is named. scorer: reads by itself, as process-reward(head=FILE) with a head that
+    was trained on this model, self-evaluation, rating or log-probability do, or asks by a prompt of its own, as
+    llm-judge does, which this model is then asked by its own chat template. What needs the writer is refused. Where
+    the two have different tokens, prompt and text are read as texts, without the signs of a chat template. Works
+    behind a server, too. Cost: each text is read anew whenever it is scored; passes and rows are the ledger's
+    "reward".
     """
 
     scorer: Scorer | str = "self-evaluation"
@@ -57,10 +59,10 @@ class RewardModel(Wrapper):
             raise SettingsError("reward-model judges by a second model: name one, as in model=FOLDER")
         if self.dtype != "auto" and not isinstance(self.model, str):
             raise SettingsError(f"dtype={self.dtype} is for a reward model given by name: name one, or leave dtype out")
-        if self.inner.needs.taps or self.inner.needs.logprobs:
+        if self.inner.needs.taps or (self.inner.needs.logprobs and not self.inner.apart):
             raise SettingsError(
                 f"{type(self.inner).__name__} asks whoever wrote the text: give reward-model a scorer that reads by "
-                "itself, such as process-reward or self-evaluation"
+                "itself, such as process-reward, self-evaluation or llm-judge"
             )
 
     @property
@@ -89,12 +91,21 @@ class RewardModel(Wrapper):
             asked = replace(candidates, model=model if writer is None else fitted(model, writer))
         else:
             asked = self._retold(candidates, tokenizer, model)
-        return (yield from settled(self.inner.score(replace(asked, states=None, calls=None, role=_ROLE))))
+        calls = candidates.calls if self.inner.apart else None
+        if calls is not None and isinstance(self._found, LoadedModel):
+            calls = calls.read_by(model, partial(_turns, self._found))
+        elif calls is not None:
+            calls = calls.read_by(model if writer is None else fitted(model, writer), calls.conversation.encode)
+        return (yield from settled(self.inner.score(replace(asked, states=None, calls=calls, role=_ROLE))))
+
+    @property
+    def _found(self) -> LoadedModel | LanguageModel:
+        return _load(self.model, self.dtype) if isinstance(self.model, str) else self.model
 
     @property
     def _loaded(self) -> tuple[LanguageModel, Tokenizer | None]:
         """The model, and its tokenizer where it has one of its own."""
-        found = _load(self.model, self.dtype) if isinstance(self.model, str) else self.model
+        found = self._found
         return (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
 
     def _retold(self, candidates: Candidates, tokenizer: Tokenizer, model: LanguageModel) -> Candidates:
@@ -115,6 +126,14 @@ class RewardModel(Wrapper):
             decode=tokenizer.decode,
             model=model,
         )
+
+
+def _turns(asked: LoadedModel, prompt: Prompt) -> list[int]:
+    """The tokens of a question to a model, by its own chat template where it has one."""
+    if asked.chat is None:
+        return asked.tokenizer.encode(str(prompt))
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return asked.tokenizer.encode(asked.chat.render(turns), special=False)
 
 
 @lru_cache(maxsize=4)

@@ -15,7 +15,7 @@ from .errors import invalid
 from .fields import ChatRequest
 from .job import News, Written
 from .messages import rendered, tools_in_use
-from .methods import CANVAS_TOKENS, fill_of, search_of, settings_of
+from .methods import CANVAS_TOKENS, fill_of, kv_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def plan(desk: Desk, body: ChatRequest) -> Plan:
 
 def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     lm = desk.lm
-    text, turns = rendered(desk, body.messages, tools_in_use(body))
+    text, turns = rendered(desk, body.messages, tools_in_use(body), kv_of(body))
     tokens = lm.tokenizer.encode(text, special=False)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
@@ -43,7 +43,7 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     settings = settings_of(body, lm.model.vocab_size)
     own = body.decodery
     canvas = own is not None and own.diffuse is not None
-    settings["max_new_tokens"] = desk.room(len(tokens), wanted, CANVAS_TOKENS if canvas else None)
+    settings["max_new_tokens"] = desk.room(len(tokens), wanted, CANVAS_TOKENS if canvas else None, kv_of(body))
     if constraint is not None:
         settings["constraint"] = constraint
     if body.top_logprobs is not None and not body.logprobs:

@@ -12,7 +12,7 @@ from . import answer
 from .errors import invalid
 from .fields import CompletionRequest
 from .job import News, Written
-from .methods import fill_of, search_of, settings_of
+from .methods import fill_of, kv_of, search_of, settings_of
 from .plan import Form, Plan, several
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
     requests: list[Request | Fill] = []
     for tokens in prompts:
         # A text of no tokens is one that is cut before its first.
-        most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS), 1)
+        most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, kv_of(body)), 1)
         told = {} if logprobs is None else {"logprobs": logprobs}
         fill = fill_of(body, lm, tokens, settings | told | {"max_new_tokens": most})
         if fill is not None:
@@ -91,9 +91,9 @@ def _prompts(desk: Desk, body: CompletionRequest) -> tuple[list[str], list[list[
     given: list[Any] = [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
     for each in given:
         if isinstance(each, str):
-            desk.check_length(each)
-        elif len(each) >= desk.context or max(each) >= desk.lm.model.vocab_size:
-            desk.room(len(each), body.max_tokens, None)
+            desk.check_length(each, kv_of(body))
+        elif len(each) >= desk.reach(kv_of(body)) or max(each) >= desk.lm.model.vocab_size:
+            desk.room(len(each), body.max_tokens, None, kv_of(body))
             raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
     if body.suffix:
         return [""] * len(given), [_gap(desk, body, each) for each in given]
@@ -110,7 +110,7 @@ def _gap(desk: Desk, body: CompletionRequest, prompt: Any) -> list[int]:
     if body.echo or not isinstance(prompt, str):
         raise invalid("a suffix goes with prompts that are texts, and without echo", "suffix")
     assert body.suffix is not None
-    desk.check_length(body.suffix)
+    desk.check_length(body.suffix, kv_of(body))
     tokens = desk.lm.tokenizer.infill(prompt, body.suffix)
     if tokens is None:
         raise invalid("this model has no tokens to fill gaps with: leave suffix out, or serve one trained to", "suffix")

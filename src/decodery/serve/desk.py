@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from ..constrain.base import Language
+from ..model.config import POSITIONS
+from ..resolving import resolve_kv
 from .errors import ApiError, as_api_error, invalid
 from .methods import Compiled, strangers
 from .settings import ServerSettings
@@ -34,10 +36,14 @@ class Desk:
     def context(self) -> int:
         return self.lm.model.config.max_positions
 
+    def reach(self, kv: str | None) -> int:
+        """Tokens of the longest text under a cache policy: some know no end."""
+        policy = resolve_kv(kv)
+        return POSITIONS.most if policy is not None and policy.endless(self.lm.model.config) else self.context
+
     @cached_property
-    def longest(self) -> int:
-        """Characters of the longest text that could fit the context, counted generously."""
-        return self.context * max(map(len, self.lm.vocabulary.pieces))
+    def _longest_piece(self) -> int:
+        return max(map(len, self.lm.vocabulary.pieces))
 
     async def do(self, what: Callable[[], T]) -> T:
         """Work on a request that takes milliseconds; its errors become the client's."""
@@ -48,9 +54,9 @@ class Desk:
             return None
         return await self._run(self._compiling, lambda: self._compiled.get(language))
 
-    def check_length(self, text: str) -> None:
-        """Refuse early what cannot fit."""
-        if len(text) > self.longest:
+    def check_length(self, text: str, kv: str | None = None) -> None:
+        """Refuse early what cannot fit, counted generously."""
+        if len(text) > self.reach(kv) * self._longest_piece:
             raise invalid(
                 f"the prompt has {len(text)} characters, more than fit this model's context of {self.context} tokens",
                 "messages",
@@ -64,9 +70,12 @@ class Desk:
                 f"{param} has {len(text)} characters, and this server takes {self.settings.description_bytes}", param
             )
 
-    def room(self, prompt: int, wanted: int | None, default: int | None) -> int:
-        """How many tokens a text may have. wanted: as the request says, else `default`, None for all that fit."""
-        left = self.context - prompt
+    def room(self, prompt: int, wanted: int | None, default: int | None, kv: str | None = None) -> int:
+        """How many tokens a text may have. wanted: as the request says, else `default`, None for all that fit.
+
+        kv: the cache policy. Without a bound no text gets more than the model's context, whatever its policy.
+        """
+        left = self.reach(kv) - prompt
         if left < 1 or (wanted is not None and wanted > left):
             raise invalid(
                 f"this model's context is {self.context} tokens, and the request needs {prompt + max(wanted or 1, 1)}: "
@@ -76,7 +85,7 @@ class Desk:
             )
         if wanted is not None:
             return wanted
-        return left if default is None else min(default, left)
+        return min(self.context if default is None else default, left)
 
     async def _run(self, pool: ThreadPoolExecutor, what: Callable[[], T]) -> T:
         def work() -> T:

@@ -35,13 +35,15 @@ def render(desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
     return text
 
 
-def rendered(desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, list[dict[str, Any]]]:
-    """The prompt for these messages, and the turns that the template made it of."""
+def rendered(
+    desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = (), kv: str | None = None
+) -> tuple[str, list[dict[str, Any]]]:
+    """The prompt for these messages, and the turns that the template made it of. kv: the policy it is read under."""
     chat = desk.lm.chat
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
     for message in messages:
-        desk.check_length(message.text)
+        desk.check_length(message.text, kv)
     knows = "tools" in chat.source
     turns = [_turn(message, knows) for message in messages]
     told = [tool.model_dump(exclude_none=True) for tool in tools]

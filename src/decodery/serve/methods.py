@@ -29,6 +29,11 @@ def strangers(trust: bool) -> AbstractContextManager[None]:
     return nullcontext() if trust else from_network()
 
 
+def kv_of(body: Shared) -> str | None:
+    """The cache policy that a request names."""
+    return None if body.decodery is None else body.decodery.kv
+
+
 def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
     """What of a request decides how one text is decoded, by the names `LM.request` has for it."""
     own = body.decodery or Methods()

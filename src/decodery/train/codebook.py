@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ordered
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, layer_norm
 
 from ..errors import SettingsError, UnsupportedModel
 from ..model.config import ModelConfig
@@ -24,12 +24,15 @@ from .puzzle_model import predicted
 class Coding(Visits):
     """Visits that replace rows by the mean of their codes. lost: the squared distances that this came to, by site.
 
-    The gradient goes to the codes, and through them to what was replaced as if it had stayed.
+    normed: codes come near the normed rows, as in the paper, where the model learns to live with their length; else
+    near the rows as they are, which a model that stays as it is needs. The gradient goes to the codes, and through
+    them to what they come near as if it had stayed. Without the norm nothing would hold the length of rows that are
+    learned: no loss depends on it, and codes that run behind it would never arrive.
     """
 
-    def __init__(self, codes: Mapping[Site, torch.Tensor], k: int) -> None:
+    def __init__(self, codes: Mapping[Site, torch.Tensor], k: int, normed: bool) -> None:
         super().__init__({place.name + str(place.layer): place for place in codes}, {}, None)
-        self._codes, self._k = codes, k
+        self._codes, self._k, self._normed = codes, k, normed
         self.lost: list[torch.Tensor] = []
 
     def visit(self, place: Site, rows: torch.Tensor) -> torch.Tensor:
@@ -39,8 +42,15 @@ class Coding(Visits):
         with torch.no_grad():
             ids = nearest(rows, codes, self._k)
         found = mean_of(codes, ids).flatten(1)
-        self.lost.append((found - rows.detach()).square().mean())
-        return found + rows - rows.detach()
+        wanted = in_groups(rows, codes.shape[0], self._normed).flatten(1)
+        self.lost.append((found - wanted.detach()).square().mean())
+        return found + wanted - wanted.detach()
+
+
+def in_groups(rows: torch.Tensor, groups: int, normed: bool) -> torch.Tensor:
+    """[n, groups, dim] of rows [n, groups * dim], each group normed on wish."""
+    found = rows.unflatten(-1, (groups, -1))
+    return layer_norm(found, found.shape[-1:]) if normed else found
 
 
 def group_shape(tap: str, config: ModelConfig) -> tuple[int, int]:
@@ -76,7 +86,7 @@ def train_codebook(
         raise UnsupportedModel("codebooks are trained through a model in floating point: load it with dtype=float32")
     places = {tap: site(tap, model.config.num_layers) for tap in sites}
     draws = torch.Generator().manual_seed(seed)
-    books = _begun(model, draw(draws), sites, codes, draws)
+    books = _begun(model, draw(draws), sites, codes, draws, whole)
     learned: list[torch.Tensor] = list(books.values())
     if whole:
         learned += list(parameters(model).values())
@@ -84,7 +94,7 @@ def train_codebook(
     kept = [float("inf"), 0.0]
     for step in range(steps):
         tokens = draw(draws)
-        visits = Coding({places[tap]: books[tap] for tap in sites}, k)
+        visits = Coding({places[tap]: books[tap] for tap in sites}, k, whole)
         logits = predicted(model, tokens[:, :-1], visits)
         loss = cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         lost = torch.stack(visits.lost).sum()
@@ -108,7 +118,7 @@ def _plain_loss(model: Transformer, draw: Callable[[torch.Generator], torch.Tens
 
 @torch.no_grad()
 def _begun(
-    model: Transformer, tokens: torch.Tensor, sites: Ordered[str], codes: int, draws: torch.Generator
+    model: Transformer, tokens: torch.Tensor, sites: Ordered[str], codes: int, draws: torch.Generator, normed: bool
 ) -> dict[str, torch.Tensor]:
     """[groups, codes, dim] by site: rows that the model makes of some texts, drawn with replacement, a little apart."""
     places = {tap: site(tap, model.config.num_layers) for tap in sites}
@@ -116,8 +126,8 @@ def _begun(
     predicted(model, tokens, visits)
     found = {}
     for tap, place in places.items():
-        groups, dim = group_shape(tap, model.config)
-        rows = visits.states[place].detach().unflatten(-1, (groups, dim)).transpose(0, 1)
+        groups, _ = group_shape(tap, model.config)
+        rows = in_groups(visits.states[place].detach(), groups, normed).transpose(0, 1)
         drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws)]
         noise = torch.randn(drawn.shape, generator=draws) * rows.std() * 0.05
         found[tap] = (drawn + noise).clone().requires_grad_()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
 from ..model.families import tensor_name
 from ..model.fused import slots
+from ..model.load import load
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
@@ -99,10 +100,10 @@ def train_diffusion(
     """
     check_folder(out)
     model = untrained(recipe)
-    held = _Masked.draw(recipe, 256, _HELD)
+    held = Masked.draw(recipe, 256, _HELD)
 
     def loss(step: int) -> torch.Tensor:
-        return distance(model, _Masked.draw(recipe, recipe.batch, step))
+        return distance(model, Masked.draw(recipe, recipe.batch, step))
 
     def judged() -> dict[str, float]:
         with torch.no_grad():
@@ -118,8 +119,50 @@ def train_diffusion(
     return history
 
 
+def tune(
+    model: Transformer,
+    loss: Callable[[int], torch.Tensor],
+    recipe: Recipe,
+    plan: Plan,
+    out: Path,
+    *,
+    settings: Mapping[str, Any],
+    told: str,
+    progress: Progress,
+    what: str,
+) -> History:
+    """Train a model of `train_diffusion` further and keep it in `out`; called again, it goes on there.
+
+    What is kept is the model of the least loss on examples held out. told: how it was made, for its card.
+    """
+
+    def judged() -> dict[str, float]:
+        with torch.no_grad():
+            return {"loss": float(distance(model, held))}
+
+    check_folder(out)
+    held = Masked.draw(recipe, 256, _HELD)
+    history = train(
+        parameters(model), loss, plan, out / "training",
+        validate=judged, metric="loss", settings=settings, progress=progress, what=what,
+    )  # fmt: skip
+    write_llada(model, out)
+    write_text(out / CARD, f"# A small masked diffusion model of lists\n\n{told}\n")
+    return history
+
+
+def trained(folder: Path) -> Transformer:
+    """A model of `train_diffusion`, to be trained further. Raises SettingsError for any other."""
+    model = load(str(folder), dtype="float32", device="cpu").model
+    if not isinstance(model, Transformer) or model.config.family not in ("llada", "llada_moe"):
+        raise SettingsError(f"{folder} holds no model of `decodery train diffusion`: make one first")
+    if model.vocab_size != len(VOCABULARY):
+        raise SettingsError(f"the model in {folder} knows other words: train it again with `decodery train diffusion`")
+    return model
+
+
 @dataclass(frozen=True)
-class _Masked:
+class Masked:
     """Examples with some of their answers masked. tokens, shown: [n, prompt + canvas], whole and as they are shown.
 
     weights: [n, canvas], of each token in the loss; a row sums to 1 / n.
@@ -130,7 +173,7 @@ class _Masked:
     weights: np.ndarray
 
     @classmethod
-    def draw(cls, recipe: Recipe, count: int, number: int) -> _Masked:
+    def draw(cls, recipe: Recipe, count: int, number: int) -> Masked:
         """A function of the recipe's seed and a number alone."""
         draws = np.random.default_rng([recipe.seed, number])
         drawn, canvas = examples(recipe.tasks, count, draws, recipe.letters), recipe.canvas
@@ -144,7 +187,7 @@ class _Masked:
         return cls(tokens, shown, hidden / (sizes[:, None] * count))
 
 
-def distance(model: Transformer, masked: _Masked) -> torch.Tensor:
+def distance(model: Transformer, masked: Masked) -> torch.Tensor:
     """Mean over examples of the mean cross-entropy of their masked tokens, in nats."""
     before = masked.shown.shape[1] - masked.weights.shape[1]
     chosen = np.pad(masked.weights, ((0, 0), (before, 0))).reshape(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import cos, pi
 from pathlib import Path
@@ -12,13 +11,11 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div
 
 from ..errors import SettingsError
-from ..model.load import load
-from ..model.store import Progress, silent, write_text
+from ..model.store import Progress, silent
 from ..model.transformer import Transformer
-from .card import CARD
-from .diffusion import _HELD, Recipe, _Masked, check_folder, distance, logits_at, parameters, write_llada
+from .diffusion import Masked, Recipe, distance, logits_at, trained, tune
 from .lists import MASK, MOST, VOCABULARY, examples, ids
-from .loop import History, Plan, train
+from .loop import History, Plan
 
 _MOST_LOSS = 5.0
 
@@ -120,38 +117,18 @@ def distil(
     folder: Path, settings: Distillation, out: Path, *, command: str = "", progress: Progress = silent
 ) -> History:
     """Train a copy of the model in `folder`, one of `train_diffusion`, in `out`; called again, it goes on there."""
-    check_folder(out)
-    student, teacher = (_model(folder) for _ in range(2))
-    learned: Mapping[str, torch.Tensor] = parameters(student)
-    held = _Masked.draw(settings.recipe, 256, _HELD)
+    student, teacher = (trained(folder) for _ in range(2))
 
     def loss(step: int) -> torch.Tensor:
         if settings.control:
-            return distance(student, _Masked.draw(settings.recipe, settings.batch, step))
+            return distance(student, Masked.draw(settings.recipe, settings.batch, step))
         consistency, data = losses(student, teacher, Nested.draw(settings, step), settings)
         share = settings.share(step)
         return share * consistency + (1 - share) * data
 
-    def judged() -> dict[str, float]:
-        with torch.no_grad():
-            return {"loss": float(distance(student, held))}
-
-    plan = Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98))
-    made = {**asdict(settings), "teacher": teacher.fingerprint}
-    history = train(
-        learned, loss, plan, out / "training",
-        validate=judged, metric="loss", settings=made, progress=progress, what="distilling",
-    )  # fmt: skip
-    write_llada(student, out)
     how = "trained on, as a control," if settings.control else "distilled"
-    write_text(out / CARD, f"# A small masked diffusion model of lists\n\nA model {how} by `{command}`.\n")
-    return history
-
-
-def _model(folder: Path) -> Transformer:
-    model = load(str(folder), dtype="float32", device="cpu").model
-    if not isinstance(model, Transformer) or model.config.family not in ("llada", "llada_moe"):
-        raise SettingsError(f"{folder} holds no model of `decodery train diffusion`: make one first")
-    if model.vocab_size != len(VOCABULARY):
-        raise SettingsError(f"the model in {folder} knows other words: train it again with `decodery train diffusion`")
-    return model
+    return tune(
+        student, loss, settings.recipe, Plan(settings.steps, lr=settings.lr, betas=(0.9, 0.98)), out,
+        settings={**asdict(settings), "teacher": teacher.fingerprint},
+        told=f"A model {how} by `{command}`.", progress=progress, what="distilling",
+    )  # fmt: skip

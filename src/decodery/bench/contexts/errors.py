@@ -32,10 +32,13 @@ class Looking(Meter):
         super().__init__(inner)
         self.keys: dict[int, np.ndarray] = {}
         self.reads: dict[int, np.ndarray] = {}
+        self.elsewhere = False
 
     def select(self, attention: Attention) -> np.ndarray | None:
-        chosen = self.inner.select(attention)
+        chosen, also = self.inner.select(attention), self.inner.also(attention)
         seen = attention.seen if chosen is None else attention.seen & chosen
+        seen = seen if also is None else seen | also
+        self.elsewhere = self.inner.merges and also is None
         self.keys[attention.layer] = attention.keys.float().numpy().copy()
         self.reads[attention.layer] = np.broadcast_to(seen, (len(attention.keys), *seen.shape[-2:])).copy()
         return chosen
@@ -94,7 +97,7 @@ class Errors:
                 lost = (read - whole.read).unflatten(-1, (self.bench.model.config.num_heads, -1)).norm(dim=-1)
                 size = whole.read.unflatten(-1, (self.bench.model.config.num_heads, -1)).norm(dim=-1)
                 found.setdefault(loop, []).append(float((lost / size.clamp_min(1e-12)).mean()))
-                if changes and not looking.merges:
+                if changes and not looking.elsewhere:
                     for name, value in _captured(whole.weighing, looking).items():
                         found.setdefault(name, []).append(value)
         return {name: round(float(np.mean(values)), 4) for name, values in found.items()}

@@ -46,8 +46,9 @@ class Meter(AttentionPolicy):
         self.read = self.read if attention.layer else 0
         chosen = self.inner.select(attention)
         seen = attention.seen if chosen is None else attention.seen & chosen
-        heads = len(attention.keys)
+        heads, also = len(attention.keys), self.inner.also(attention)
         self.read += int(np.broadcast_to(seen, (heads, *seen.shape[-2:]))[:, -1].sum())
+        self.read += 0 if also is None else heads * int(also[-1].sum())
         return chosen
 
     def fork(self) -> Meter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from .figures import Row, of_the_mean
 from .settings import WatchSettings
 
 NAME = "codes"
-_STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 1000, 200
+_STATES, _EDGES, _WALK, _STEPS, _CODES = 30, 5, 16, 3000, 200
 _SITES = ("head_out.0", "mlp_out.0", "head_out.1", "mlp_out.1")
 _SHAPE = Shape(64, 2, 4, 176, 64)
 
@@ -36,8 +36,8 @@ def measure(lm: LM, settings: WatchSettings, work: Path, progress: Progress) -> 
     note = (
         f"codes: {settings.rounds} machines of {_STATES} states with {_EDGES} edges each, two digits a state, and "
         f"models of their own; chance is allowed with {_EDGES / _STATES:.3f}; precision and recall of each state's "
-        "best code; forcing: the chance of a first digit that the forced state allows, and the Jensen-Shannon "
-        "divergence (nats) of the first digit's law from the one of that state's successors"
+        "best code; forcing: at all sites and heads, in the row of a walk's last digit: the chance of next states that "
+        "the forced state allows, and the Jensen-Shannon divergence (nats) of their law from that state's successors"
     )
     return [], acts, [note]
 
@@ -123,26 +123,32 @@ def _rows(
     return scores.logits.float().softmax(dim=-1), {str(tap): rows for tap, rows in scores.hidden.items()}
 
 
+def nexts(model: Transformer, walk: list[int], changes: tuple[Intervention, ...]) -> torch.Tensor:
+    """[states + 1] float64: the chance of each next state behind a walk, both digits, and that of no state at all."""
+    first = _rows(model, walk, changes, [])[0][-1].double()
+    found = torch.zeros(100, dtype=torch.float64)
+    for digit in range(-(-_STATES // 10)):
+        second = _rows(model, [*walk, digit], changes, [])[0][-1].double()
+        found[digit * 10 : digit * 10 + 10] = first[digit] * second[:10]
+    return torch.cat((found[:_STATES], 1 - found[:_STATES].sum(dim=0, keepdim=True)))
+
+
 def allowed(model: Transformer, machine: np.ndarray, changes: tuple[Intervention, ...]) -> float:
     """The chance that the model gives to next states that the machine allows, both digits, over new walks."""
-    found = []
-    for walk in walks(machine, 24)(torch.Generator().manual_seed(99)).tolist():
-        chances, _ = _rows(model, walk, changes, [])
-        state = walk[-4] * 10 + walk[-3]
-        first = chances[-3]
-        total = 0.0
-        for digit in {int(after) // 10 for after in machine[state]}:
-            second, _ = _rows(model, [*walk[:-2], digit], changes, [])
-            own = [int(after) % 10 for after in machine[state] if after // 10 == digit]
-            total += float(first[digit] * second[-1][own].sum())
-        found.append(total)
+    found = [
+        float(nexts(model, walk[:-2], changes)[machine[walk[-4] * 10 + walk[-3]]].sum())
+        for walk in walks(machine, 24)(torch.Generator().manual_seed(99)).tolist()
+    ]
     return round(float(np.mean(found)), 4)
 
 
 def _of_states(model: Transformer, books: Codebooks, machine: np.ndarray) -> Row:
     """Of every state the code that tells it best, at the rows of its second digit."""
     states, ids = _seen(model, books, machine)
-    values = [_best(states, ids, state) for state in range(_STATES)]
+    values = [
+        max((_best(states, own, state) for own in ids.values()), key=lambda found: found[0] + found[1])
+        for state in range(_STATES)
+    ]
     return {
         "precision": round(float(np.mean([precision for precision, _, _ in values])), 4),
         "recall": round(float(np.mean([recall for _, recall, _ in values])), 4),
@@ -168,34 +174,32 @@ def _seen(model: Transformer, books: Codebooks, machine: np.ndarray) -> tuple[np
     return np.array(states), {place: np.array(each) for place, each in ids.items()}
 
 
-def _best(states: np.ndarray, ids: dict[_Place, np.ndarray], state: int) -> tuple[float, float, tuple[_Place, int]]:
-    """Precision, recall, and place and code, of what tells a state best by the mean of the two."""
-    found: tuple[float, float, tuple[_Place, int]] = (0.0, 0.0, ((0, 0), 0))
-    for place, own in ids.items():
-        for code in np.unique(own[states == state]):
-            hits = float(((own == code) & (states == state)).sum())
-            precision, recall = hits / (own == code).sum(), hits / (states == state).sum()
-            if precision + recall > found[0] + found[1]:
-                found = (float(precision), float(recall), (place, int(code)))
+def _best(states: np.ndarray, ids: np.ndarray, state: int) -> tuple[float, float, int]:
+    """Precision and recall of the code of a place that tells a state best by the sum of the two, and that code."""
+    found = (0.0, 0.0, 0)
+    for code in np.unique(ids[states == state]):
+        hits = float(((ids == code) & (states == state)).sum())
+        precision, recall = hits / (ids == code).sum(), hits / (states == state).sum()
+        if precision + recall > found[0] + found[1]:
+            found = float(precision), float(recall), int(code)
     return found
 
 
 def _forced(model: Transformer, books: Codebooks, machine: np.ndarray, random: np.random.Generator) -> dict[str, Row]:
-    """Force the code of another state at the end of a walk, or any code: does what follows that state come?"""
+    """Force the codes of another state at the end of a walk, or any codes: does what follows that state come?
+
+    Several places hold the state, so each gets the code that tells the other state best there.
+    """
     states, ids = _seen(model, books, machine)
-    best = {state: _best(states, ids, state)[2] for state in range(_STATES)}
     shares: dict[str, list[tuple[float, float]]] = {}
     for walk in walks(machine, 48)(torch.Generator().manual_seed(11)).tolist():
         other = int(random.integers(_STATES))
-        wanted = torch.bincount(torch.from_numpy(machine[other] // 10), minlength=10).double() / _EDGES
-        place, code = best[other]
-        anyone = int(random.choice(np.unique(ids[place])))
-        for name, edit in (("no code forced", None), ("the other state's code", code), ("a random code", anyone)):
-            changes = coding(books) if edit is None else _at_the_end(books, place, edit, len(walk) - 1)
-            chances, _ = _rows(model, walk, changes, [])
-            given = chances[-1].double()
-            followed = float(given[:10][wanted > 0].sum())
-            shares.setdefault(name, []).append((followed, divergence(given[:10], wanted)))
+        wanted = torch.bincount(torch.from_numpy(machine[other]), minlength=_STATES + 1).double() / _EDGES
+        told = {place: _best(states, own, other)[2] for place, own in ids.items()}
+        anyone = {place: int(random.choice(np.unique(own))) for place, own in ids.items()}
+        for name, codes in (("no code forced", {}), ("the other state's codes", told), ("random codes", anyone)):
+            given = nexts(model, walk, _at_the_end(books, codes, len(walk) - 1))
+            shares.setdefault(name, []).append((float(given[wanted > 0].sum()), divergence(given, wanted)))
     return {name: dict(zip(_COLUMNS[-2:], np.mean(own, axis=0).tolist(), strict=True)) for name, own in shares.items()}
 
 
@@ -206,8 +210,9 @@ def divergence(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(sum(apart)) / 2
 
 
-def _at_the_end(books: Codebooks, place: _Place, code: int, position: int) -> tuple[Intervention, ...]:
-    plain, forced = coding(books), coding(books, [(*place, code)])
+def _at_the_end(books: Codebooks, codes: Mapping[_Place, int], position: int) -> tuple[Intervention, ...]:
+    """The codes of all rows in their places, and these in the row of one position."""
+    plain, forced = coding(books), coding(books, [(*place, code) for place, code in codes.items()])
 
     def change(at: int) -> Intervention:
         def last(rows: torch.Tensor, segment: Segment) -> torch.Tensor:

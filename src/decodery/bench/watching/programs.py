@@ -32,7 +32,7 @@ _SAMPLES = 8
 FIELDS = ("x", "y", "facing")
 _Way = tuple[list[Program], list[Program], dict[str, Any]]
 """Programs whose rows are read, further ones that are only learned from, and settings of the probe."""
-_RECIPE = PuzzleRecipe(every=100, least=0.4, most=0.75)
+_RECIPE = PuzzleRecipe(steps=8000, batch=64, every=250, least=0.7, most=0.95, greedy=240)
 _GROWN = "growth.json"
 
 

@@ -123,3 +123,27 @@ struct Guess {
     float* chances;
     int32_t entering, narrow, spoken, k;
 };
+
+// The mixer of a Mamba-2 layer between its projections. conv: [channels][kernel], of heads * head_dim + 2 * groups * state
+// channels; conv_bias: [channels] or null; decay < 0, skip and step_bias: [heads]; gate_norm: [heads * head_dim].
+struct Mixer {
+    const float *conv, *conv_bias, *step_bias, *decay, *skip, *gate_norm;
+    int32_t heads, head_dim, groups, state, kernel;
+    float least_step, most_step, eps;
+};
+
+// Rows that it mixes. held: [reach + rows][channels + heads], `reach` rows of content and then all tentative ones, each
+// with its channels and what its steps are made of. parents: [rows], the tentative row right before each, -1: the last of
+// content; null: each follows the one before. state: [heads][head_dim][state] behind the content. after: where the state
+// behind the last row goes, which may be `state`, where rows follow each other; null: nowhere. The last `said` rows say
+// something: out [said][heads * head_dim], gated by `gate`, [said] rows `gate_stride` apart.
+struct Mixed {
+    const float* held;
+    const int32_t* parents;
+    const float* state;
+    float* after;
+    const float* gate;
+    float* out;
+    int64_t gate_stride;
+    int32_t reach, rows, said;
+};

@@ -96,4 +96,6 @@ INLINE f16 reduce16(const f16* s) {
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"
+#include "race.h"
 #include "draft.h"
+#include "scan.h"

@@ -253,7 +253,7 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 // Size of the i-th struct of abi.h, 0 past the last: callers compare them with their own before the first pass.
 EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Run), sizeof(Segment), sizeof(Pass),
-                                sizeof(Draft), sizeof(Guess)};
+                                sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.
@@ -438,6 +438,26 @@ EXPORT int32_t decodery_linear(const Linear* linear, const float* x, int32_t row
     return run_one(chosen->linear, model, x, rows, y);
 }
 
+// Rows through the mixer of a Mamba-2 layer. Returns 0, or 1 when there is no memory.
+EXPORT int32_t decodery_mix(const Mixer* mixer, const Mixed* rows) {
+    Mixing mixing = {};
+    mixing.mixer = mixer;
+    mixing.rows = rows;
+    mixing.channels = mixer->heads * mixer->head_dim + 2 * mixer->groups * mixer->state;
+    mixing.room_stride = round_up(4 * mixer->state, 16) * int64_t(rows->parents != nullptr ? rows->rows : 1);
+    Layout layout{nullptr};
+    for (int32_t attempt = 0; attempt < 2; ++attempt) {
+        layout = Layout{arena.memory};
+        layout.take(mixing.mixed, int64_t(rows->rows) * mixing.channels);
+        layout.take(mixing.steps, int64_t(rows->rows) * mixer->heads);
+        layout.take(mixing.left, int64_t(rows->rows) * mixer->heads);
+        layout.take(mixing.room, usable_threads() * mixing.room_stride);
+        if (!arena.reserve(layout.used)) return 1;
+    }
+    run_parallel(usable_threads(), chosen->mix, &mixing);
+    return 0;
+}
+
 // The k largest of each of `rows` rows [n], see topk.h: ids and values [rows][k]. Returns 0, or 1 where one is not a
 // number.
 EXPORT int32_t decodery_topk(const float* x, int32_t rows, int32_t n, int32_t k, int32_t* ids, float* values) {
@@ -451,6 +471,11 @@ EXPORT int32_t decodery_likeliest(const float* x, int32_t rows, int32_t n, int32
     if (decodery_topk(x, rows, n, k, ids, chances) != 0) return 1;
     for (int64_t row = 0; row < rows; ++row) chosen->chances(x + row * n, n, k, chances + row * k);
     return 0;
+}
+
+// See race.h: which of row [n] may be the largest once noise is added, into ids [room]. Returns how many, or -1.
+EXPORT int32_t decodery_race(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids) {
+    return chosen->race(row, n, key, room, ids);
 }
 
 // Seconds to read `bytes` of a buffer once with all threads.

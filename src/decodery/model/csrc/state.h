@@ -1,5 +1,7 @@
 // The working memory of one pass, laid out by native.cpp and used by every instruction set alike.
 #pragma once
+#include <math.h>
+
 #include <type_traits>
 #include <utility>
 
@@ -100,14 +102,27 @@ struct State {
     Quantized entering, paired;            // over the states of all depths, and what attention reads
 };
 
+constexpr int32_t most_taps = 64;      // of a convolution
+
+// What mixing rows works in. mixed: [rows][channels], behind the convolution; steps, left: [rows][heads], the steps and
+// what they leave of a state; room: per thread, states of four rows of a head, of every row where rows branch.
+struct Mixing {
+    const Mixer* mixer;
+    const Mixed* rows;
+    float *mixed, *steps, *left, *room;
+    int64_t room_stride;
+    int32_t channels;
+};
+
 enum Stage { stage_norm, stage_matmul, stage_rope, stage_attention, stage_wait, stage_count };
 
 // What one instruction set provides.
 struct Kernels {
     const char* name;
-    Job layers, norm, head, linear, read, draft;
+    Job layers, norm, head, linear, read, draft, mix;
     bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
     void (*chances)(const float* row, int32_t n, int32_t k, float* values);
+    int32_t (*race)(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids);
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SHIPPED = {"tiny-1M-chain": Path(__file__).with_name("chain")}
+SHIPPED = {f"tiny-1M-{puzzle}": Path(__file__).with_name(puzzle) for puzzle in ("chain", "countdown")}
 """By name: the folder of a model that comes along."""

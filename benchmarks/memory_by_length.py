@@ -1,0 +1,69 @@
+"""What a text's keys and values take in memory by its length, under several cache policies.
+
+    python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json
+
+Bytes follow from shapes: counted on a model with random weights of 3 layers and 2 key-value heads of 64, and multiplied
+to the embedded model's 30 layers and 3 such heads. The prompt is read in pieces of 512 tokens, and 8 more behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from decodery.kv.base import CachePolicy
+from decodery.model.batch import Batch, Segment
+from decodery.model.transformer import Transformer
+from decodery.resolving import resolve_kv
+from decodery.testing import tiny_transformer
+
+LAYERS, TIMES = 3, 15
+PIECE, WRITTEN = 512, 8
+POLICIES = (
+    *("none", "streaming-llm", "h2o:budget=0.25", "tova:budget=0.25", "snapkv:budget=0.25"),
+    *("pyramid-kv:budget=0.25", "expected-attention:budget=0.25", "quest:budget=0.25", "quantized", "quantized:bits=4"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--lengths", nargs="*", type=int, default=(1024, 4096, 8000))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = tiny_transformer(0, num_layers=LAYERS, hidden_size=256, max_positions=8192, dtype=torch.float32)
+    found = dict[str, dict[str, list[int]]]()
+    for policy in POLICIES:
+        found[policy] = {}
+        for length in options.lengths:
+            found[policy][str(length)] = [TIMES * each for each in taken(model, resolve_kv(policy), length)]
+        print(policy, found[policy], flush=True)
+    command = "python benchmarks/memory_by_length.py --out benchmarks/results/memory-by-length.json"
+    told = {"command": command, "model": "smollm2", "found": found}
+    options.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+@torch.no_grad()
+def taken(model: Transformer, kv: CachePolicy | None, length: int) -> tuple[int, int]:
+    """Bytes that keys and values take once all is read, and the most that they took on the way."""
+    cache = (model if kv is None else kv.over(model, length)).new_cache()
+    cache.provide(cache.room_for(length))
+    tokens, most = torch.randint(0, model.vocab_size, (length + WRITTEN,)).tolist(), 0
+    sizes = [*(min(PIECE, length - at) for at in range(0, length, PIECE)), *[1] * WRITTEN]
+    for size in sizes:
+        part = tokens[cache.next_position : cache.next_position + size]
+        model.forward(Batch([Segment.chunk(part, cache, logit_rows=[])]))
+        most = max(most, _bytes(cache))
+        cache.keep(range(size))
+    return _bytes(cache), most
+
+
+def _bytes(cache) -> int:  # type: ignore[no-untyped-def]
+    return int(cache.bytes) + getattr(cache.policy, "bytes", 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Which needles are found, by the length of the text and how deep they lie, under several cache policies.
+
+    decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/channels --texts 24
+    python benchmarks/needle_grid.py --out benchmarks/results/needle-grid.json --channels runs/channels
+
+A policy has a quarter of the text. Lengths that are named are measured where the file lacks them, the shortest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import decodery
+from decodery.bench.contexts.cases import DEPTHS
+from decodery.bench.contexts.measure import Bench
+from decodery.bench.contexts.settings import ContextSettings
+from decodery.resolving import resolve_kv
+
+FULL, HALVES = "full", "full, float16"
+POLICIES = (
+    *("streaming-llm:budget=0.25", "tova:budget=0.25", "snapkv:budget=0.25,window=16", "quest:budget=0.25"),
+    *("actqkv:budget=0.25,block=16,window=64,sinks=4", "double-sparsity:budget=0.25"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--channels", help="What `decodery train kv double-sparsity` made; without it, that is left out."
+    )
+    parser.add_argument("--lengths", nargs="*", type=int, default=(500, 1000, 2000))
+    parser.add_argument("--full-lengths", nargs="*", type=int, default=(4000,), help="further ones for the full cache")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    lengths = sorted({*arguments.lengths, *arguments.full_lengths})
+    models = {FULL: "auto", HALVES: "float16"}
+    benches = {
+        name: Bench(decodery.load("smollm2", kv_dtype=kept), ContextSettings(input_tokens=tuple(lengths)))
+        for name, kept in models.items()
+    }
+    known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"found": {}}
+    known["command"] = (
+        "python benchmarks/needle_grid.py --out benchmarks/results/needle-grid.json --channels runs/channels"
+    )
+    known |= {"model": "smollm2", "budget": 0.25, "depths": list(DEPTHS)}
+    units = list(itertools.product(lengths, models))
+    units += [(length, policy) for length in sorted(arguments.lengths) for policy in POLICIES]
+    for length, name in sorted(units, key=lambda unit: unit[0] if unit[1] not in models else 0):
+        found = known["found"].setdefault(str(length), {})
+        if name in found or (name.startswith("double") and arguments.channels is None):
+            continue
+        bench = benches.get(name, benches[FULL])
+        spec = name + (f",calibration={arguments.channels}" if name.startswith("double") else "")
+        kv = None if name in models else resolve_kv(spec)
+        start = len(DEPTHS) * lengths.index(length)
+        cases = bench.cases["needle"][start : start + len(DEPTHS)]
+        with torch.no_grad():
+            found[name] = {
+                mode: [bench.solved(kv, case, asked) for case in cases]
+                for mode, asked in (("known", True), ("unknown", False))
+                if asked or name not in models
+            }
+        print(length, name, found[name], flush=True)
+        arguments.out.write_text(json.dumps(known, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

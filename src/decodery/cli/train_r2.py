@@ -1,0 +1,49 @@
+"""`decodery train r2`: a diffusion model tuned to be sure of what its own hurried decoding writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .train_dscd import FOLDER
+from .training import command_line, out_option, resumable, seed_option
+
+
+@click.command(short_help="Tune a small masked diffusion model to decoding in a hurry.")
+@click.argument("model", type=FOLDER)
+@out_option
+@click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help="What MODEL learned.")
+@click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
+@click.option("--trajectories", default=2000, show_default=True, help="Canvases that the model fills to learn from.")
+@click.option("--steps", default=1000, show_default=True, help="Training steps.")
+@click.option("--batch", default=64, show_default=True, help="States of a step.")
+@click.option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest.")
+@click.option("--control", is_flag=True, help="Train as long on fresh examples, to compare with.")
+@seed_option("examples and states")
+def r2(
+    model: Path,
+    out: Path,
+    tasks: str,
+    letters: int,
+    trajectories: int,
+    steps: int,
+    batch: int,
+    lr: float,
+    control: bool,
+    seed: int,
+) -> None:
+    """Tune the model in the folder MODEL, which `decodery train diffusion` has made, to its own decoding by r2.
+
+    It fills canvases by r2's rules; of those that come out right it learns to be sure, in every state, of what the
+    pass wrote there, so that a plain threshold goes the same way.
+    """
+    from ..train.r2 import Tuning, tune_r2
+
+    settings = Tuning(tuple(tasks.split(",")), letters, trajectories, steps, batch, lr, control=control, seed=seed)
+    with resumable(out) as progress:
+        history, seen = tune_r2(model, settings, out, command=command_line(), progress=progress)
+    if seen is not None:
+        click.echo(f"{seen.right:.1%} of the trajectories were right, and learned from")
+    click.echo(f"loss on examples held out: {history.best:.4f} nats a token")
+    click.echo(f"The model is ready: --model {out} --raw --diffuse threshold")

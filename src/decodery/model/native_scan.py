@@ -1,0 +1,60 @@
+"""Mamba-2's mixer in native calls: rows one after another, each from the state of the one before it, in float32.
+
+What a row says is then the same bits however a text was cut into passes and whatever was drafted beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from .config import Mamba
+from .kernels import MixedStruct, MixerStruct, check, library
+
+
+class NativeScan:
+    """The mixer of one layer between its projections; None of its tensors may be moved while it lives.
+
+    tensors: convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and the
+    gated norm [inner], all float32 on the CPU.
+    """
+
+    def __init__(self, shape: Mamba, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
+        self._shape = shape
+        self._alive = [None if each is None else each.detach().contiguous() for each in tensors]
+        pointers = [None if each is None else each.data_ptr() for each in self._alive]
+        self._mixer = MixerStruct(
+            *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, shape.least_step,
+            shape.most_step, eps,
+        )  # fmt: skip
+
+    def said(
+        self, held: torch.Tensor, reach: int, line: torch.Tensor | None, state: torch.Tensor, gate: torch.Tensor
+    ) -> torch.Tensor:
+        """What the last n rows say, gated and normed: [n, inner].
+
+        held: [reach + T, channels + heads], rows of content and then all tentative ones; line: [T] the tentative row
+        right before each, -1 for none, None where they follow each other; state: [heads, head_dim, state] behind the
+        content; gate: [n, inner] of a tensor whose rows may be further apart.
+        """
+        out = torch.empty(len(gate), self._shape.inner)
+        mixed = MixedStruct(out=out.data_ptr(), gate=gate.data_ptr(), gate_stride=gate.stride(0), said=len(gate))
+        parents = None if line is None else line.to(torch.int32).contiguous()
+        mixed.parents = None if parents is None else parents.data_ptr()
+        self._run(mixed, held, reach, state)
+        return out
+
+    def advance(self, held: torch.Tensor, reach: int, state: torch.Tensor) -> torch.Tensor:
+        """The state behind rows that follow each other, held behind `reach` others."""
+        after = torch.empty_like(state)
+        self._run(MixedStruct(after=after.data_ptr()), held, reach, state)
+        return after
+
+    def _run(self, mixed: MixedStruct, held: torch.Tensor, reach: int, state: torch.Tensor) -> None:
+        held, lib = held.contiguous(), library()
+        assert lib is not None and held.shape[1] == self._shape.width and state.is_contiguous()
+        mixed.held, mixed.state = held.data_ptr(), state.data_ptr()
+        mixed.reach, mixed.rows = reach, len(held) - reach
+        check(lib.decodery_mix(ctypes.addressof(self._mixer), ctypes.addressof(mixed)))

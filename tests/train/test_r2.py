@@ -1,0 +1,87 @@
+"""R2's tuning: states as passes found them, of right answers alone, what the loss wants, and who is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.diffuse.static import Static
+from decodery.errors import SettingsError
+from decodery.train.diffusion import MODEL, Recipe, train_diffusion, trained, untrained
+from decodery.train.lists import END, MASK, VOCABULARY
+from decodery.train.r2 import States, Tuning, redundancy_loss, states, tune_r2
+
+MASKED = VOCABULARY.index(MASK)
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that copies some lists rightly and others not."""
+    out = tmp_path_factory.mktemp("r2") / "teacher"
+    train_diffusion(Recipe(("copy",), letters=3, steps=60, batch=16, lr=3e-3), out)
+    return out
+
+
+def test_states_are_what_passes_found_and_only_of_right_answers(teacher: Path) -> None:
+    model, settings = trained(teacher), Tuning(("copy",), 3, trajectories=48)
+    for method in (None, Static()):
+        seen = states(model, settings, method)
+        prompt = settings.recipe.prompt
+        assert 0 < seen.right < 1 and len(seen.shown) >= 48 * seen.right
+        masked = seen.shown == MASKED
+        assert not masked[:, :prompt].any() and not (seen.written & ~masked).any() and seen.written.any(axis=1).all()
+        assert np.array_equal(seen.shown[~masked], seen.tokens[~masked]) and not (seen.tokens == MASKED).any()
+        for row in seen.tokens:
+            words = [VOCABULARY[token] for token in row]
+            posed = [word for word in words[:prompt] if len(word) == 1 and word.isalpha()]
+            answer = words[prompt : words.index(END, prompt)]
+            assert answer == posed and set(words[prompt + len(answer) :]) == {END}
+        if method is not None:
+            assert (seen.written.sum(axis=1) == 1).all(), "static decoding writes one place a pass"
+    with pytest.raises(SettingsError, match="none of 4 answers of this model is right"):
+        states(untrained(settings.recipe), Tuning(("copy",), 3, trajectories=4))
+
+
+def test_the_loss_wants_what_was_written_more_than_what_was_not() -> None:
+    recipe = Recipe(("copy",), letters=3)
+    model = untrained(recipe)
+    random = np.random.default_rng(0)
+    length = recipe.prompt + recipe.canvas
+    tokens = random.integers(5, 12, (4, length))
+    shown = tokens.copy()
+    shown[:, recipe.prompt :] = MASKED
+    written = np.zeros_like(shown, dtype=bool)
+    written[:, recipe.prompt] = True
+    some = States(shown, tokens, written, 1.0)
+    with torch.no_grad():
+        alone = float(redundancy_loss(model, some, 0.0, 0.0))
+        alike = float(redundancy_loss(model, some, 1.0, 0.0))
+        weighed = float(redundancy_loss(model, some, 0.3, 0.0))
+        doubting = float(redundancy_loss(model, some, 0.3, 0.05))
+    first, count = 4, 4 * recipe.canvas
+    rest = (alike * count - alone * first) / (count - first)
+    expected = (alone * first + 0.3 * rest * (count - first)) / (first + 0.3 * (count - first))
+    assert weighed == pytest.approx(expected, rel=1e-5) and abs(weighed - alike) > 1e-4
+    assert doubting - weighed == pytest.approx(0.05 * 2, abs=0.1) and doubting > weighed
+
+
+def test_tuning_makes_the_model_surer_where_it_writes_and_leaves_the_first_alone(teacher: Path, tmp_path: Path) -> None:
+    kept = (teacher / MODEL).read_bytes()
+    settings = Tuning(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3)
+    _, seen = tune_r2(teacher, settings, tmp_path / "tuned")
+    control, nothing = tune_r2(
+        teacher, Tuning(("copy",), 3, trajectories=48, steps=30, batch=16, lr=1e-3, control=True), tmp_path / "control"
+    )
+    assert (teacher / MODEL).read_bytes() == kept and nothing is None and control.step == 30
+    assert seen is not None
+    with torch.no_grad():
+        before, after, other = (
+            float(redundancy_loss(trained(folder), seen, 0.0, 0.0))
+            for folder in (teacher, tmp_path / "tuned", tmp_path / "control")
+        )
+    assert after < min(before, other)
+    with pytest.raises(SettingsError, match="not negative"):
+        Tuning(("copy",), others=-1.0)
