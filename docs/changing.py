@@ -125,10 +125,11 @@ def trust() -> str:
     rows = []
     for name, each in found["rows"].items():
         changed = [row for row in each.values() if row["changed"]]
-        told = [f"{row['name']} {row['before']:.3f} to {row['after']:.3f}" for row in changed]
+        told = [f"{row['name']} {row['before']:.2f} to {row['after']:.2f}" for row in changed]
         rows.append([name, f"{len(changed)} of {len(each)}", "; ".join(told) or "nothing"])
-    about = f"`{found['command']}` ({found['texts']} texts, {found['questions']} questions)"
-    return f"{about}\n\n{table(['copy', 'changed', 'which'], rows)}"
+    lines = [f"- {name}: {count} changed. {which[0].upper()}{which[1:]}." for name, count, which in rows]
+    about = f"`python benchmarks/trust.py` ({found['texts']} texts, {found['questions']} questions)"
+    return f"{about}\n\n" + "\n".join(lines)
 
 
 def _points(curve: dict[str, float]) -> str:

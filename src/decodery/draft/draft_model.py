@@ -80,7 +80,7 @@ class DraftModel(Following):
         reading = seq.draft_state
         if isinstance(reading, OwnReading):
             return reading.after(seq, tree, nodes, WHOLE)
-        return super().logits(seq, tree, nodes)  # type: ignore[return-value]
+        return super().logits(seq, tree, nodes)
 
     def readers(self, target: Reader) -> tuple[Reader, ...]:
         return () if self.recycled else (self._model(target),)
