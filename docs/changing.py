@@ -125,10 +125,11 @@ def trust() -> str:
     rows = []
     for name, each in found["rows"].items():
         changed = [row for row in each.values() if row["changed"]]
-        told = [f"{row['name']} {row['before']:.3f} to {row['after']:.3f}" for row in changed]
+        told = [f"{row['name']} {row['before']:.2f} to {row['after']:.2f}" for row in changed]
         rows.append([name, f"{len(changed)} of {len(each)}", "; ".join(told) or "nothing"])
-    about = f"`{found['command']}` ({found['texts']} texts, {found['questions']} questions)"
-    return f"{about}\n\n{table(['copy', 'changed', 'which'], rows)}"
+    lines = [f"- {name}: {count} changed. {which[0].upper()}{which[1:]}." for name, count, which in rows]
+    about = f"`python benchmarks/trust.py` ({found['texts']} texts, {found['questions']} questions)"
+    return f"{about}\n\n" + "\n".join(lines)
 
 
 def _points(curve: dict[str, float]) -> str:
@@ -147,6 +148,23 @@ def pairs() -> str:
         rows.append([name, *counts, right, _points(curve), ", ".join(f"{value:.2f}" for value in rates)])
     head = ["", "weights", "multiply-adds, source", "per token", "right", "as training went on", "tokens per pass"]
     about = f"`{found['command']} --steps {found['steps']}` ({found['held out']} sources held out)"
+    return f"{about}\n\n{table(head, rows)}"
+
+
+def recycled() -> str:
+    """What copies draft from a cache of their own, and from their original's."""
+    found = load("recycled")
+    rows = [
+        [
+            name,
+            *(f"{each[how][key]:.2f}" for how in ("own", "recycled") for key in ("tokens per pass", "rows per token")),
+        ]
+        for name, each in found["rows"].items()
+    ]
+    head = ["", "tokens per pass, own", "rows read per token", "tokens per pass, recycled", "rows read per token"]
+    about = (
+        f"`{found['command']}` ({found['prompts']} prompts, {found['written']} tokens each, {found['drafted']} drafted)"
+    )
     return f"{about}\n\n{table(head, rows)}"
 
 
@@ -197,6 +215,7 @@ def localist() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "trust": trust,
+    "recycled": recycled,
     "pairs": pairs,
     "power-law": power_law,
     "keys": keys,

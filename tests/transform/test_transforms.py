@@ -96,6 +96,24 @@ def test_a_copy_drafts_for_its_original_without_a_file() -> None:
         resolve("draft", "draft-model:transform=int8")
 
 
+def test_a_copy_goes_on_from_what_its_original_has_kept() -> None:
+    """It reads its own drafts alone; the text is the original's, drawn, forked and in trees too."""
+    prompts = [[1, 2, 3], [5, 6] * 4]
+    copy, _ = transformed(MODEL, [NMSparsity()])
+    for drafter in (DraftModel(copy, recycled=True), DraftModel(copy, recycled=True, growth="eagle-2(nodes=6)")):
+        for sampler in (Sampler.from_settings(), Sampler.from_settings(temperature=1.0)):
+            check_identical(MODEL, prompts, drafter=drafter, sampler=sampler, max_new_tokens=12)
+    read, passes, twin = {}, {}, Transformer(MODEL.config, MODEL.weights)
+    for recycled in (False, True):
+        drafter = DraftModel(twin, length=3, recycled=recycled)
+        (seq,) = decode(MODEL, prompts[1:], drafter=drafter, max_new_tokens=12)
+        read[recycled], passes[recycled] = seq.trace.ledger.rows["draft"], len(seq.trace.steps)
+    # A drafter that is the model is always right, whichever of both keeps the text, and need not read the prompt.
+    assert passes[True] == passes[False] <= 4 and read[True] <= read[False] - len(prompts[1]) + 1
+    with pytest.raises(SettingsError, match="leave recycled"):
+        decode(MODEL, prompts, drafter=DraftModel(tiny_transformer(1, num_layers=1), recycled=True))
+
+
 def test_level_zero_is_the_identity() -> None:
     sliced, report = transformed(MODEL, [SliceGPT(share=0.0)], TEXTS)
     assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0

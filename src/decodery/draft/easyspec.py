@@ -42,6 +42,8 @@ class EasySpec(DraftModel):
         super().__post_init__()
         if self.layers < 1:
             raise SettingsError(f"easyspec needs layers >= 1, not {self.layers}")
+        if self.recycled:
+            raise SettingsError("easyspec puts a cache of its own right: leave recycled out, or use draft-model")
 
     @property
     def gives(self) -> Gives:
@@ -49,6 +51,7 @@ class EasySpec(DraftModel):
 
     def start(self, seq: Sequence) -> Follower:
         reading = super().start(seq)
+        assert isinstance(reading, Follower)
         if self.layers > 1:
             if not reading.model.capabilities.routes:
                 raise UnsupportedModel(

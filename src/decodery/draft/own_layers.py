@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import torch
@@ -15,7 +16,7 @@ from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..model.batch import Segment
 from ..model.cache import KVCache
-from ..model.protocol import LanguageModel
+from ..model.protocol import LanguageModel, Reader
 from ..model.route import Route
 from .base import Expander
 from .growth.base import Growth
@@ -26,9 +27,11 @@ from .rows import TreeRows
 class OwnReading:
     """What some layers have read beyond a text's cache. cache: a fork of it; length: of the text it was forked at.
 
-    Keys and values of the text are those of the whole model; of the draft, those of the layers that were run.
+    Keys and values of the text are those of the whole model; of the draft, those of the layers that were run. model:
+    whose layers, None for the text's own model; another one has to keep keys and values of the same shape.
     """
 
+    model: Reader | None = None
     cache: KVCache | None = None
     length: int = 0
     rows: TreeRows = field(default_factory=TreeRows)
@@ -41,12 +44,13 @@ class OwnReading:
         missing = seq.tokens[self.cache.next_position : -1]
         if missing:
             # Tokens that are sure to become text and that the target has not read yet.
-            yield from through(seq, Segment.chunk(missing, self.cache, logit_rows=[]), route)
+            yield from through(seq, Segment.chunk(missing, self.cache, logit_rows=[]), route, model=self.model)
             self.cache.keep(range(len(missing)))
-        return (yield from self.rows.after(self.cache, tree, nodes, lambda segment: through(seq, segment, route)))
+        read = partial(through, seq, route=route, model=self.model)
+        return (yield from self.rows.after(self.cache, tree, nodes, read))
 
     def __deepcopy__(self, memo: dict[int, object]) -> OwnReading:
-        return OwnReading()
+        return OwnReading(self.model)
 
     def forget(self) -> None:
         """Give the fork's memory back."""
@@ -54,9 +58,11 @@ class OwnReading:
         self.rows.clear()
 
 
-def through(seq: Sequence, segment: Segment, route: Route, role: str = "draft") -> Asking[torch.Tensor]:
-    """The logits of a segment's rows after a route through the text's own model."""
-    (scored,) = yield [Ask(cast(LanguageModel, seq.model), segment, role=role, route=route)]
+def through(
+    seq: Sequence, segment: Segment, route: Route, role: str = "draft", model: Reader | None = None
+) -> Asking[torch.Tensor]:
+    """The logits of a segment's rows after a route through a model, the text's own where none is named."""
+    (scored,) = yield [Ask(cast(LanguageModel, seq.model if model is None else model), segment, role=role, route=route)]
     return scored.logits
 
 

@@ -84,6 +84,7 @@ class Pearl(Drafter):
 
     def start(self, seq: Sequence) -> Ahead:
         reading = self._drafts().start(seq)
+        assert isinstance(reading, Follower)
         if reading.model is seq.model and seq.model.device.type == "cuda":
             raise SettingsError("pearl runs two models at a time: name another one than the target on a GPU")
         return Ahead(reading, self.length or _ratio(seq.model, reading.model))
