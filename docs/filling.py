@@ -51,8 +51,6 @@ def handoff() -> str:
 
 def canvas_training() -> str:
     """What training on its own decoding brings, beside a control."""
-    if not (RESULTS / "canvas-training.json").exists():
-        return "Not measured yet."
     found = load("canvas-training")
     facts = found["facts"]
     return (
