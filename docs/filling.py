@@ -71,6 +71,25 @@ def adaptation() -> str:
     )
 
 
+def canvas_experts() -> str:
+    """What canvases that share experts get right, and how many experts their passes read."""
+    from decodery.bench.canvases.job import wilson
+
+    found = load("canvas-experts")
+    layers, lines = found["model"]["layers"], []
+    for method in dict.fromkeys(row["method"] for row in found["rows"]):
+        own = [row for row in found["rows"] if row["method"] == method]
+        right, count = sum(row["right"] for row in own), sum(row["prompts"] for row in own)
+        low, high = wilson(right, count)
+        passes = sum(row["passes"] * row["prompts"] for row in own)
+        read = sum(row["experts"] * row["passes"] * row["prompts"] for row in own) / passes / layers
+        lines.append(
+            [f"`{method}`", f"{right / count:.3f}", f"{low:.3f} to {high:.3f}", f"{read:.1f}", f"{passes / count:.2f}"]
+        )
+    head = ["", "right", "95% interval", "experts of a layer that a pass reads", "passes"]
+    return f"Model: `{found['made']}`. Figures: `{found['command']}`.\n\n" + table(head, lines)
+
+
 def canvas_cost() -> str:
     """Times of a canvas by way of filling, and in company."""
     if not (RESULTS / "canvas-cost.json").exists():
@@ -96,5 +115,5 @@ def canvas_cost() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
-    "canvas-cost": canvas_cost, "canvas-training": canvas_training, "adaptation": adaptation,
+    "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training, "adaptation": adaptation,
 }  # fmt: skip

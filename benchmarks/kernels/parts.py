@@ -25,7 +25,7 @@ from decodery.model.batch import Batch, Segment
 
 STAGES = ("norms", "products", "rope", "attention", "waiting")
 ROWS = (1, 8, 16, 64)
-CONTEXTS = (128, 1024)
+CONTEXTS = (128, 1024, 4096, 8000)
 
 
 class Watched:
