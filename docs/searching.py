@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from figures import load, table
@@ -200,27 +199,6 @@ def grid() -> str:
     return f"{about}\n\n{table(['temperature', *(f'top-p {top}' for top in tops)], rows)}"
 
 
-def rounds(name: str) -> str:
-    """What models are worth that learned, on test puzzles; further figures where they are known."""
-    result = load(name)
-    extra = list(dict.fromkeys(key for each in result["figures"].values() for key in each if key in _LEARNED))
-    rows = []
-    for kind, each in result["figures"].items():
-        shares = [_share(each[column]) for column in ("greedy", "one", "pass@8")]
-        rows.append([kind, *shares, *(f"{each[key]:.3f}" if key in each else "" for key in extra)])
-    head = ["", "greedy", "one sample", "one of 8", *(_LEARNED[key] for key in extra)]
-    return f"{result['settings']['prompts']} test puzzles.\n\n{table(head, rows)}"
-
-
-_LEARNED = {
-    "preferred": "better step likelier",
-    "reward": "reward",
-    "win_rate": "best of 4 beats best of 4",
-    "win_rate_of_one": "one beats one",
-    "kl": "nats away",
-}
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "puzzles": puzzles,
     "steps": steps,
@@ -229,7 +207,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "programs": programs,
     "labels": labels,
     "grid": grid,
-    "orpo": partial(rounds, "search-orpo"),
-    "grpo": partial(rounds, "search-grpo"),
     "search-cost": search_cost,
 }

@@ -124,6 +124,7 @@ class Bent(Even):
         return super().score(candidates) ** 3
 
 
+@pytest.mark.filterwarnings("ignore:all 6 texts come from one")
 def test_what_takes_the_best_asks_for_their_order_alone() -> None:
     def texts(make: Any, scorer: Scorer) -> list[list[list[int]]]:
         return [[seq.generated for seq in run(make(scorer), seed=seed, **LONG)] for seed in range(3)]
