@@ -23,7 +23,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.resolving import resolve_kv
 
 STRETCH, CHUNK = 2048, 256
-WAYS = ("none", "streaming-llm", "streaming-llm:absolute=true")
+WAYS = ("none", "streaming-llm")
 
 
 def main() -> None:
