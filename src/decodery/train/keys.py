@@ -99,7 +99,10 @@ def quantized(states: torch.Tensor, recipe: KeyRecipe) -> tuple[torch.Tensor, to
 
 
 def readout(model: Transformer, rank: int) -> torch.Tensor:
-    """[rank, vocab] what makes logits of values: the outputs' main directions, tokens of length 1 on average."""
+    """[rank, vocab] what makes logits of values: the outputs' main directions, every token of length 1.
+
+    So a value that has learned one token says that token; by their own lengths, a longer one near it would be said.
+    """
     if model.weights.kept is not None:
         raise UnsupportedModel("keys go with models that have an output for every token: load another model")
     table = floating(model.weights.head).weight.float().cpu()
@@ -107,4 +110,4 @@ def readout(model: Transformer, rank: int) -> torch.Tensor:
     rank = min(rank, table.shape[1])
     directions = torch.linalg.eigh((table.T @ table).double())[1][:, -rank:].flip(1).float()
     found = (table @ directions).T
-    return found / found.square().sum(dim=0).mean().sqrt()
+    return found / found.norm(dim=0).clamp(min=1e-6)
