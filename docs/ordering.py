@@ -177,6 +177,25 @@ def scan() -> str:
     return f"`{found['command']}`, {found['layers']} layers.\n\n{table(header, rows)}"
 
 
+def seeing() -> str:
+    """What drafters read of images is worth, on a small model that names their patches."""
+    found = load("draft-seeing")
+    runs = runs_of(found)
+    rows = [
+        [
+            name,
+            f"{each['tokens_per_pass']:.2f}",
+            f"{each['rows_per_pass']:.1f}",
+            f"{each['drafts_accepted']:.1%}" if name != "plain" else "",
+            f"{each['texts_as_plain']} of {each['prompts']}",
+        ]
+        for name, each in runs.items()
+    ]
+    right = f"{runs['plain']['texts_right']} of {runs['plain']['prompts']} images are named without a mistake"
+    header = ["drafter", "tokens per pass", "rows per pass", "accepted", "texts as plain decoding's"]
+    return f"`{found['command']}`, greedy; {right}.\n\n{table(header, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "cppd": cppd,
     "overlap": overlap,
@@ -187,4 +206,5 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-joint-depths": joint_depths,
     "sweeps": sweeps,
     "tree-scan": scan,
+    "seeing": seeing,
 }
