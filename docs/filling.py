@@ -115,5 +115,6 @@ def canvas_cost() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
-    "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training, "adaptation": adaptation,
+    "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
+    "adaptation": adaptation,
 }  # fmt: skip
