@@ -6,10 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import decodery.draft.auto as auto_module
 import decodery.draft.heads.advice as advice_module
 import decodery.model.load as load_module
 from decodery.budget.steps import StepCosts
@@ -293,6 +295,30 @@ def test_nothing_is_looked_for_where_no_row_can_pay(target: LoadedModel) -> None
         assert state.silent == (power > 1) and (power < 1 or not state.memory.copied)
         texts.append(seq.tokens)
     assert drafted[0.5] > 0 and drafted[1.2] == 0 and texts[0] == texts[1]
+
+
+def test_texts_whose_drafts_cannot_pay_reckon_seldom_until_fewer_are_left(
+    target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen texts whose rows cost more than they bring: one step in nine is reckoned; alone, every one is."""
+    reckoned: list[int] = []
+    plain = auto_module._State.step_costs
+
+    def counted(state: auto_module._State, seq: Any, budget: Any, limit: int) -> np.ndarray:
+        reckoned.append(budget.sequences)
+        return plain(state, seq, budget, limit)
+
+    monkeypatch.setattr(auto_module._State, "step_costs", counted)
+    engine = Engine(target.model, pass_seconds=lambda _: np.arange(600.0) ** 1.2)
+    asked = [Request([256, 65 + number], 40 if number else 60, drafter=Auto(warm=None)) for number in range(16)]
+    texts = [engine.submit(each) for each in asked]
+    engine.run(texts)
+    together, alone = sum(each == 16 for each in reckoned), sum(each == 1 for each in reckoned)
+    assert 16 * 4 <= together <= 16 * 6 and alone >= 15
+    monkeypatch.setattr(auto_module, "_REST", 0)
+    reckoned.clear()
+    engine.run([engine.submit(each) for each in asked])
+    assert sum(each == 16 for each in reckoned) > 16 * 30
 
 
 def test_a_head_that_cannot_be_asked_is_refused(target: LoadedModel) -> None:

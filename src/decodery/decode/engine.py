@@ -21,6 +21,7 @@ from ..core.text import Detokenizer
 from ..core.trace import Step, Trace
 from ..errors import OutOfMemory, SettingsError
 from ..model.protocol import LanguageModel
+from ..model.threads import one_thread
 from .account import StepClock, aside, new_steps, spend
 from .calls import Calls
 from .opening import opened
@@ -247,7 +248,9 @@ class Engine:
     def _resume(self, run: Turn) -> None:
         self._running = run
         try:
-            run.resume()
+            # What is done between passes is small, whoever wrote it, and must not wake threads that then wait for more.
+            with one_thread():
+                run.resume()
         finally:
             self._running = None
 

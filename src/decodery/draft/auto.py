@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 SHIPPED = "shipped"
 _LONG = 3
 """Repetitions of fewer tokens are no reason to copy another text."""
+_REST = 8
+"""Steps that a text whose drafts cannot pay lets pass before it reckons again."""
 
 
 @register("auto", lossless=True)
@@ -158,6 +160,9 @@ class Auto(Drafter):
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         state: _State = seq.draft_state
+        if state.resting and budget.sequences >= state.texts:
+            state.resting -= 1
+            return TokenTree.root(seq.pending)
         limit = min(self.most, budget.nodes)
         costs = state.step_costs(seq, budget, limit)
         worth = Worth(costs, budget.sequences)
@@ -165,6 +170,8 @@ class Auto(Drafter):
             state.advice.begin(float(costs[0]), budget.measured, budget.sequences)
         # Where many texts share a pass, a row may cost more than the token it is for, however sure that is.
         state.silent = worth.full or worth.bar() >= 1
+        # With as many texts as now it will not pay in the next steps either. A text by itself can always go on alone.
+        state.resting, state.texts = _REST if state.silent and budget.sequences > 1 else 0, budget.sequences
         if state.silent:
             return TokenTree.root(seq.pending)
         state.memory.find(seq.tokens, min(limit, budget.depth))
@@ -185,7 +192,9 @@ class Auto(Drafter):
             memory.learn(context, followed, token)
             followed = memory.follows(followed, token)
             context = [*context[1 - CONTEXTS[0] :], token]
-        memory.contexts.learn(seq.tokens, seen)
+        # What was ranked highest is worth the looking where there are drafts to come soon.
+        if state.resting in (0, _REST):
+            memory.contexts.learn(seq.tokens, seen)
         if seq.finished:
             memory.past.add(seq.generated)
 
@@ -206,12 +215,17 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
 
 @dataclass(slots=True)
 class _State:
-    """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure."""
+    """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure.
+
+    resting: steps in which that is believed without reckoning, as long as no fewer texts than `texts` take part.
+    """
 
     memory: Expectations
     costs: StepCosts
     advice: Advice | None
     silent: bool = False
+    resting: int = 0
+    texts: int = 0
 
     def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
         """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
