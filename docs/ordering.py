@@ -135,7 +135,7 @@ def sweeps() -> str:
                 f"{following['expected']:.2f} ({following['low']:.2f} to {following['high']:.2f})",
             ]
         )
-        commands += [found["made"]] * (axis == "data") + [found["command"]]
+        commands += [*([found["made"]] if axis == "data" else []), found["command"]]
     header = [
         "amount",
         "measured at",
