@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 import tiny_gguf
 from decodery.errors import CorruptFile, UnsupportedModel
 from decodery.model.batch import Batch, Segment
-from decodery.model.families import read_config, tensor_name
+from decodery.model.families import read_config
 from decodery.model.load import load
+from decodery.model.names import tensor_name
 from decodery.testing import tiny_transformer
 from tiny_models import make_model, random_ids, save
 

@@ -1,4 +1,4 @@
-"""From the config.json of a Hugging Face checkpoint to `ModelConfig`, and the names its tensors have there."""
+"""From the config.json of a Hugging Face checkpoint to `ModelConfig`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
 from . import latent
-from .arranged import ARRANGED, FUSED
+from .arranged import ARRANGED
 from .config import (
     EPS,
     EXPERTS,
-    FACTOR,
     HEAD_DIM,
     HEADS,
     LAYERS,
@@ -28,10 +27,11 @@ from .config import (
 )
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
-from .hybrids import HYBRIDS, hybrid, hybrid_name
-from .latent import LATENTS, latent_name
-from .layouts import LAYOUTS, TURNED, layout_name, restated
-from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe, llada_name
+from .hybrids import HYBRIDS, hybrid
+from .latent import LATENTS
+from .layouts import LAYOUTS, restated
+from .masked import ARCHITECTURES, BLOCK, LIKE, as_llama, as_qwen_moe, is_moe
+from .ropes import LAYER_TYPES, ROPE, gemma_ropes, read_rope, rope_fields, turned_dims
 
 SEEING = ("llava", "llava_next")
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
@@ -75,25 +75,6 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
 }
-_LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-_ROPE: dict[str, Kind] = {
-    "rope_type": Text(64),
-    "type": Text(64),
-    "rope_theta": THETA,
-    "factor": FACTOR,
-    "original_max_position_embeddings": POSITIONS,
-    "low_freq_factor": SCALE,
-    "high_freq_factor": SCALE,
-    "beta_fast": SCALE,
-    "beta_slow": SCALE,
-    "truncate": Flag(),
-    "attention_factor": SCALE,
-    "mscale": Number(0.0, 1e6),
-    "mscale_all_dim": Number(0.0, 1e6),
-    "partial_rotary_factor": Number(0.0, 1.0),
-}
 TOKEN_IDS = Either(TOKEN_ID, Listed(TOKEN_ID, 1 << 12))
 _CONFIG: dict[str, Kind] = {
     "model_type": Text(64),
@@ -121,8 +102,8 @@ _CONFIG: dict[str, Kind] = {
     "rope_theta": THETA,
     "rope_local_base_freq": THETA,
     "partial_rotary_factor": Number(0.0, 1.0),
-    "rope_scaling": Record(_ROPE),
-    "rope_parameters": Record(_ROPE | dict.fromkeys(_LAYER_TYPES, Record(_ROPE))),
+    "rope_scaling": Record(ROPE),
+    "rope_parameters": Record(ROPE | dict.fromkeys(LAYER_TYPES, Record(ROPE))),
     "bos_token_id": TOKEN_IDS,
     "eos_token_id": TOKEN_IDS,
     "quantization_config": Anything(),
@@ -175,8 +156,8 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     head_dim = fields.get("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(family, max(hidden // heads, 1)))
     layers = fields.need("num_hidden_layers")
     window, sliding = _sliding(fields, family, layers)
-    turned = _turned(fields, named, head_dim)
-    rope, local_rope = _gemma_ropes(fields) if gemma else (_rope(_rope_fields(fields), fields, turned), None)
+    turned = turned_dims(fields, named, head_dim)
+    rope, local_rope = gemma_ropes(fields) if gemma else (read_rope(rope_fields(fields), fields, turned), None)
     bias = fields.get("attention_bias", False)
     begins = token_ids(fields.get("bos_token_id"))
     config = ModelConfig(
@@ -261,7 +242,7 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tupl
         if len(types) != layers:
             raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
         for kind in types:
-            if kind not in _LAYER_TYPES or (kind == "sliding_attention" and window is None):
+            if kind not in LAYER_TYPES or (kind == "sliding_attention" and window is None):
                 raise UnsupportedModel(f"{fields.origin}: layer_types has {kind!r}, which is not supported here")
         sliding = tuple(kind == "sliding_attention" for kind in types)
     elif family == "gemma3_text":
@@ -275,142 +256,3 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tupl
     if window is None or not any(sliding):
         return None, (False,) * layers
     return window, sliding
-
-
-def _rope_fields(fields: Fields) -> Fields:
-    """The rope parameters, which older files keep as rope_scaling beside rope_theta."""
-    parameters = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
-    if any(kind in parameters for kind in _LAYER_TYPES):
-        raise UnsupportedModel(f"{fields.origin}: rope_parameters for each kind of layer are only known for Gemma 3")
-    parameters.setdefault("rope_theta", fields.get("rope_theta", 10_000.0))
-    parameters.setdefault("partial_rotary_factor", fields.get("partial_rotary_factor"))
-    return Fields(parameters, f"{fields.origin}: rope_parameters", _ROPE)
-
-
-def _gemma_ropes(fields: Fields) -> tuple[Rope, Rope]:
-    """Gemma 3's global and local rotation."""
-    both = fields.get("rope_parameters", {})
-    if both and not any(kind in both for kind in _LAYER_TYPES):
-        raise UnsupportedModel(f"{fields.origin}: rope_parameters of Gemma 3 should name each kind of layer")
-    ropes = []
-    thetas = fields.get("rope_theta", 1_000_000.0), fields.get("rope_local_base_freq", 10_000.0)
-    for kind, theta in zip(_LAYER_TYPES, thetas, strict=True):
-        parameters = dict(both.get(kind) or {})
-        if kind == "full_attention":
-            parameters.update(fields.get("rope_scaling", {}))
-        parameters.setdefault("rope_theta", theta)
-        ropes.append(_rope(Fields(parameters, f"{fields.origin}: rope_parameters of {kind}", _ROPE), fields))
-    return ropes[0], ropes[1]
-
-
-def _turned(fields: Fields, family: str, head_dim: int) -> int:
-    """How many dimensions of a head are turned, 0 for all of them."""
-    if family not in ARRANGED:
-        return 0
-    if family in LATENTS:
-        return 0
-    factor = _rope_fields(fields).get("partial_rotary_factor", ({"glm4": 0.5} | TURNED).get(family, 1.0))
-    return 0 if factor == 1 else int(head_dim * factor)
-
-
-def _rope(parameters: Fields, fields: Fields, turned: int = 0) -> Rope:
-    if not turned and parameters.get("partial_rotary_factor", 1.0) not in (0, 1):
-        raise parameters.unsupported("partial_rotary_factor")
-    theta = parameters.need("rope_theta")
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return Rope(theta=theta, rotated=turned)
-    if turned:
-        raise parameters.unsupported("partial_rotary_factor")
-    if kind == "linear":
-        return Rope(theta=theta, kind=kind, factor=parameters.need("factor"))
-    if kind not in ("llama3", "yarn"):
-        raise UnsupportedModel(f"{parameters.origin}: rope_type {kind!r} is not supported")
-    positions = fields.get("max_position_embeddings", 2048)
-    original = parameters.get("original_max_position_embeddings", positions)
-    if kind == "llama3":
-        return Rope(
-            theta=theta,
-            kind=kind,
-            factor=parameters.need("factor"),
-            original_max_positions=original,
-            low_freq_factor=parameters.need("low_freq_factor"),
-            high_freq_factor=parameters.need("high_freq_factor"),
-        )
-    return Rope(
-        theta=theta,
-        kind=kind,
-        factor=parameters.get("factor", positions / original),
-        original_max_positions=original,
-        beta_fast=parameters.get("beta_fast", 32.0),
-        beta_slow=parameters.get("beta_slow", 1.0),
-        truncate=parameters.get("truncate", True),
-        attention_factor=parameters.get("attention_factor"),
-        mscale=parameters.get("mscale"),
-        mscale_all_dim=parameters.get("mscale_all_dim"),
-    )
-
-
-_HEAD = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-_LAYER = {
-    "attention_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "output": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-_SANDWICH_GLM = {"post_attention_norm": "post_self_attn_layernorm", "post_mlp_norm": "post_mlp_layernorm"}
-_SANDWICH = {
-    "post_attention_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "post_mlp_norm": "post_feedforward_layernorm",
-}
-
-
-_MIXTRAL = {"gate": "w1", "down": "w2", "up": "w3"}
-
-
-def tensor_name(part: str, config: ModelConfig) -> str:
-    """What a checkpoint calls `part`, such as "layers.3.q.weight" -> "model.layers.3.self_attn.q_proj.weight"."""
-    if config.family == "llada":
-        return llada_name(part)
-    path, kind = part.rsplit(".", 1)
-    for families, named in ((LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name)):
-        if config.family not in families:
-            continue
-        place = path.split(".", 2)
-        name, number = (path, None) if len(place) < 3 else (place[2], place[1])
-        if (found := named(name, number, kind, config)) is not None:
-            return found
-    if path in _HEAD:
-        return f"{_HEAD[path]}.{kind}"
-    _, layer, name = path.split(".", 2)
-    if config.experts and name.startswith(("router", "experts.")):
-        return f"model.layers.{layer}.{_expert_name(name, config.family)}.{kind}"
-    others = FUSED.get(config.family, {})
-    if config.sandwich_norms:
-        others = others | (_SANDWICH_GLM if config.family == "glm4" else _SANDWICH)
-    inner = others.get(name) or _LAYER[name]
-    return f"model.layers.{layer}.{inner}.{kind}"
-
-
-def _expert_name(name: str, family: str) -> str:
-    """What a checkpoint calls a layer's router, or a part of an expert such as "experts.3.gate"."""
-    mixtral = family == "mixtral"
-    if name == "router":
-        return "block_sparse_moe.gate" if mixtral else "mlp.gate"
-    _, number, part = name.split(".")
-    if mixtral:
-        return f"block_sparse_moe.experts.{number}.{_MIXTRAL[part]}"
-    return f"mlp.experts.{number}.{part}_proj"
-
-
-def stores_norms_less_one(config: ModelConfig) -> bool:
-    """Whether the checkpoint's norm weights are w - 1, as Gemma's are."""
-    return config.family == "gemma3_text"

@@ -12,13 +12,14 @@ import torch
 from ..errors import CorruptFile, UnsupportedModel
 from .arranged import ARRANGED, rows
 from .config import ModelConfig
-from .families import TOKEN_IDS, read_config, stores_norms_less_one, tensor_name, token_ids
+from .families import TOKEN_IDS, read_config, token_ids
 from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
 from .four_bit import read_four_bits
 from .fused import slots
 from .int4 import Int4Linear
 from .kernels import Form
 from .layouts import PREFIXES, SIGHT, other_names
+from .names import stores_norms_less_one, tensor_name
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import torch
 from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
-from ..model.families import tensor_name
 from ..model.fused import slots
 from ..model.load import load
+from ..model.names import tensor_name
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
