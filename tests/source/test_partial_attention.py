@@ -15,8 +15,8 @@ from decodery.errors import CorruptFile, ModelNotFound, PromptError, SettingsErr
 from decodery.model.attention import rotate
 from decodery.model.batch import Batch, Segment
 from decodery.model.load import LoadedModel
+from decodery.model.one_pass import Pass
 from decodery.model.tokenizer import Tokenizer
-from decodery.model.transformer import _Pass
 from decodery.registry import resolve
 from decodery.source.partial_attention import PartialAttention, PartialCache, PartialTransformer, PartialWeights
 from decodery.testing import Garbage, decode, tiny_transformer
@@ -155,8 +155,8 @@ def test_positions_begin_anew_behind_the_prompt_for_the_second_attention_alone()
 
     def attended(reset: bool) -> torch.Tensor:
         scorer = PartialTransformer(one, PartialWeights((weights,), reset), len(PROMPT))
-        step, layer = _Pass(scorer, Batch([Segment(np.arange(10), np.array(tokens))])), one.weights.layers[0]
-        own = _Pass(one, Batch([Segment(np.arange(10), np.array(tokens))]))
+        step, layer = Pass(scorer, Batch([Segment(np.arange(10), np.array(tokens))])), one.weights.layers[0]
+        own = Pass(one, Batch([Segment(np.arange(10), np.array(tokens))]))
         return (scorer._attention(0, layer, normed, step) - one._attention(0, layer, normed, own))[row]
 
     assert (attended(True) - expected).abs().max() < 1e-10 < (attended(False) - expected).abs().max()

@@ -20,8 +20,9 @@ from ..model.batch import Segment
 from ..model.cache import KVCache, Mark
 from ..model.config import LAYERS, ModelConfig
 from ..model.fields import Flag
+from ..model.one_pass import Pass
 from ..model.protocol import LanguageModel, Reader
-from ..model.transformer import Transformer, _Pass
+from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer
 from ..registry import register
 from .base import Source
@@ -220,7 +221,7 @@ class PartialTransformer(Transformer):
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
         own = super()._attention(index, layer, normed, step)
-        assert isinstance(step, _Pass)
+        assert isinstance(step, Pass)
         weights, config = self.partial.layers[index], self.config
         if not weights:
             return own
@@ -253,7 +254,7 @@ class PartialTransformer(Transformer):
     def _length(self, segment: Segment) -> int:
         return segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length
 
-    def _reset(self, index: int, step: _Pass) -> tuple[torch.Tensor, torch.Tensor]:
+    def _reset(self, index: int, step: Pass) -> tuple[torch.Tensor, torch.Tensor]:
         """Angles of the rows as queries: behind the prompt positions begin at 0 again."""
         lengths = np.concatenate([np.full(last - first, self._length(segment)) for segment, first, last in step.spans])
         positions = np.where(step.positions < lengths, step.positions, step.positions - lengths)
