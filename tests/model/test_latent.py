@@ -15,7 +15,7 @@ import torch
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
-from decodery.model.config import check_config
+from decodery.model.config_check import check_config
 from decodery.model.description import Description
 from decodery.model.families import read_config
 from decodery.model.load import LoadedModel, load

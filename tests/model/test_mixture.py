@@ -12,7 +12,7 @@ import torch
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import CorruptFile, SettingsError
 from decodery.model.batch import Batch, Segment
-from decodery.model.config import check_config
+from decodery.model.config_check import check_config
 from decodery.model.load import LoadedModel, load
 from decodery.testing import check_identical, decode
 from decodery.train.draft import check_target

@@ -18,7 +18,7 @@ from decodery.model import fused
 from decodery.model.batch import Batch, Segment
 from decodery.model.block_linear import BlockLinear
 from decodery.model.footprint import precision
-from decodery.model.fused import slots
+from decodery.model.fused_slots import slots
 from decodery.model.gguf_blocks import READ
 from decodery.model.gguf_model import GGUFCheckpoint
 from decodery.model.int4 import Int4Linear

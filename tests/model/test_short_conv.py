@@ -13,7 +13,8 @@ from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
 from decodery.model import fused
 from decodery.model.attention import rotate
 from decodery.model.batch import Batch, Segment
-from decodery.model.config import Mamba, ShortConv, check_config
+from decodery.model.config import Mamba, ShortConv
+from decodery.model.config_check import check_config
 from decodery.model.description import Description
 from decodery.model.short_conv import ShortConvolution
 from decodery.model.transformer import Transformer

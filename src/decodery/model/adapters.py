@@ -21,7 +21,7 @@ from . import peft
 from .arranged import ARRANGED
 from .artifact import Artifact, refuse_other, remembered
 from .config import ModelConfig
-from .fused import LINEARS
+from .fused_slots import LINEARS
 from .int8 import Int8Linear
 from .protocol import Reader
 from .transformer import Transformer

@@ -13,7 +13,7 @@ import torch
 from ..errors import CorruptFile
 from .block_linear import BlockLinear
 from .config import ModelConfig
-from .fused import Slot, slots
+from .fused_slots import Slot, slots
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .kernels import Form

@@ -29,8 +29,8 @@ from .config import (
     ModelConfig,
     Rope,
     ShortConv,
-    check_config,
 )
+from .config_check import check_config
 from .fields import Fields, Flag, Kind, Listed, Named, Number, Record, Text, Whole, read_json
 from .masked import BLOCK
 

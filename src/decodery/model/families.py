@@ -23,8 +23,8 @@ from .config import (
     WIDTH,
     ModelConfig,
     Rope,
-    check_config,
 )
+from .config_check import check_config
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
 from .hybrids import HYBRIDS, hybrid

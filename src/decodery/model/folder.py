@@ -15,7 +15,7 @@ from .config import ModelConfig
 from .families import TOKEN_IDS, read_config, token_ids
 from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
 from .four_bit import read_four_bits
-from .fused import slots
+from .fused_slots import slots
 from .int4 import Int4Linear
 from .kernels import Form
 from .layouts import PREFIXES, SIGHT, other_names
@@ -71,7 +71,7 @@ class FolderCheckpoint:
         return whole if own is None else (len(own), *whole[1:])
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        """Rows of the part `name` (see `fused.slots`) as the file has them; a norm's weight ready to multiply."""
+        """Rows of the part `name` (see `fused_slots`) as the file has them; a norm's weight ready to multiply."""
         if self.form(name) is not None:
             return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
         tensor, own = self._tensor(name), rows(name, self.config)

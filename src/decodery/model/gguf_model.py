@@ -26,10 +26,10 @@ from .config import (
     WIDTH,
     ModelConfig,
     Rope,
-    check_config,
 )
+from .config_check import check_config
 from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
-from .fused import slots
+from .fused_slots import slots
 from .gguf_blocks import FOUR_BITS, READ
 from .gguf_file import GGUFFile
 from .gguf_states import KINDS, NAMES, flat_part, states_config, vector
@@ -129,7 +129,7 @@ class GGUFCheckpoint:
         return (math.prod(shape),) if flat_part(name) else shape
 
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
-        """Rows of the part `name` (see `fused.slots`) in float32."""
+        """Rows of the part `name` (see `fused_slots`) in float32."""
         if flat_part(name):
             return vector(name, torch.from_numpy(self.file.rows(self._name(name))))[begin:end]
         return self._rows(name, begin, end, lambda *span: (torch.from_numpy(self.file.rows(*span)),))[0]

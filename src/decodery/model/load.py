@@ -22,7 +22,8 @@ from ..errors import CorruptFile, ModelNotFound, SettingsError, UnsupportedModel
 from ..settings import checked
 from . import convert, drafts, embedded, fused, hub, solvers
 from .chat import ChatTemplate
-from .config import ModelConfig, check_config
+from .config import ModelConfig
+from .config_check import check_config
 from .description import Description, noted
 from .families import read_config
 from .fields import read_json

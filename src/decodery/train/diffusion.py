@@ -15,7 +15,7 @@ import torch
 from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
-from ..model.fused import slots
+from ..model.fused_slots import slots
 from ..model.load import load
 from ..model.names import tensor_name
 from ..model.store import Progress, replacing, silent, write_text
