@@ -33,14 +33,14 @@ ROOT = Path(__file__).parents[1]
 KEPT = [0, 1, 3, 6]
 _PARTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "topk_group": 1}
 ADAPTED: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("granite", "cohere2", "phi", "gpt_oss", "mamba", "falcon_h1")},
+    **{name: {} for name in ("granite", "cohere2", "phi", "gpt_oss", "mamba")},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "glm4_moe": _PARTS | {"head_dim": 16, "n_group": 1},
     "deepseek_v3": _PARTS | {"n_group": 2, "kv_lora_rank": 24, "q_lora_rank": 20, "first_k_dense_replace": 1,
                              "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20},
     "jamba": {"num_experts": 2},
-    "zamba2": {"mamba_d_state": 8, "mamba_headdim": 16, "mamba_ngroups": 1, "n_mamba_heads": 8, "num_mem_blocks": 1,
-               "hybrid_layer_ids": [1], "layers_block_type": ["mamba", "hybrid", "mamba"]},
+    "zamba": {"mamba_d_state": 8, "n_mamba_heads": 2, "attention_hidden_size": 128,
+              "layers_block_type": ["mamba", "hybrid", "hybrid"]},
 }  # fmt: skip
 """Families that the lean model does not run, and what their smallest configurations need."""
 

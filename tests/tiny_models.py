@@ -50,6 +50,20 @@ _BAMBA = {
     "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4,
     "mamba_chunk_size": 16, "attn_layer_indices": [1], "pad_token_id": 0,
 }  # fmt: skip
+_ZAMBA2 = {
+    "mamba_d_state": 8,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 1,
+    "num_mem_blocks": 1,
+    "adapter_rank": 5,
+    "layers_block_type": ["mamba", "hybrid", "hybrid"],
+    "num_key_value_heads": 4,
+    "chunk_size": 16,
+    "pad_token_id": 0,
+}
+_FALCON = {
+    "mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_state": 8, "mamba_chunk_size": 16, "pad_token_id": 0,
+}  # fmt: skip
 _DEEPSEEK = {
     "kv_lora_rank": 24, "q_lora_rank": None, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 20,
     "n_routed_experts": 5, "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
@@ -102,6 +116,23 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2": ("mamba2", _STATES | {"num_heads": 8, "head_dim": 16, "n_groups": 2}),
     "bamba": ("bamba", _BAMBA),
     "bamba, many numbers": ("bamba", _BAMBA | {"num_key_value_heads": 1, "mamba_n_groups": 4, "mamba_d_state": 24}),
+    "zamba2": ("zamba2", _ZAMBA2),
+    "zamba2, rotated, blocks in turns": (
+        "zamba2",
+        _ZAMBA2 | {"num_hidden_layers": 4, "intermediate_size": 16, "num_mem_blocks": 2, "adapter_rank": 2,
+                   "use_shared_attention_adapter": True, "use_mem_rope": True, "use_long_context": True,
+                   "mamba_ngroups": 2, "hidden_act": "silu",
+                   "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"]},
+    ),
+    "falcon_h1": ("falcon_h1", _FALCON),
+    "falcon_h1, multiplied and normed": (
+        "falcon_h1",
+        _FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2, "mamba_d_ssm": 96,
+                   "num_key_value_heads": 1, "tie_word_embeddings": True, "embedding_multiplier": 1.7,
+                   "lm_head_multiplier": 0.6, "key_multiplier": 0.8, "attention_in_multiplier": 1.3,
+                   "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.9,
+                   "mlp_multipliers": [1.4, 0.5], "ssm_multipliers": [0.6, 1.1, 0.7, 1.5, 0.8]},
+    ),
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS),
     "qwen3_moe, normed": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
@@ -214,8 +245,11 @@ def doubled(model: Transformer) -> Transformer:
     def whole(part: Any) -> dict[str, Any]:
         return {name: wide(value) for name, value in vars(part).items()}
 
-    layers = [replace(layer, **whole(layer)) for layer in model.weights.layers]
-    return Transformer(model.config, replace(model.weights, **whole(model.weights) | {"layers": layers}))
+    lists = {
+        name: [replace(each, **whole(each)) for each in getattr(model.weights, name)]
+        for name in ("layers", "shared", "uses")
+    }
+    return Transformer(model.config, replace(model.weights, **whole(model.weights) | lists))
 
 
 def tiny_loaded() -> LoadedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
+from decodery.model import fused
 from decodery.model.batch import Batch, Segment
 from decodery.model.config import Mamba
 from decodery.model.families import read_config
@@ -21,6 +23,7 @@ from decodery.model.load import load
 from decodery.model.native_scan import NativeScan
 from decodery.model.recurrence import advance, tree_scan
 from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
 from decodery.testing import check_cache, check_identical, check_state, decode, tiny_transformer
 from decodery.train.cut import parameters
 from decodery.train.draft import check_target
@@ -28,14 +31,26 @@ from methods import DRAFTERS
 from tiny_models import doubled, make_model, random_ids, reference, save, tree_mask
 
 
+def loaded(case: str, home: Path) -> Transformer:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DECODERY_HOME", str(home / "home"))
+        model = load(save(make_model(case), home / "model"), dtype="float32", device="cpu").model
+    assert isinstance(model, Transformer)
+    return model
+
+
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
-    with pytest.MonkeyPatch.context() as patch:
-        home = tmp_path_factory.mktemp("hybrid")
-        patch.setenv("DECODERY_HOME", str(home / "home"))
-        loaded = load(save(make_model("bamba"), home / "model"), dtype="float32", device="cpu").model
-    assert isinstance(loaded, Transformer)
-    return doubled(loaded)
+    return doubled(loaded("bamba", tmp_path_factory.mktemp("hybrid")))
+
+
+BOTH = ("zamba2", "zamba2, rotated, blocks in turns", "falcon_h1", "falcon_h1, multiplied and normed")
+"""Hybrids of which some layers have keys and values beside a state."""
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Transformer]:
+    return request.param, doubled(loaded(request.param, tmp_path_factory.mktemp("both")))
 
 
 def random_rows(rng: np.random.Generator, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -140,6 +155,10 @@ def test_native_rows_say_the_same_bits_however_a_text_is_cut_and_what_the_formul
         assert torch.equal(last[0], whole[0][node])
     # Taking the order of packing for a path would be found out.
     assert wrong > 0.1
+    # Where nothing is normed, rows are those of a norm that is taken back.
+    bare = NativeScan(SHAPE, [*tensors[:5], None], 1e-5).said(held, 0, line, nothing, gate)
+    normed = torch.nn.functional.rms_norm(bare.unflatten(1, (2, -1)), (12,), None, 1e-5).flatten(1) * tensors[5]
+    assert (normed - whole[0]).abs().max() < 1e-5 < (bare - whole[0]).abs().max()
 
 
 def test_every_row_finds_the_one_before_it() -> None:
@@ -184,6 +203,66 @@ def test_every_drafter_runs_on_a_hybrid_but_those_that_leave_layers_out_or_read_
     assert refused == {"del", "kangaroo", "swift", "compressed-cache"}
     with pytest.raises(DecoderyError, match="no draft can be cut"):
         check_target(type("Loaded", (), {"model": hybrid, "name": "it"})())
+
+
+def test_layers_that_attend_beside_a_state_remember_both(both: tuple[str, Transformer]) -> None:
+    case, model = both
+    assert check_cache(model, programs=3, steps=10) < 1e-9
+    whole = reference(make_model(case).double(), random_ids(70))
+    cache = model.new_cache()
+    logits = model.forward(Batch([Segment.chunk(random_ids(70), cache)])).logits
+    assert (logits - whole).abs().max() < 1e-4  # transformers' states are float32
+    prompts = [[5, 6, 7, 8] * 4]
+    check_identical(model, prompts, drafter="ngram", max_new_tokens=12, tested="drafted")
+    assert check_state(model, prompts, drafter="ngram", max_new_tokens=6) < 1e-9
+
+
+def test_shared_blocks_are_kept_once_and_every_use_of_one_is_its_own(tmp_path: Path) -> None:
+    model = loaded("zamba2, rotated, blocks in turns", tmp_path)
+    weights = model.weights
+    assert [len(each) for each in (weights.shared, weights.uses)] == [2, 3] and model.config.sharing == [0, 2, 3]
+    fused.save(tmp_path / "float32.safetensors", model.weights)
+    again = Transformer(model.config, fused.read(tmp_path / "float32.safetensors", model.config, model.device))
+    batch = Batch([Segment(np.arange(20), random_ids(20))])
+    logits = model.forward(batch).logits
+    assert torch.equal(again.forward(batch).logits, logits)
+    # The first and the third use are of one block: without what each adds, or with blocks changed about, it shows.
+    bare = [replace(use, gate_up_out=Dense(torch.zeros_like(use.gate_up_out.weight))) for use in weights.uses]  # type: ignore[attr-defined]
+    for wrong in (replace(weights, uses=bare), replace(weights, shared=weights.shared[::-1])):
+        assert (Transformer(model.config, wrong).forward(batch).logits - logits).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_hybrids_of_both_kinds_in_int8_say_nearly_the_same_and_trees_what_paths_say(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    theirs, ids = make_model(case), random_ids(16)
+    model = load(save(theirs, tmp_path / "model"), dtype="int8", device="cpu").model
+    logits = model.forward(Batch([Segment(np.arange(16), ids)])).logits
+    assert torch.nn.functional.cosine_similarity(logits, reference(theirs, ids)).median() > 0.93
+    check_identical(model, [[5, 6, 7] * 3], drafter=DraftModel(model, length=3), max_new_tokens=6)
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "error", "named"),
+    [
+        ("zamba2", {"add_bias_linear": True}, UnsupportedModel, "add_bias_linear"),
+        ("zamba2", {"tie_word_embeddings": False}, UnsupportedModel, "tie_word_embeddings"),
+        ("zamba2", {"rms_norm_eps": 1e-6}, UnsupportedModel, "rms_norm_eps"),
+        ("zamba2", {"num_mem_blocks": 3}, CorruptFile, "3 blocks are shared by 2 layers"),
+        ("zamba2", {"layers_block_type": ["mamba", "attention", "mamba"]}, CorruptFile, "layers_block_type"),
+        ("falcon_h1", {"attention_bias": True}, UnsupportedModel, "attention_bias"),
+        ("falcon_h1", {"mamba_rms_norm": True}, UnsupportedModel, "mamba_norm_before_gate"),
+        ("falcon_h1", {"ssm_multipliers": [1.0]}, CorruptFile, "ssm_multipliers should be 5 numbers"),
+        ("falcon_h1", {"mamba_n_heads": 7}, CorruptFile, "7 states do not fit"),
+    ],
+)
+def test_hybrids_of_both_kinds_that_cannot_be_run_faithfully_are_refused(
+    case: str, change: dict, error: type[Exception], named: str
+) -> None:
+    with pytest.raises(error, match=named):
+        read_config(make_model(case).config.to_dict() | change)
 
 
 def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ class Mamba:
     """Mamba-2 layers (Transformers are SSMs, 2024): `heads` states [head_dim, state], each led by one of `groups`.
 
     kernel: how many rows the convolution before them reaches over, itself included. Steps lie within least_step and
-    most_step.
+    most_step. normed: whether what a row says is normed behind its gate.
     """
 
     heads: int
@@ -59,6 +59,7 @@ class Mamba:
     kernel: int
     least_step: float = 0.0
     most_step: float = 1e30
+    normed: bool = True
 
     @property
     def inner(self) -> int:
@@ -77,6 +78,20 @@ class Mamba:
     def spans(self, kv_heads: int, head_dim: int) -> int:
         """How many layers of a cache it takes to keep them."""
         return -(-self.width // (2 * kv_heads * head_dim))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Blocks of attention and MLP that some recurrent layers share in turns (see `shared_blocks`).
+
+    blocks: how many there are; inner: inner units of their MLPs; rank: of what each layer adds to their matrices, those
+    of MLPs, and with `attention` those of queries, keys and values too.
+    """
+
+    blocks: int
+    inner: int
+    rank: int
+    attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +140,8 @@ class ModelConfig:
     heads at once. learned_positions: every position has an embedding that is added to the token's. joined_norms: a
     layer's two norms are those of the stream with what its sublayers found, and the last one is that of embeddings.
     mamba: the layers that are marked in mamba_layers keep states in place of keys and values. intermediate_size: 0
-    where layers have no MLP.
+    where layers have no MLP. attending_layers: which recurrent layers attend as well, () for none: side by side with
+    their state, or where there are `shared` blocks, in one of these.
     experts: how many MLPs a layer has of which each row takes experts_per_token, 0 for one that all rows take; each has
     `intermediate_size` inner units. normed_experts: whether the weights of those taken sum to 1. summed_experts: they
     have no weights and are added up, as the parts of one MLP are.
@@ -186,6 +202,8 @@ class ModelConfig:
     joined_norms: bool = False
     mamba: Mamba | None = None
     mamba_layers: tuple[bool, ...] = ()
+    attending_layers: tuple[bool, ...] = ()
+    shared: Shared | None = None
     latent: Latent | None = None
     short_conv: ShortConv | None = None
     operators: bool = False
@@ -225,7 +243,8 @@ class ModelConfig:
             return self.num_layers * (1 + self.short_conv.spans(self.num_heads, self.num_kv_heads))
         if self.mamba is None:
             return self.num_layers
-        return self.num_layers + sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+        more = sum(self.mamba_layers) * (self.mamba.spans(self.num_kv_heads, self.head_dim) - 1)
+        return self.num_layers + more + sum(self.attending_layers)
 
     @property
     def keeps_order(self) -> bool:
@@ -233,8 +252,21 @@ class ModelConfig:
         return self.mamba is not None or self.short_conv is not None
 
     def recurrent(self, layer: int) -> bool:
-        """Whether a layer keeps a state in place of keys and values."""
+        """Whether a layer keeps a state, in place of keys and values unless it attends as well."""
         return self.mamba is not None and self.mamba_layers[layer]
+
+    def attends_too(self, layer: int) -> bool:
+        """Whether a recurrent layer has keys and values beside its state."""
+        return bool(self.attending_layers) and self.attending_layers[layer]
+
+    def beside(self, layer: int) -> bool:
+        """Whether a layer attends side by side with its state."""
+        return self.shared is None and self.attends_too(layer)
+
+    @property
+    def sharing(self) -> list[int]:
+        """The layers that share blocks; the first of `shared.blocks` is the first one's, and so on in turns."""
+        return [layer for layer, attends in enumerate(self.attending_layers) if attends and self.shared is not None]
 
     def window(self, layer: int) -> int | None:
         """How many positions back layer `layer` sees, itself included; None means all of them."""

@@ -41,6 +41,15 @@ def check_config(config: ModelConfig, origin: str) -> None:
         mamba.heads % mamba.groups or mamba.inner % mamba.groups or len(config.mamba_layers) != config.num_layers
     ):
         raise CorruptFile(f"{origin}: {mamba.groups} groups do not fit {mamba.heads} states, or the layers do not")
+    if config.attending_layers and (
+        len(config.attending_layers) != len(config.mamba_layers)
+        or any(
+            attends and not state for attends, state in zip(config.attending_layers, config.mamba_layers, strict=True)
+        )
+    ):
+        raise CorruptFile(f"{origin}: layers that attend beside their state should be among the recurrent ones")
+    if config.shared is not None and len(config.sharing) < config.shared.blocks:
+        raise CorruptFile(f"{origin}: {config.shared.blocks} blocks are shared by {len(config.sharing)} layers")
     if config.short_conv is not None and (config.mamba is not None or config.latent is not None):
         raise CorruptFile(f"{origin}: convolutions of queries, keys and values do not fit layers that have none")
     for rope in (config.rope, config.local_rope):

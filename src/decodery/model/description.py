@@ -28,6 +28,7 @@ from .config import (
     Mamba,
     ModelConfig,
     Rope,
+    Shared,
     ShortConv,
 )
 from .config_check import check_config
@@ -56,11 +57,13 @@ _MAMBA: dict[str, Kind] = {
     **dict.fromkeys(("head_dim", "state"), HEAD_DIM),
     "kernel": KERNEL,
     **dict.fromkeys(("least_step", "most_step"), Number(0.0, 1e30)),
+    "normed": Flag(),
 }
 _LATENT: dict[str, Kind] = {
     **dict.fromkeys(("rank", "turned", "plain", "value"), HEAD_DIM),
     "queries": Whole(0, WIDTH.most),
 }
+_SHARED: dict[str, Kind] = {"blocks": LAYERS, **dict.fromkeys(("inner", "rank"), WIDTH), "attention": Flag()}
 _SHORT_CONV: dict[str, Kind] = {"kernel": KERNEL, "rank": HEADS}
 _CONFIG: dict[str, Kind] = {
     "vocab_size": TOKENS,
@@ -80,7 +83,8 @@ _CONFIG: dict[str, Kind] = {
     **{name: Flag() for name in ("tie_embeddings", "qkv_bias", "output_bias", "mlp_bias", "qk_norm", "causal")},
     **dict.fromkeys(("sandwich_norms", "shifted", "shortcuts"), Flag()),
     "mamba": Record(_MAMBA),
-    "mamba_layers": Listed(Flag(), MOST_LAYERS),
+    **dict.fromkeys(("mamba_layers", "attending_layers"), Listed(Flag(), MOST_LAYERS)),
+    "shared": Record(_SHARED),
     "latent": Record(_LATENT),
     "short_conv": Record(_SHORT_CONV),
     "experts_scale": SCALE,
@@ -101,7 +105,7 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("centred_norms", "norms_after", "parallel", "gated", "wide_qk_norm", "learned_positions"), Flag()),
     **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
 }
-_TUPLES = ("sliding_layers", "mamba_layers", "eos_ids", "exits", "experts_floor")
+_TUPLES = ("sliding_layers", "mamba_layers", "attending_layers", "eos_ids", "exits", "experts_floor")
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
     "precision": Text(64),
@@ -167,6 +171,7 @@ def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
     values |= {name: tuple(fields.get(name, [])) for name in _TUPLES}
     values["mamba"] = Mamba(**fields.get("mamba")) if fields.get("mamba") else None
+    values["shared"] = Shared(**fields.get("shared")) if fields.get("shared") else None
     values["short_conv"] = ShortConv(**fields.get("short_conv")) if fields.get("short_conv") else None
     values["latent"] = Latent(**fields.get("latent")) if fields.get("latent") else None
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})

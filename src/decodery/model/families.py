@@ -22,7 +22,6 @@ from .config import (
     TOKENS,
     WIDTH,
     ModelConfig,
-    Rope,
 )
 from .config_check import check_config
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
@@ -195,8 +194,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         normed_experts=named not in _NARROW or fields.get("norm_topk_prob", False),
     )
     if own:
-        rope = Rope(kind="none") if config.family == "gpt2" else config.rope
-        config = replace(config, **own, rope=rope)
+        config = replace(config, **own)
     if config.latent is not None:
         rope = replace(config.rope, rotated=config.latent.turned)
         config = replace(config, rope=rope, attention_scale=latent.scale(config.latent, rope))

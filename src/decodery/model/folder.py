@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from ..errors import CorruptFile, UnsupportedModel
 from .arranged import ARRANGED, rows
 from .config import ModelConfig
+from .falcon_h1 import factors
 from .families import TOKEN_IDS, read_config, token_ids
 from .fields import INDEX, Either, Fields, Flag, Kind, Listed, Record, Text, read_json, shard_names
 from .four_bit import read_four_bits
@@ -21,6 +23,7 @@ from .kernels import Form
 from .layouts import PREFIXES, SIGHT, other_names
 from .names import stores_norms_less_one, tensor_name
 from .tokenizer import TextFacts, Tokenizer, add_beginning
+from .zamba2 import is_copy
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,11 +58,17 @@ class FolderCheckpoint:
         config, origin = read_json(folder / "config.json"), str(folder / "config.json")
         self.config: ModelConfig = read_config(config, origin)
         self._four_bits = read_four_bits(config, origin)
-        if self._four_bits is not None and self.config.family in ARRANGED:
+        if self._four_bits is not None and self.config.family in (*ARRANGED, "zamba2", "falcon_h1"):
             raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
         self._shards = Shards(folder)
+        self._described = config
         self.precision = self._shards.precision() if self._four_bits is None else "int4"
         self._refuse_unread()
+
+    @cached_property
+    def _factors(self) -> dict[str, float | torch.Tensor]:
+        """What weights are multiplied by as they are read, once their shapes are known to be the configuration's."""
+        return factors(self._described, self.config, str(self.folder)) if self.config.family == "falcon_h1" else {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the part `name`. Raises CorruptFile where there is none."""
@@ -80,7 +89,10 @@ class FolderCheckpoint:
         tensor = tensor[begin:end] if own is None else tensor[own[begin:end]]
         if stores_norms_less_one(self.config) and name.endswith("norm.weight"):
             return tensor.float() + 1.0
-        return tensor
+        factor = self._factors.get(name.split(".")[-2], 1.0)
+        if isinstance(factor, torch.Tensor):
+            return tensor.float() * factor[begin:end, None]
+        return tensor if factor == 1.0 else tensor.float() * factor
 
     def _name(self, part: str) -> str:
         """What this checkpoint calls a part."""
@@ -129,7 +141,7 @@ class FolderCheckpoint:
                 if f"{stem}g_idx" in self._shards.names:
                     self._four_bits.check_order(self._beside(part))
         for name in self._shards.names:
-            if name.startswith(SIGHT):
+            if name.startswith(SIGHT) or is_copy(name, self.config):
                 continue
             if name.startswith(PREFIXES) and name not in used and not name.endswith(_IGNORED_ENDINGS):
                 # Those who quantize write biases of zeros for layers that have none.

@@ -36,9 +36,12 @@ def weight_bytes(model: LanguageModel) -> int:
     """
     if not isinstance(model, Transformer):
         return 0
-    weights = model.weights
+    weights, sharing = model.weights, model.config.sharing
+    # A block that layers share is read anew by each of them.
+    shared = [weights.shared[turn % len(weights.shared)] for turn in range(len(sharing))]
+    again = sum(tensor.nbytes for tensor in _tensors([shared, weights.uses]))
     seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
-    return sum(seen.values())
+    return sum(seen.values()) + again
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

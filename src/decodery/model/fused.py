@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .packed import BITS, BLOCK
 from .store import replacing
-from .weights import Dense, Kept, Layer, Linear, Weights
+from .weights import Dense, Kept, Layer, Linear, Use, Weights
 
 
 def save(path: Path, weights: Weights) -> None:
@@ -34,17 +35,20 @@ def save(path: Path, weights: Weights) -> None:
         tensors["positions.weight"] = weights.positions
     if weights.kept is not None:
         tensors |= {"kept.ids": weights.kept.ids.int(), "kept.rows": weights.kept.rows.int()}
-    for index, layer in enumerate(weights.layers):
-        for name, part in vars(layer).items():
-            if isinstance(part, torch.Tensor):
-                tensors[f"layers.{index}.{name}.weight"] = part
-            elif part is not None:
-                linears[f"layers.{index}.{name}"] = part
+    groups: dict[str, Sequence[Any]] = {name: getattr(weights, name) for name in ("layers", "shared", "uses")}
+    for group, each in groups.items():
+        for index, holder in enumerate(each):
+            for name, part in vars(holder).items():
+                if isinstance(part, torch.Tensor):
+                    tensors[f"{group}.{index}.{name}.weight"] = part
+                elif part is not None:
+                    linears[f"{group}.{index}.{name}"] = part
     for stem, linear in linears.items():
         tensors |= {f"{stem}.{name}": tensor for name, tensor in linear.tensors().items()}
     with replacing(path) as temporary:
-        # A file holds every tensor apart, also those that share memory here.
-        save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, temporary)
+        # A file holds every tensor apart, also those that share memory here; what layers lack has no numbers.
+        held = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items() if tensor.numel()}
+        save_file(held, temporary)
 
 
 def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
@@ -66,29 +70,35 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
             return Int4Linear(weight, tensors[f"{name}.step"], tensors[f"{name}.least"], bias)
         return Dense(weight, bias)
 
-    def layer(index: int) -> Layer:
-        prefix = f"layers.{index}."
+    def layer(prefix: str) -> Layer:
         every = (*LINEARS, *MORE_LINEARS)
         linears = {name: linear(prefix + name) for name in every if f"{prefix}{name}.weight" in tensors}
         others = (field.name for field in fields(Layer) if field.name not in every)
         weights = {name: tensors.get(f"{prefix}{name}.weight") for name in others}
-        if not config.intermediate_size:
+        if "gate_up" not in linears:
             nothing = tensors["norm.weight"].new_empty(0)
             weights["mlp_norm"] = nothing
             linears |= dict.fromkeys(("gate_up", "down"), Dense(nothing[None, :0]))
         return Layer(**weights, **linears)  # type: ignore[arg-type]
 
+    def use(prefix: str) -> Use:
+        names = (field.name for field in fields(Use) if f"{prefix}{field.name}.weight" in tensors)
+        return Use(**{name: linear(prefix + name) for name in names})
+
+    blocks = 0 if config.shared is None else config.shared.blocks
     if "embedding.weight" in tensors:
         embedding = tensors["embedding.weight"]
     else:
         embedding = tensors["head.weight"].float() * tensors["head.scale"][:, None]
     return Weights(
         embedding=embedding,
-        layers=[layer(index) for index in range(config.num_layers)],
+        layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
         norm=tensors["norm.weight"],
         head=linear("head") if "head.weight" in tensors else Dense(embedding),
         kept=Kept(tensors["kept.ids"].long(), tensors["kept.rows"].long()) if config.kept_tokens else None,
         positions=tensors.get("positions.weight"),
+        shared=[layer(f"shared.{block}.") for block in range(blocks)],
+        uses=[use(f"uses.{number}.") for number in range(len(config.sharing))],
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .config import ModelConfig
+from .config import ModelConfig, Shared
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down")
+MORE_LINEARS = ("q_up", "shared_gate_up", "shared_down", "mix_in", "mix_out")
 """The parts of a layer that may be quantized, and those that only some families have."""
 
 
@@ -49,8 +49,8 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
 
         yield norm("attention_norm", whole_norm)
         if config.recurrent(index):
-            yield from _mixer(config, prefix)
-        elif (latent := config.latent) is not None:
+            yield from _mixer(config, prefix, ("mix_in", "mix_out") if config.beside(index) else ("qkv", "output"))
+        if (latent := config.latent) is not None:
             size, kept = config.num_heads * (latent.plain + latent.turned), latent.rank + latent.turned
             first = "q_down" if latent.queries else "q"
             yield from linear("qkv", ((latent.queries or size) + kept, hidden), (first, "kv"), False)
@@ -61,7 +61,7 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             shape = (config.num_heads * (latent.plain + latent.value), latent.rank)
             yield Slot(f"{prefix}heads_up.weight", shape, (f"{prefix}heads_up.weight",))
             yield from linear("output", (hidden, config.num_heads * latent.value), ("output",), False)
-        else:
+        elif config.beside(index) or not config.recurrent(index):
             yield from linear("qkv", (fused, hidden), ("q", "k", "v"), config.qkv_bias)
             yield from linear("output", (hidden, attention), ("output",), config.output_bias)
         if (short := config.short_conv) is not None:
@@ -99,22 +99,51 @@ def slots(config: ModelConfig) -> Iterator[Slot]:
             yield norm("post_mlp_norm", hidden)
         for name in ("attention_shortcut", "mlp_shortcut") if config.shortcuts else ():
             yield Slot(f"{prefix}{name}.weight", (hidden, hidden), (f"{prefix}{name}.weight",))
+    if config.shared is not None:
+        yield from _blocks(config, config.shared)
     yield Slot("norm.weight", (whole_norm,), ("norm.weight", "norm.bias")[: 1 + config.centred_norms])
     source = "embedding.weight" if config.tie_embeddings else "head.weight"
     yield Slot("head.weight", (tokens, hidden), (source,), linear=True)
 
 
-def _mixer(config: ModelConfig, prefix: str) -> Iterator[Slot]:
-    """The tensors between the norms of a recurrent layer."""
+def _mixer(config: ModelConfig, prefix: str, names: tuple[str, str]) -> Iterator[Slot]:
+    """The tensors between the norms of a recurrent layer. names: of its two linear layers."""
     shape = config.mamba
     assert shape is not None
     sizes = {
-        "qkv": (shape.inner + shape.width, config.hidden_size),
-        "output": (config.hidden_size, shape.inner),
+        names[0]: (shape.inner + shape.width, config.hidden_size),
+        names[1]: (config.hidden_size, shape.inner),
         "conv": (shape.channels, shape.kernel),
         "conv_bias": (shape.channels,),
         **dict.fromkeys(("step_bias", "decay", "skip"), (shape.heads,)),
-        "gate_norm": (shape.inner,),
+        **({"gate_norm": (shape.inner,)} if shape.normed else {}),
     }
     for name, size in sizes.items():
-        yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",), linear=name in ("qkv", "output"))
+        yield Slot(f"{prefix}{name}.weight", size, (f"{prefix}{name}.weight",), linear=name in names)
+
+
+def _blocks(config: ModelConfig, shared: Shared) -> Iterator[Slot]:
+    """The tensors of blocks that layers share, and of what each layer adds to its own."""
+    hidden, both = config.hidden_size, 2 * config.hidden_size
+    heads, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    for block in range(shared.blocks):
+        prefix = f"shared.{block}."
+        for name, size in (("attention_norm", both), ("mlp_norm", hidden)):
+            yield Slot(f"{prefix}{name}.weight", (size,), (f"{prefix}{name}.weight",))
+        yield _matrix(f"{prefix}qkv", (heads + 2 * keys, both), [prefix + part for part in "qkv"])
+        yield _matrix(f"{prefix}output", (hidden, heads))
+        yield _matrix(f"{prefix}gate_up", (2 * shared.inner, hidden))
+        yield _matrix(f"{prefix}down", (hidden, shared.inner))
+    for use in range(len(config.sharing)):
+        prefix = f"uses.{use}."
+        yield _matrix(f"{prefix}back", (hidden, hidden))
+        yield _matrix(f"{prefix}gate_up_in", (shared.rank, hidden))
+        yield _matrix(f"{prefix}gate_up_out", (2 * shared.inner, shared.rank))
+        if shared.attention:
+            yield _matrix(f"{prefix}qkv_in", (3 * shared.rank, both), [f"{prefix}{part}_in" for part in "qkv"])
+            for part, size in (("q", heads), ("k", keys), ("v", keys)):
+                yield _matrix(f"{prefix}{part}_out", (size, shared.rank))
+
+
+def _matrix(name: str, shape: tuple[int, int], parts: Sequence[str] = ()) -> Slot:
+    return Slot(f"{name}.weight", shape, tuple(f"{part}.weight" for part in parts or (name,)), linear=True)

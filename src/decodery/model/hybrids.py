@@ -1,6 +1,7 @@
 """Checkpoints with Mamba-2 layers: Mamba-2 itself, which has nothing else, and Bamba, with attention and MLPs.
 
-As with other layouts, a configuration is restated in Llama's names, and the recurrent layers are what is left.
+As with other layouts, a configuration is restated in Llama's names, and the recurrent layers are what is left. Zamba2
+and Falcon-H1, whose layers both attend and keep a state, have files of their own.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
+from . import falcon_h1, zamba2
 from .config import EPS, HEAD_DIM, HEADS, KERNEL, LAYERS, MOST_LAYERS, WIDTH, Mamba, ModelConfig
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Text, Whole
+from .mamba_fields import MIXER, limits
 
-HYBRIDS = ("mamba2", "bamba")
+HYBRIDS = ("mamba2", "bamba", "zamba2", "falcon_h1")
+_OTHERS = {"zamba2": zamba2, "falcon_h1": falcon_h1}
 
 _ENDLESS = 1 << 20
 """Positions of a model that has none; no state grows with them."""
-_ENDLESS_STEP = 1e30
-_WORDS = ("inf", "Infinity", ".inf")
 _KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
 _FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("num_heads", "mamba_n_heads", "n_groups", "mamba_n_groups"), HEADS),
@@ -38,6 +40,8 @@ _FIELDS: dict[str, Kind] = {
 
 def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`."""
+    if family in _OTHERS:
+        return _OTHERS[family].restated(raw, origin)
     fields = Fields(raw, origin, _FIELDS)
     pure = family == "mamba2"
     names = (
@@ -45,7 +49,7 @@ def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any
         if pure
         else ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
     )
-    least, most = _limits(raw.get("time_step_limit"), origin)
+    least, most = limits(raw.get("time_step_limit"), origin)
     heads, head_dim, groups, state, kernel = (fields.need(name) for name in names)
     mamba = Mamba(heads, head_dim, groups, state, kernel, least, most)
     hidden, layers = fields.need("hidden_size"), fields.need("num_hidden_layers")
@@ -83,18 +87,6 @@ _SAME = (
 )
 
 
-def _limits(raw: Any, origin: str) -> tuple[float, float]:
-    """Bounds of a step; some write an infinite one as a word, or as a record of one."""
-    each = raw if isinstance(raw, (list, tuple)) else [0.0, "inf"] if raw is None else []
-    plain = [one.get("__float__") if isinstance(one, dict) else one for one in each]
-    values = [_ENDLESS_STEP if one in _WORDS else one for one in plain if isinstance(one, (int, float, str))]
-    if len(values) == 2 and not any(isinstance(one, (str, bool)) for one in values):
-        least, most = float(values[0]), min(float(values[1]), _ENDLESS_STEP)
-        if 0.0 <= least < most:
-            return least, most
-    raise CorruptFile(f"{origin}: time_step_limit should be two numbers, 0 or more, in ascending order")
-
-
 def _layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Which layers are recurrent."""
     kinds = fields.get("layer_types", fields.get("layers_block_type"))
@@ -106,29 +98,21 @@ def _layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     return tuple(layer not in attends for layer in range(layers))
 
 
-_MIXER = {
-    "qkv": "in_proj.weight",
-    "output": "out_proj.weight",
-    "conv": "conv1d.weight",
-    "conv_bias": "conv1d.bias",
-    "step_bias": "dt_bias",
-    "decay": "A_log",
-    "skip": "D",
-    "gate_norm": "norm.weight",
-}
 _BAMBA = {"mlp_norm": "pre_ff_layernorm", **{part: f"feed_forward.{part}_proj" for part in ("gate", "up", "down")}}
 _PURE = {"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"}
 
 
 def hybrid_name(name: str, layer: str | None, kind: str, config: ModelConfig) -> str | None:
     """What these families call a part of layer number `layer`, or of the whole model; None: what Llama's call it."""
+    if config.family in _OTHERS:
+        return _OTHERS[config.family].tensor_name(name, layer, kind, config)
     pure = config.family == "mamba2"
     if layer is None:
         if pure:
             return f"{_PURE[name]}.{kind}"
         return f"model.final_layernorm.{kind}" if name == "norm" else None
-    if name in _MIXER and config.recurrent(int(layer)):
-        return f"backbone.layers.{layer}.mixer.{_MIXER[name]}" if pure else f"model.layers.{layer}.mamba.{_MIXER[name]}"
+    if name in MIXER and config.recurrent(int(layer)):
+        return f"backbone.layers.{layer}.mixer.{MIXER[name]}" if pure else f"model.layers.{layer}.mamba.{MIXER[name]}"
     if pure:
         return f"backbone.layers.{layer}.norm.{kind}"
     return f"model.layers.{layer}.{_BAMBA[name]}.{kind}" if name in _BAMBA else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config import EPS, HEADS, LAYERS, POSITIONS, THETA, WIDTH, ModelConfig
+from .config import EPS, HEADS, LAYERS, POSITIONS, THETA, WIDTH, ModelConfig, Rope
 from .fields import Fields, Flag, Kind, Number, Text, Whole
 
 LAYOUTS = ("olmo2", "stablelm", "gpt_neox", "gpt2")
@@ -88,7 +88,7 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
             found.setdefault("partial_rotary_factor", fields.get("rotary_pct"))
         return found, own | {"parallel": fields.get("use_parallel_residual", True)}
     found["intermediate_size"] = fields.get("n_inner") or 4 * fields.need("n_embd")
-    return found, own | {"learned_positions": True}
+    return found, own | {"learned_positions": True, "rope": Rope(kind="none")}
 
 
 TURNED = {"stablelm": 0.25, "gpt_neox": 0.25, "bamba": 0.5}

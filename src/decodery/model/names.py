@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import zamba2
 from .arranged import FUSED
 from .config import ModelConfig
 from .hybrids import HYBRIDS, hybrid_name
@@ -39,6 +40,8 @@ def tensor_name(part: str, config: ModelConfig) -> str:
     if config.family == "llada":
         return llada_name(part)
     path, kind = part.rsplit(".", 1)
+    if path.startswith(("shared.", "uses.")):
+        return zamba2.shared_name(path, kind, config)
     for families, named in ((LAYOUTS, layout_name), (HYBRIDS, hybrid_name), (LATENTS, latent_name)):
         if config.family not in families:
             continue

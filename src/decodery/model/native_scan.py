@@ -18,7 +18,7 @@ class NativeScan:
     """The mixer of one layer between its projections; None of its tensors may be moved while it lives.
 
     tensors: convolution [channels, kernel], its bias or None, the steps' bias, decay < 0 and skip [heads] each, and the
-    gated norm [inner], all float32 on the CPU.
+    gated norm [inner] or None, all float32 on the CPU.
     """
 
     def __init__(self, shape: Mamba, tensors: Sequence[torch.Tensor | None], eps: float) -> None:

@@ -65,11 +65,13 @@ def advance(
 
 
 def slots_of(config: ModelConfig, layer: int) -> list[int]:
-    """The layers of a cache that hold what a recurrent layer keeps of its rows: its own first, then others."""
+    """The layers of a cache that hold what a recurrent layer keeps of its rows, its own where it is free."""
     assert config.mamba is not None
-    more = config.mamba.spans(config.num_kv_heads, config.head_dim) - 1
-    first = config.num_layers + more * sum(config.mamba_layers[:layer])
-    return [layer, *range(first, first + more)]
+    spans = config.mamba.spans(config.num_kv_heads, config.head_dim)
+    first = config.num_layers + (spans - 1) * sum(config.mamba_layers[:layer]) + sum(config.attending_layers[:layer])
+    # Where a layer attends as well, its own slots hold keys and values.
+    own = [] if config.attends_too(layer) else [layer]
+    return [*own, *range(first, first + spans - len(own))]
 
 
 class Recurrence:
@@ -77,7 +79,7 @@ class Recurrence:
 
     def __init__(self, layer: Layer, index: int, config: ModelConfig) -> None:
         assert config.mamba is not None and layer.decay is not None and layer.conv is not None
-        assert layer.skip is not None and layer.step_bias is not None and layer.gate_norm is not None
+        assert layer.skip is not None and layer.step_bias is not None
         dtype = self._dtype = torch.promote_types(layer.decay.dtype, torch.float32)
         self._shape, self._index, self._eps = config.mamba, index, config.norm_eps
         room = 2 * config.num_kv_heads * config.head_dim
@@ -85,7 +87,8 @@ class Recurrence:
         self._conv = layer.conv.to(dtype)
         self._conv_bias = None if layer.conv_bias is None else layer.conv_bias.to(dtype)
         self._step_bias, self._skip = layer.step_bias.to(dtype), layer.skip.to(dtype)
-        self._gate_norm, self._decay = layer.gate_norm.to(dtype), -layer.decay.to(dtype).exp()
+        self._gate_norm = None if layer.gate_norm is None else layer.gate_norm.to(dtype)
+        self._decay = -layer.decay.to(dtype).exp()
         # Before the first row; states are never written to.
         sizes = config.mamba.heads, config.mamba.head_dim, config.mamba.state
         self._nothing = torch.zeros(sizes, dtype=dtype, device=layer.decay.device)
@@ -111,7 +114,10 @@ class Recurrence:
             held = self._read(cache, content - reach, content + cache.scratch)
         if native is not None:
             return native.said(held, reach, line, state, gate).to(projected.dtype)
-        gated = (self._said(held, reach, segment, line, state).flatten(1) * silu(gate)).unflatten(1, (shape.groups, -1))
+        gated = self._said(held, reach, segment, line, state).flatten(1) * silu(gate)
+        if self._gate_norm is None:
+            return gated.to(projected.dtype)
+        gated = gated.unflatten(1, (shape.groups, -1))
         normed = rms_norm(gated, gated.shape[-1:], None, self._eps).flatten(1) * self._gate_norm
         return normed.to(projected.dtype)
 

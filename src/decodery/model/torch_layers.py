@@ -18,6 +18,7 @@ from .one_pass import Pass, to_device
 from .recurrence import Recurrence
 from .rope import rope_angles, rope_table
 from .route import Stop
+from .shared_blocks import with_use
 from .short_conv import ShortConvolution
 from .sites import Site, Visits
 from .weights import Layer, Weights
@@ -43,19 +44,32 @@ class TorchLayers:
             for index, layer in enumerate(weights.layers if config.short_conv is not None else ())
         }
 
+        self._sharing = {
+            layer: (with_use(weights.shared[turn % len(weights.shared)], use), use.back)
+            for turn, (layer, use) in enumerate(zip(config.sharing, weights.uses, strict=True))
+        }
+
     def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """Run some layers over [N, hidden], with positions, caches and masks taken from `step`."""
+        entered = hidden
         for stop in run:
-            hidden = self._block(stop, hidden, step, visits)
+            hidden = self._block(stop, hidden, step, visits, entered)
         return hidden
 
-    def _block(self, stop: Stop, hidden: torch.Tensor, step: Rows, visits: Visits) -> torch.Tensor:
+    def _block(
+        self, stop: Stop, hidden: torch.Tensor, step: Rows, visits: Visits, entered: torch.Tensor
+    ) -> torch.Tensor:
         config, index = self.config, stop.layer
         layer = self.weights.layers[index]
         turned = hidden if layer.attention_shortcut is None else hidden @ layer.attention_shortcut
         if stop.attention:
-            context = self._attention(index, layer, self._reads(hidden, layer.attention_norm), step)
+            read = hidden + self._shared(index, hidden, entered, step) if index in self._sharing else hidden
+            normed = self._reads(read, layer.attention_norm)
+            context = self._attention(index, layer, normed, step)
             branch = layer.output(visits.visit(Site("head_out", index), context))
+            if layer.mix_in is not None and layer.mix_out is not None:
+                assert isinstance(step, Pass)
+                branch = branch + layer.mix_out(step.mix(self._mixers[index], layer.mix_in(normed)))
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
             turned = self._joined(turned + visits.visit(Site("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
@@ -101,7 +115,7 @@ class TorchLayers:
         return rms_norm(rows, rows.shape[-1:], weight, self.config.norm_eps)
 
     def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
-        if index in self._mixers:
+        if index in self._mixers and layer.mix_in is None:
             assert isinstance(step, Pass)
             return step.mix(self._mixers[index], layer.qkv(normed))
         mix = None
@@ -111,6 +125,15 @@ class TorchLayers:
         queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
         context = step.attend(index, queries, keys, values)
         return context if self.config.latent is None else values_of(layer, self.config, context)
+
+    def _shared(self, index: int, hidden: torch.Tensor, entered: torch.Tensor, step: Rows) -> torch.Tensor:
+        """What a block that layers share makes for one of them of the stream and of what entered the first layer."""
+        block, back = self._sharing[index]
+        normed = self._norm(torch.cat((hidden, entered), dim=1), block.attention_norm)
+        context = step.attend(index, *self._heads(block, normed, *step.angles(index)))
+        normed = self._norm(block.output(context), block.mlp_norm)
+        gate, up = block.gate_up(normed).chunk(2, dim=-1)
+        return back(block.down(self._activation(gate) * up))
 
     def _heads(
         self,

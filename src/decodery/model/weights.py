@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.functional import linear
@@ -77,7 +77,8 @@ class Layer:
     operator: [heads, head_dim, head_dim] where `config.operators`, what each head's rotated queries are multiplied by.
     Recurrent layers (`config.Mamba`): qkv is hidden -> inner + channels + heads, output inner -> hidden; conv:
     [channels, kernel], conv_bias: [channels]; step_bias, decay (the logarithm of -a) and skip: [heads]; gate_norm:
-    [inner]. Layers without an MLP have mlp_norm, gate_up and down of no rows.
+    [inner], None where nothing is normed. Where such a layer attends side by side with its state, qkv and output are
+    attention's, and mix_in and mix_out the mixer's. Layers without an MLP have mlp_norm, gate_up and down of no rows.
     """
 
     attention_norm: torch.Tensor
@@ -99,6 +100,8 @@ class Layer:
     decay: torch.Tensor | None = None
     skip: torch.Tensor | None = None
     gate_norm: torch.Tensor | None = None
+    mix_in: Linear | None = None
+    mix_out: Linear | None = None
     q_up: Linear | None = None
     heads_up: torch.Tensor | None = None
     short_in: torch.Tensor | None = None
@@ -107,6 +110,23 @@ class Layer:
     operator: torch.Tensor | None = None
     shared_gate_up: Linear | None = None
     shared_down: Linear | None = None
+
+
+@dataclass
+class Use:
+    """What one layer adds to the block it shares with others (`config.Shared`).
+
+    back: hidden -> hidden, behind the block; gate_up_in, gate_up_out: to the block's gate_up, hidden -> rank ->
+    2 inner; qkv_in: 2 hidden -> 3 rank, a rank each for q_out, k_out and v_out, or None where nothing is added there.
+    """
+
+    back: Linear
+    gate_up_in: Linear
+    gate_up_out: Linear
+    qkv_in: Linear | None = None
+    q_out: Linear | None = None
+    k_out: Linear | None = None
+    v_out: Linear | None = None
 
 
 @dataclass
@@ -125,6 +145,8 @@ class Kept:
 class Weights:
     """All of a model. embedding: [vocab, hidden]; norm: [hidden]; head: hidden -> vocab; positions: [most, hidden].
 
+    shared, uses: blocks that layers share, whose attention_norm is [2 hidden] and qkv 2 hidden -> queries, keys and
+    values, and what each of `ModelConfig.sharing` adds to its own.
     norm is the last one, or that of the embeddings where `ModelConfig.joined_norms`.
     kept: None where every token has a row; otherwise embedding and head have `len(kept.ids)` rows in place of vocab.
     """
@@ -135,3 +157,5 @@ class Weights:
     head: Linear
     kept: Kept | None = None
     positions: torch.Tensor | None = None
+    shared: list[Layer] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from ..errors import SettingsError
+from ..errors import SettingsError, UnsupportedModel
 from ..model.config import ModelConfig
 from ..model.int8 import Int8Linear
 from ..model.transformer import Transformer
@@ -112,7 +112,12 @@ def _cut_layer(layer: Layer, inner: int) -> Layer:
 
 
 def changeable(model: Transformer) -> Transformer:
-    """A copy in floating point; embedding and head are one table where they are the same in the model."""
+    """A copy in floating point; embedding and head are one table where they are the same in the model.
+
+    Raises UnsupportedModel where layers share blocks.
+    """
+    if model.config.shared is not None:
+        raise UnsupportedModel("blocks that layers share are not trained here: choose a model that has none")
 
     def change(part: Any) -> Any:
         return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)

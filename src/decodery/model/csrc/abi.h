@@ -125,7 +125,7 @@ struct Guess {
 };
 
 // The mixer of a Mamba-2 layer between its projections. conv: [channels][kernel], of heads * head_dim + 2 * groups * state
-// channels; conv_bias: [channels] or null; decay < 0, skip and step_bias: [heads]; gate_norm: [heads * head_dim].
+// channels; conv_bias: [channels] or null; decay < 0, skip and step_bias: [heads]; gate_norm: [heads * head_dim] or null.
 struct Mixer {
     const float *conv, *conv_bias, *step_bias, *decay, *skip, *gate_norm;
     int32_t heads, head_dim, groups, state, kernel;

@@ -78,7 +78,7 @@ static void scan(const Mixing& mixing, int32_t head, int32_t p, float* room) {
     }
 }
 
-// What a row says, gated and normed by group.
+// What a row says, gated and, where there is a norm, normed by group.
 static void gate(const Mixing& mixing, int32_t said) {
     const Mixer& mixer = *mixing.mixer;
     const int32_t inner = mixer.heads * mixer.head_dim, group = inner / mixer.groups;
@@ -92,6 +92,7 @@ static void gate(const Mixing& mixing, int32_t said) {
             squares = squares + x * x;
             store(out + i, x, n);
         }
+        if (mixer.gate_norm == nullptr) continue;
         const float scale = 1.0f / sqrtf(total(squares) / float(group) + mixer.eps);
         for (int32_t i = first; i < first + group; i += 16) {
             const int32_t n = first + group - i;
