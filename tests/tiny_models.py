@@ -21,7 +21,7 @@ from decodery.model.load import LoadedModel
 from decodery.model.protocol import LanguageModel
 from decodery.model.tokenizer import Tokenizer, byte_alphabet
 from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.model.weights import Dense, exchanged
 from decodery.testing import tiny_transformer
 
 transformers.logging.set_verbosity_error()
@@ -242,14 +242,8 @@ def doubled(model: Transformer) -> Transformer:
             return Dense(part.weight.double(), None if part.bias is None else part.bias.double())
         return part.double() if isinstance(part, torch.Tensor) else part
 
-    def whole(part: Any) -> dict[str, Any]:
-        return {name: wide(value) for name, value in vars(part).items()}
-
-    lists = {
-        name: [replace(each, **whole(each)) for each in getattr(model.weights, name)]
-        for name in ("layers", "shared", "uses")
-    }
-    return Transformer(model.config, replace(model.weights, **whole(model.weights) | lists))
+    whole = {name: wide(value) for name, value in vars(model.weights).items()}
+    return Transformer(model.config, replace(model.weights, **whole | exchanged(model.weights, wide)))
 
 
 def tiny_loaded() -> LoadedModel:

@@ -4,9 +4,10 @@
 
 PAIR: `smollm2-int8` and `smollm2-int4`, the embedded model and the draft that comes with it, on questions of Spec-Bench
 (DECODERY_DATA) of up to 400 characters; `chain`, the solver of chained sums that comes along; `hybrid`, a model with
-a Mamba-2 layer, both with what benchmarks/draft/small.py has trained in DIR, on sums nobody has learned from. A drafter
-whose model is not in DIR is left out: DIR/smollm2-nested and DIR/smollm2-deer are those of `decodery train nested` and
-`decodery train deer` for smollm2. Every drafter decodes greedily, and at temperature 1 under the rule `rejection`.
+a Mamba-2 layer, and `sharing`, one whose Mamba-2 layers share a block as Zamba2's do, all with what
+benchmarks/draft/small.py has trained in DIR, on sums nobody has learned from. A drafter whose model is not in DIR is
+left out: DIR/smollm2-nested and DIR/smollm2-deer are those of `decodery train nested` and `decodery train deer` for
+smollm2. Every drafter decodes greedily, and at temperature 1 under the rule `rejection`.
 
 Counts: tokens per pass of the target, its rows per pass, passes of the draft model per token, and the share of drafts
 accepted. --timed adds milliseconds per token, texts one at a time, the best of two rounds: to be run on a machine that
@@ -21,6 +22,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -97,9 +99,9 @@ def chain(options: argparse.Namespace) -> Pair:
     return target, sums(4 * options.questions), orders(str(options.work / "draft"), twin, options.work)
 
 
-def hybrid(options: argparse.Namespace) -> Pair:
+def hybrid(options: argparse.Namespace, name: str = "hybrid") -> Pair:
     """Trees against chains of as many nodes and of as many levels."""
-    target, draft = (small.pair(options.work, name) for name in ("hybrid", "recurrent"))
+    target, draft = (small.pair(options.work, name) for name in (name, "recurrent"))
     found: Drafters = {"plain": None}
     found |= {f"chain of {length}": DraftModel(draft, length=length) for length in (4, 12)}
     found["tree of 12, 3 wide, 4 deep"] = DraftModel(draft, growth="eagle-2(nodes=12,width=3,depth=4)")
@@ -111,6 +113,7 @@ PAIRS: dict[str, Callable[[argparse.Namespace], Pair]] = {
     "smollm2-int4": lambda options: smollm2("int4", options),
     "chain": chain,
     "hybrid": hybrid,
+    "sharing": partial(hybrid, name="sharing"),
 }
 
 
@@ -169,7 +172,7 @@ def main() -> None:
     found: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
     for name in options.pairs or PAIRS:
         model, prompts, drafters = PAIRS[name](options)
-        new = 64 if name in ("chain", "hybrid") else options.new
+        new = 64 if name in ("chain", "hybrid", "sharing") else options.new
         own = found.setdefault(name, {})
         about = {"prompts": len(prompts), "new_tokens": new}
         if own.get("about", about) != about:

@@ -3,8 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 160]
 
 PART: `draft`, `nested` and `deer` for the solver of chained sums that comes along, on texts it has written; `hybrid`, a
-model with a Mamba-2 layer and one of attention that learns the same sums, and `recurrent`, a draft for it with one
-Mamba-2 layer alone. What is finished is left as it is; what was interrupted goes on. Minutes each on one thread.
+model with a Mamba-2 layer and one of attention that learns the same sums, `sharing`, one with three Mamba-2 layers of
+which two read one block of attention and MLP, as Zamba2's do, and `recurrent`, a draft for both with one Mamba-2 layer
+alone. What is finished is left as it is; what was interrupted goes on. Minutes each on one thread.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from decodery.model.batch import Batch, Segment
-from decodery.model.config import Mamba, ModelConfig
+from decodery.model.config import Mamba, ModelConfig, Shared
 from decodery.model.load import load
 from decodery.model.store import Progress, terminal_progress
 from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense, Layer, Weights
+from decodery.model.weights import Dense, Layer, Use, Weights
 from decodery.puzzles import drawn, puzzle
 from decodery.puzzles.alphabet import END_ID, VOCABULARY, encoded
 from decodery.train.card import CARD
@@ -38,8 +39,8 @@ from decodery.train.loop import CHECKPOINT, Plan, train
 from decodery.train.puzzle_model import lesson
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
-PARTS = ("draft", "nested", "deer", "hybrid", "recurrent")
-STEPS = {"hybrid": 320, "recurrent": 320}
+PARTS = ("draft", "nested", "deer", "hybrid", "sharing", "recurrent")
+STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 _HELD = 1 << 40
 """Steps of lessons that nobody learns from begin here."""
 
@@ -106,11 +107,44 @@ def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transf
     return Transformer(config, weights)
 
 
+def random_sharing(hidden: int, seed: int) -> Transformer:
+    """As Zamba2's: three Mamba-2 layers without MLPs, the last two of which read one block that they share."""
+    base, rank, inner = random_hybrid((True, True, True), hidden, seed), 8, 2 * hidden
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def matrix(outputs: int, inputs: int, gain: float = 1.0) -> Dense:
+        return Dense(torch.randn(outputs, inputs, generator=generator) * (gain / inputs**0.5))
+
+    head_dim = 2 * hidden // base.config.num_heads
+    config = replace(
+        base.config, family="zamba2", head_dim=head_dim, attention_scale=(head_dim / 2) ** -0.5, intermediate_size=0,
+        attending_layers=(False, True, True), shared=Shared(1, inner, rank),
+    )  # fmt: skip
+    block = Layer(
+        torch.ones(2 * hidden), matrix(6 * hidden, 2 * hidden), matrix(hidden, 2 * hidden),
+        torch.ones(hidden), matrix(2 * inner, hidden), matrix(hidden, inner),
+    )  # fmt: skip
+    uses = [Use(matrix(hidden, hidden), matrix(rank, hidden), matrix(2 * inner, rank)) for _ in config.sharing]
+    nothing = torch.empty(0)
+    layers = [
+        replace(layer, mlp_norm=nothing, gate_up=Dense(nothing[None]), down=Dense(nothing[None]))
+        for layer in base.weights.layers
+    ]
+    return Transformer(config, replace(base.weights, layers=layers, shared=[block], uses=uses))
+
+
+RANDOM: dict[str, Callable[[], Transformer]] = {
+    "hybrid": lambda: random_hybrid((True, False), 96, 0),
+    "sharing": lambda: random_sharing(96, 2),
+    "recurrent": lambda: random_hybrid((True,), 48, 1),
+}
+
+
 def pair(work: Path, name: str, *, trained: bool = True) -> Transformer:
-    """The hybrid or its draft, as it was trained."""
+    """A hybrid or their draft, as it was trained."""
     from decodery.model.artifact import read_tensors
 
-    model = random_hybrid((True, False), 96, 0) if name == "hybrid" else random_hybrid((True,), 48, 1)
+    model = RANDOM[name]()
     if trained:
         tensors, _ = read_tensors(work / name / CHECKPOINT)
         for key, value in learning(model).items():
@@ -121,7 +155,7 @@ def pair(work: Path, name: str, *, trained: bool = True) -> Transformer:
 def learning(model: Transformer) -> dict[str, torch.Tensor]:
     """What is learned of it: all but the rates at which states forget, which a model reads when it is made."""
     found = parameters(model)
-    for name in [name for name in found if name.endswith(".decay")]:
+    for name in [name for name, value in found.items() if name.endswith(".decay") or not value.numel()]:
         found.pop(name).requires_grad_(False)
     return found
 
@@ -157,7 +191,8 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=160)
     options = parser.parse_args()
     made: dict[str, Callable[[Path, Corpus, Progress], None]] = {
-        "draft": draft, "nested": nested, "deer": deer, "hybrid": hybrid, "recurrent": partial(hybrid, name="recurrent")
+        "draft": draft, "nested": nested, "deer": deer, "hybrid": hybrid,
+        "sharing": partial(hybrid, name="sharing"), "recurrent": partial(hybrid, name="recurrent"),
     }  # fmt: skip
     with terminal_progress(counts=True) as progress:
         texts = corpus(options.work, options.texts, progress)

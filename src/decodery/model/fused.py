@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .packed import BITS, BLOCK
 from .store import replacing
-from .weights import Dense, Kept, Layer, Linear, Use, Weights
+from .weights import Dense, Kept, Layer, Linear, Use, Weights, holders
 
 
 def save(path: Path, weights: Weights) -> None:
@@ -35,14 +34,12 @@ def save(path: Path, weights: Weights) -> None:
         tensors["positions.weight"] = weights.positions
     if weights.kept is not None:
         tensors |= {"kept.ids": weights.kept.ids.int(), "kept.rows": weights.kept.rows.int()}
-    groups: dict[str, Sequence[Any]] = {name: getattr(weights, name) for name in ("layers", "shared", "uses")}
-    for group, each in groups.items():
-        for index, holder in enumerate(each):
-            for name, part in vars(holder).items():
-                if isinstance(part, torch.Tensor):
-                    tensors[f"{group}.{index}.{name}.weight"] = part
-                elif part is not None:
-                    linears[f"{group}.{index}.{name}"] = part
+    for holding, each in holders(weights):
+        for name, part in vars(each).items():
+            if isinstance(part, torch.Tensor):
+                tensors[f"{holding}.{name}.weight"] = part
+            elif part is not None:
+                linears[f"{holding}.{name}"] = part
     for stem, linear in linears.items():
         tensors |= {f"{stem}.{name}": tensor for name, tensor in linear.tensors().items()}
     with replacing(path) as temporary:

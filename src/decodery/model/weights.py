@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn.functional import linear
@@ -159,3 +160,21 @@ class Weights:
     positions: torch.Tensor | None = None
     shared: list[Layer] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+
+
+_HOLDING = ("layers", "shared", "uses")
+
+
+def holders(weights: Weights) -> Iterator[tuple[str, Layer | Use]]:
+    """All that holds tensors by name beside the weights themselves, each with what it is called."""
+    for group in _HOLDING:
+        yield from ((f"{group}.{number}", each) for number, each in enumerate(getattr(weights, group)))
+
+
+def exchanged(weights: Weights, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Fields of other weights, whose layers and what they share hold what `change` makes of each part, or None."""
+
+    def other(each: Layer | Use) -> Layer | Use:
+        return type(each)(**{name: change(part) for name, part in vars(each).items()})
+
+    return {group: [other(each) for each in getattr(weights, group)] for group in _HOLDING}

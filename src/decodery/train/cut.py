@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from ..errors import SettingsError, UnsupportedModel
+from ..errors import SettingsError
 from ..model.config import ModelConfig
 from ..model.int8 import Int8Linear
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Kept, Layer, Weights, copied, floating
+from ..model.weights import Dense, Kept, Layer, Weights, copied, exchanged, floating, holders
 from .data import Text
 
 
@@ -112,33 +112,28 @@ def _cut_layer(layer: Layer, inner: int) -> Layer:
 
 
 def changeable(model: Transformer) -> Transformer:
-    """A copy in floating point; embedding and head are one table where they are the same in the model.
-
-    Raises UnsupportedModel where layers share blocks.
-    """
-    if model.config.shared is not None:
-        raise UnsupportedModel("blocks that layers share are not trained here: choose a model that has none")
+    """A copy in floating point; embedding and head are one table where they are the same in the model."""
 
     def change(part: Any) -> Any:
         return part if part is None else copied(part) if isinstance(part, torch.Tensor) else floating(part)
 
     table = copied(model.weights.embedding)
-    layers = [Layer(**{name: change(part) for name, part in vars(layer).items()}) for layer in model.weights.layers]
     head = Dense(table) if model.config.tie_embeddings else floating(model.weights.head)
-    return Transformer(model.config, Weights(table, layers, copied(model.weights.norm), head))
+    made = Weights(table, norm=copied(model.weights.norm), head=head, **exchanged(model.weights, change))
+    return Transformer(model.config, made)
 
 
 def parameters(draft: Transformer) -> dict[str, torch.Tensor]:
     """What is trained, by name: all tensors of the draft, set to gather gradients."""
     found = {"embedding": draft.weights.embedding, "norm": draft.weights.norm}
-    for index, layer in enumerate(draft.weights.layers):
-        for name, part in vars(layer).items():
+    for holding, each in holders(draft.weights):
+        for name, part in vars(each).items():
             if isinstance(part, Dense):
-                found[f"layers.{index}.{name}.weight"] = part.weight
+                found[f"{holding}.{name}.weight"] = part.weight
                 if part.bias is not None:
-                    found[f"layers.{index}.{name}.bias"] = part.bias
+                    found[f"{holding}.{name}.bias"] = part.bias
             elif part is not None:
-                found[f"layers.{index}.{name}"] = part
+                found[f"{holding}.{name}"] = part
     for tensor in found.values():
         tensor.requires_grad_(True)
     return found
