@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from decodery.errors import CorruptFile, DecoderyError, UnsupportedModel
 from decodery.model import fused
 from decodery.model.batch import Batch, Segment
 from decodery.model.config import Mamba
+from decodery.model.description import Description
 from decodery.model.families import read_config
 from decodery.model.kept_rows import behind, parents
 from decodery.model.kernels import choose, kernel_sets
 from decodery.model.load import load
 from decodery.model.native_scan import NativeScan
 from decodery.model.recurrence import advance, tree_scan
+from decodery.model.route import Route
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.testing import check_cache, check_identical, check_state, decode, tiny_transformer
@@ -230,6 +233,9 @@ def test_shared_blocks_are_kept_once_and_every_use_of_one_is_its_own(tmp_path: P
     bare = [replace(use, gate_up_out=Dense(torch.zeros_like(use.gate_up_out.weight))) for use in weights.uses]  # type: ignore[attr-defined]
     for wrong in (replace(weights, uses=bare), replace(weights, shared=weights.shared[::-1])):
         assert (Transformer(model.config, wrong).forward(batch).logits - logits).abs().max() > 0.1
+    inside = Batch([Segment(np.arange(2), states=torch.zeros(2, model.config.hidden_size))])
+    with pytest.raises(UnsupportedModel, match="enters the first layer"):
+        model.forward(inside, route=Route((1, 2)))
 
 
 @pytest.mark.parametrize("case", BOTH)
@@ -288,6 +294,7 @@ def test_linear_layers_in_int8_say_nearly_the_same(tmp_path: Path, monkeypatch: 
         ({"mamba_n_heads": 7}, CorruptFile, "do not fit a width"),
         ({"mamba_n_groups": 3}, CorruptFile, "3 groups do not fit"),
         ({"time_step_limit": [1.0, 0.5]}, CorruptFile, "time_step_limit"),
+        ({"time_step_limit": [-(10**400), 10**400]}, CorruptFile, "time_step_limit"),
         ({"layer_types": ["linear_attention", "chunked"]}, CorruptFile, "layer_types"),
     ],
 )
@@ -309,3 +316,17 @@ def test_gradients_come_through_a_recurrent_layer_that_says_the_same_without_the
     grads = {name: value.grad for name, value in learned.items() if name.endswith(ends) and value.numel()}
     assert all(grad is not None and grad.abs().max() > 0 for grad in grads.values()) and len(grads) >= 4
     assert sum(name.startswith(("shared.", "uses.")) for name in grads) == (17 if case.startswith("zamba2") else 0)
+
+
+def test_a_description_of_a_hybrid_that_lacks_a_number_is_refused_by_its_name(tmp_path: Path) -> None:
+    model = loaded("zamba2", tmp_path)
+    text = Description(model.config, "float32", {}, None).text()
+    path = tmp_path / "model.json"
+    path.write_text(text)
+    assert Description.read(path).config == model.config
+    for part, name in (("shared", "inner"), ("mamba", "heads")):
+        raw = json.loads(text)
+        del raw["config"][part][name]
+        path.write_text(json.dumps(raw))
+        with pytest.raises(CorruptFile, match=f"config: {part} has no field {name}"):
+            Description.read(path)

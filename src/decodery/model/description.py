@@ -106,6 +106,12 @@ _CONFIG: dict[str, Kind] = {
     **dict.fromkeys(("normed_experts", "summed_experts", "joined_norms", "operators"), Flag()),
 }
 _TUPLES = ("sliding_layers", "mamba_layers", "attending_layers", "eos_ids", "exits", "experts_floor")
+_PARTS: dict[str, tuple[type, dict[str, Kind]]] = {
+    "mamba": (Mamba, _MAMBA),
+    "shared": (Shared, _SHARED),
+    "short_conv": (ShortConv, _SHORT_CONV),
+    "latent": (Latent, _LATENT),
+}
 _DESCRIPTION: dict[str, Kind] = {
     "config": Record(_CONFIG),
     "precision": Text(64),
@@ -162,21 +168,31 @@ def noted(path: Path) -> str | None:
 
 def _config(raw: dict[str, Any], origin: str) -> ModelConfig:
     fields = Fields(raw, origin, _CONFIG)
-    if foreign := raw.keys() - _CONFIG.keys():
-        raise CorruptFile(f"{origin}: {min(foreign)} is none of the fields of a configuration")
-    values: dict[str, Any] = {
-        field.name: (fields.need if _required(field) else fields.get)(field.name)
-        for field in dataclasses.fields(ModelConfig)
-    }
+    values = _values(ModelConfig, fields)
     values |= {name: _rope(fields.get(name), origin) for name in ("rope", "local_rope")}
     values |= {name: tuple(fields.get(name, [])) for name in _TUPLES}
-    values["mamba"] = Mamba(**fields.get("mamba")) if fields.get("mamba") else None
-    values["shared"] = Shared(**fields.get("shared")) if fields.get("shared") else None
-    values["short_conv"] = ShortConv(**fields.get("short_conv")) if fields.get("short_conv") else None
-    values["latent"] = Latent(**fields.get("latent")) if fields.get("latent") else None
+    for name, (part, kinds) in _PARTS.items():
+        values[name] = _made(part, fields.get(name), kinds, f"{origin}: {name}")
     config = ModelConfig(**{name: value for name, value in values.items() if value is not None})
     check_config(config, origin)
     return config
+
+
+def _made(part: type, raw: dict[str, Any] | None, kinds: dict[str, Kind], origin: str) -> Any:
+    """A part of a configuration, None where there is none."""
+    if raw is None:
+        return None
+    values = _values(part, Fields(raw, origin, kinds))
+    return part(**{name: value for name, value in values.items() if value is not None})
+
+
+def _values(made: Any, fields: Fields) -> dict[str, Any]:
+    """What a file says of the fields of a dataclass; of those that have a default it need say nothing."""
+    if foreign := fields.raw.keys() - fields.kinds.keys():
+        raise CorruptFile(f"{fields.origin}: {min(foreign)} is none of the fields of a configuration")
+    return {
+        field.name: (fields.need if _required(field) else fields.get)(field.name) for field in dataclasses.fields(made)
+    }
 
 
 def _required(field: dataclasses.Field[Any]) -> bool:

@@ -39,7 +39,7 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
     for name, wanted in (*dict.fromkeys(_OFF, False).items(), ("mamba_conv_bias", True)):
         if fields.get(name, wanted) != wanted:
             raise fields.unsupported(name)
-    if raw.get("hidden_act", "silu") != "silu":
+    if (raw.get("hidden_act") or "silu") != "silu":
         raise Fields(raw, origin, {}).unsupported("hidden_act")
     normed = fields.get("mamba_rms_norm", False)
     if normed and fields.get("mamba_norm_before_gate", True):

@@ -28,7 +28,8 @@ def limits(raw: Any, origin: str) -> tuple[float, float]:
     plain = [one.get("__float__") if isinstance(one, dict) else one for one in each]
     values = [_ENDLESS_STEP if one in _WORDS else one for one in plain if isinstance(one, (int, float, str))]
     if len(values) == 2 and not any(isinstance(one, (str, bool)) for one in values):
-        least, most = float(values[0]), min(float(values[1]), _ENDLESS_STEP)
+        # Whole numbers may be too large for a float.
+        least, most = (float(max(min(one, _ENDLESS_STEP), -1.0)) for one in values)
         if 0.0 <= least < most:
             return least, most
     raise CorruptFile(f"{origin}: time_step_limit should be two numbers, 0 or more, in ascending order")

@@ -51,6 +51,8 @@ class TorchLayers:
 
     def blocks(self, hidden: torch.Tensor, step: Rows, run: Sequence[Stop], visits: Visits) -> torch.Tensor:
         """Run some layers over [N, hidden], with positions, caches and masks taken from `step`."""
+        if self._sharing and run and run[0].layer:
+            raise UnsupportedModel("blocks that layers share read what enters the first layer: begin this model there")
         entered = hidden
         for stop in run:
             hidden = self._block(stop, hidden, step, visits, entered)
