@@ -39,6 +39,19 @@ def overlap() -> str:
     return f"`{found['command']}`\n\n{table(header, rows)}"
 
 
+def clock() -> str:
+    """What the same takes by a clock that counts passes alone, of drafts that are right as often as they are."""
+    found = load("draft-clock")
+    rows = []
+    for pair, each in runs_of(found).items():
+        for ratio in (name for name in each if name.startswith("1:")):
+            turns, beside = (each[ratio][way] for way in ("draft-model", "pearl"))
+            figures = [f"{way['times plain']:.2f} with {way['length']}" for way in (turns, beside)]
+            rows.append([f"{pair}, {ratio}", *figures, f"{beside['times plain'] / turns['times plain']:.2f}"])
+    header = ["times plain, with the best length", "`draft-model`", "`pearl`", "times as fast"]
+    return f"`{found['command']}`\n\n{table(header, rows)}"
+
+
 def orders(group: str) -> str:
     """What one way of drafting in another order brings on the embedded model, in counts."""
     found = load(f"draft-orders-{group}")
@@ -199,6 +212,7 @@ def seeing() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "cppd": cppd,
     "overlap": overlap,
+    "clock": clock,
     "orders-hierarchical": partial(orders, "hierarchical"),
     "orders-nested": partial(orders, "nested"),
     "orders-easyspec": partial(orders, "easyspec"),

@@ -77,6 +77,8 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
         found["deer, 4"] = Deer(name, length=4)
         found["deer, 8"] = Deer(name, length=8)
         found["deer, 8, leftovers drafted again"] = Deer(name, length=8, reuse=True)
+    if (folder := work / f"{prefix}deer-first" / "model.json").is_file():
+        found["deer of the first stage alone, 8"] = Deer(str(folder.parent), length=8)
     return found
 
 

@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 160]
 
-PART: `draft`, `nested` and `deer` for the solver of chained sums that comes along, on texts it has written; `hybrid`, a
-model with a Mamba-2 layer and one of attention that learns the same sums, `sharing`, one with three Mamba-2 layers of
-which two read one block of attention and MLP, as Zamba2's do, and `recurrent`, a draft for both with one Mamba-2 layer
-alone. What is finished is left as it is; what was interrupted goes on. Minutes each on one thread.
+PART: `draft`, `nested`, `deer` and `deer-first`, which takes as many steps of its first stage alone, for the solver of
+chained sums that comes along, on texts it has written; `hybrid`, a model with a Mamba-2 layer and one of attention that
+learns the same sums, `sharing`, one with three Mamba-2 layers of which two read one block of attention and MLP, as
+Zamba2's do, and `recurrent`, a draft for both with one Mamba-2 layer alone. What is finished is left as it is; what was
+interrupted goes on. Minutes each on one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from decodery.train.loop import CHECKPOINT, Plan, train
 from decodery.train.puzzle_model import lesson
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
-PARTS = ("draft", "nested", "deer", "hybrid", "sharing", "recurrent")
+PARTS = ("draft", "nested", "deer", "deer-first", "hybrid", "sharing", "recurrent")
 STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
 _HELD = 1 << 40
 """Steps of lessons that nobody learns from begin here."""
@@ -60,9 +61,9 @@ def nested(work: Path, texts: Corpus, progress: Progress) -> None:
     train_draft(load(TARGET), texts, work / "nested", shape=shape, epochs=12, progress=progress)
 
 
-def deer(work: Path, texts: Corpus, progress: Progress) -> None:
-    recipe = DeerRecipe(block=8, places=6, continuing=8, refining=4, batch=4)
-    train_deer(load(TARGET), texts, work / "deer", shape=Shape(2, 352), recipe=recipe, progress=progress)
+def deer(work: Path, texts: Corpus, progress: Progress, name: str = "deer", refining: int = 4) -> None:
+    recipe = DeerRecipe(block=8, places=6, continuing=12 - refining, refining=refining, batch=4)
+    train_deer(load(TARGET), texts, work / name, shape=Shape(2, 352), recipe=recipe, progress=progress)
 
 
 def random_hybrid(recurrent: tuple[bool, ...], hidden: int, seed: int) -> Transformer:
@@ -191,7 +192,8 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=160)
     options = parser.parse_args()
     made: dict[str, Callable[[Path, Corpus, Progress], None]] = {
-        "draft": draft, "nested": nested, "deer": deer, "hybrid": hybrid,
+        "draft": draft, "nested": nested, "deer": deer, "deer-first": partial(deer, name="deer-first", refining=0),
+        "hybrid": hybrid,
         "sharing": partial(hybrid, name="sharing"), "recurrent": partial(hybrid, name="recurrent"),
     }  # fmt: skip
     with terminal_progress(counts=True) as progress:
