@@ -19,6 +19,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.config import Mamba
 from decodery.model.description import Description
 from decodery.model.families import read_config
+from decodery.model.footprint import weight_bytes
 from decodery.model.kept_rows import behind, parents
 from decodery.model.kernels import choose, kernel_sets
 from decodery.model.load import load
@@ -233,6 +234,11 @@ def test_shared_blocks_are_kept_once_and_every_use_of_one_is_its_own(tmp_path: P
     bare = [replace(use, gate_up_out=Dense(torch.zeros_like(use.gate_up_out.weight))) for use in weights.uses]  # type: ignore[attr-defined]
     for wrong in (replace(weights, uses=bare), replace(weights, shared=weights.shared[::-1])):
         assert (Transformer(model.config, wrong).forward(batch).logits - logits).abs().max() > 0.1
+    # The first block is read twice a pass.
+    learned = {name: value.detach() for name, value in parameters(changeable(again)).items() if name != "embedding"}
+    first = sum(value.nbytes for name, value in learned.items() if name.startswith("shared.0."))
+    head = weights.embedding.nbytes
+    assert weight_bytes(model) == head + first + sum(value.nbytes for value in learned.values())
     inside = Batch([Segment(np.arange(2), states=torch.zeros(2, model.config.hidden_size))])
     with pytest.raises(UnsupportedModel, match="enters the first layer"):
         model.forward(inside, route=Route((1, 2)))
