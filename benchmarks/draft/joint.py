@@ -22,6 +22,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -43,6 +44,7 @@ from decodery.draft.ngram import NGram
 from decodery.draft.pearl import Pearl
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
+from decodery.model.transformer import Transformer
 from decodery.puzzles import drawn
 from decodery.puzzles.alphabet import encoded
 from decodery.sample import Sampler
@@ -70,6 +72,11 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
         found["easyspec of the same, 2 layers at a time, 4"] = EasySpec(deep, layers=2, length=4)
     if (work / f"{prefix}nested" / "model.json").is_file():
         found["nested, 4"] = Nested(str(work / f"{prefix}nested"), sure=(0.6,), length=4)
+    if (work / f"{prefix}nested-last" / "model.json").is_file():
+        for leave in small.EXITS:
+            for name, how in (("nested", "learned as well"), ("nested-last", "learned behind the last alone")):
+                model = exiting(str(work / f"{prefix}{name}"))
+                found[f"nested, left behind {leave} of 3 layers, {how}, 4"] = Nested(model, exits=(leave,), length=4)
     if (folder := work / f"{prefix}deer" / "model.json").is_file():
         name = str(folder.parent)
         found["draft-model by the network of deer, 4"] = DraftModel(name, length=4)
@@ -80,6 +87,13 @@ def orders(draft: LanguageModel | str, deep: LanguageModel | str | None, work: P
     if (folder := work / f"{prefix}deer-first" / "model.json").is_file():
         found["deer of the first stage alone, 8"] = Deer(str(folder.parent), length=8)
     return found
+
+
+def exiting(folder: str) -> Transformer:
+    """A draft that can be left behind each of its layers, whether that was learned or not."""
+    model = load(folder).model
+    assert isinstance(model, Transformer)
+    return Transformer(replace(model.config, exits=small.EXITS), model.weights)
 
 
 def smollm2(dtype: str, options: argparse.Namespace) -> Pair:

@@ -2,11 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/draft/small.py --work DIR [PART ...] [--texts 160]
 
-PART: `draft`, `nested`, `deer` and `deer-first`, which takes as many steps of its first stage alone, for the solver of
-chained sums that comes along, on texts it has written; `hybrid`, a model with a Mamba-2 layer and one of attention that
-learns the same sums, `sharing`, one with three Mamba-2 layers of which two read one block of attention and MLP, as
-Zamba2's do, and `recurrent`, a draft for both with one Mamba-2 layer alone. What is finished is left as it is; what was
-interrupted goes on. Minutes each on one thread.
+PART: `draft`, `nested`, `nested-last`, which learns to be left behind its last layer alone, `deer` and `deer-first`,
+which takes as many steps of its first stage alone, for the solver of chained sums that comes along, on texts it has
+written; `hybrid`, a model with a Mamba-2 layer and one of attention that learns the same sums, `sharing`, one with
+three Mamba-2 layers of which two read one block of attention and MLP, as Zamba2's do, and `recurrent`, a draft for both
+with one Mamba-2 layer alone. What is finished is left as it is; what was interrupted goes on. Minutes each on one
+thread.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ from decodery.train.loop import CHECKPOINT, Plan, train
 from decodery.train.puzzle_model import lesson
 
 TARGET, PUZZLE = "tiny-1M-chain", puzzle("chain")
-PARTS = ("draft", "nested", "deer", "deer-first", "hybrid", "sharing", "recurrent")
+PARTS = ("draft", "nested", "nested-last", "deer", "deer-first", "hybrid", "sharing", "recurrent")
 STEPS = {"hybrid": 320, "sharing": 320, "recurrent": 320}
+EXITS = (1, 2, 3)
+"""Layers behind which `nested` can be left."""
 _HELD = 1 << 40
 """Steps of lessons that nobody learns from begin here."""
 
@@ -56,9 +59,9 @@ def draft(work: Path, texts: Corpus, progress: Progress) -> None:
     train_draft(load(TARGET), texts, work / "draft", shape=Shape(1, 352), epochs=12, progress=progress)
 
 
-def nested(work: Path, texts: Corpus, progress: Progress) -> None:
-    shape = Shape(3, 352, exits=(1, 2, 3))
-    train_draft(load(TARGET), texts, work / "nested", shape=shape, epochs=12, progress=progress)
+def nested(work: Path, texts: Corpus, progress: Progress, name: str = "nested", exits: tuple[int, ...] = EXITS) -> None:
+    shape = Shape(max(EXITS), 352, exits=exits)
+    train_draft(load(TARGET), texts, work / name, shape=shape, epochs=12, progress=progress)
 
 
 def deer(work: Path, texts: Corpus, progress: Progress, name: str = "deer", refining: int = 4) -> None:
@@ -192,10 +195,15 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=160)
     options = parser.parse_args()
     made: dict[str, Callable[[Path, Corpus, Progress], None]] = {
-        "draft": draft, "nested": nested, "deer": deer, "deer-first": partial(deer, name="deer-first", refining=0),
+        "draft": draft,
+        "nested": nested,
+        "nested-last": partial(nested, name="nested-last", exits=()),
+        "deer": deer,
+        "deer-first": partial(deer, name="deer-first", refining=0),
         "hybrid": hybrid,
-        "sharing": partial(hybrid, name="sharing"), "recurrent": partial(hybrid, name="recurrent"),
-    }  # fmt: skip
+        "sharing": partial(hybrid, name="sharing"),
+        "recurrent": partial(hybrid, name="recurrent"),
+    }
     with terminal_progress(counts=True) as progress:
         texts = corpus(options.work, options.texts, progress)
         for name in options.parts or PARTS:

@@ -216,6 +216,12 @@ def test_layers_that_attend_beside_a_state_remember_both(both: tuple[str, Transf
     cache = model.new_cache()
     logits = model.forward(Batch([Segment.chunk(random_ids(70), cache)])).logits
     assert (logits - whole).abs().max() < 1e-4  # transformers' states are float32
+    # What transformers writes step by step from its own cache, whose states nobody made again.
+    theirs = make_model(case).generate(
+        torch.tensor([[5, 6, 7, 8]]), max_new_tokens=12, do_sample=False, eos_token_id=None
+    )
+    (ours,) = decode(model, [[5, 6, 7, 8]], max_new_tokens=12, prefill_chunk=3)
+    assert ours.tokens == theirs[0].tolist()
     prompts = [[5, 6, 7, 8] * 4]
     check_identical(model, prompts, drafter="ngram", max_new_tokens=12, tested="drafted")
     assert check_state(model, prompts, drafter="ngram", max_new_tokens=6) < 1e-9
