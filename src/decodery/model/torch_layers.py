@@ -43,7 +43,7 @@ class TorchLayers:
             index: ShortConvolution(layer, index, config)
             for index, layer in enumerate(weights.layers if config.short_conv is not None else ())
         }
-
+        # By layer, the block it shares as it runs it, and what is behind that.
         self._sharing = {
             layer: (with_use(weights.shared[turn % len(weights.shared)], use), use.back)
             for turn, (layer, use) in enumerate(zip(config.sharing, weights.uses, strict=True))
