@@ -107,6 +107,23 @@ def memory_by_length() -> str:
     return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
 
 
+def window_memory() -> str:
+    """What a text takes where most layers see a window, by its length."""
+    found = load("window-memory")
+    ways = {"kept": "kept whole", "given back": "given back"}
+    rows = [
+        [
+            f"{int(length):,}",
+            told,
+            *(f"{each[way][name] / 2**20:.0f}" for name in ("counted", "there", "there at most")),
+        ]
+        for length, each in found["found"].items()
+        for way, told in ways.items()
+    ]
+    head = ["tokens", "what no row sees", "MiB counted", "MiB in memory", "at most on the way"]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
 def needle_grid() -> str:
     """Needles that are found by length and depth."""
     found = load("needle-grid")
@@ -138,6 +155,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cache-parts": cache_parts,
     "beyond-context": beyond_context,
     "memory-by-length": memory_by_length,
+    "window-memory": window_memory,
     "needle-grid": needle_grid,
     "halves": halves,
 }
