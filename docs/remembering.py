@@ -107,6 +107,20 @@ def memory_by_length() -> str:
     return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
 
 
+def cache_recall() -> str:
+    """What is left of associative recall, by budget."""
+    found = load("cache-recall")
+    budgets = list(next(iter(found["found"].values())))
+    modes = ("known", "unknown")
+    rows = [
+        [policy if policy in BOUNDS else f"`{policy}`"]
+        + ["{}/{}".format(*each[budget][f"recall {mode}"]) for mode in modes for budget in budgets]
+        for policy, each in found["found"].items()
+    ]
+    head = ["what is kept", *(f"{mode}, {float(budget):g}" for mode in modes for budget in budgets)]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
 def pass_lengths() -> str:
     """What a pass costs by the text behind it, and how near its attention comes to what the machine can do."""
     found = {(row["rows"], row["context"]): row for row in load("parts")["rows"]}
@@ -184,6 +198,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "memory-by-length": memory_by_length,
     "window-memory": window_memory,
     "pass-lengths": pass_lengths,
+    "cache-recall": cache_recall,
     "needle-grid": needle_grid,
     "halves": halves,
 }
