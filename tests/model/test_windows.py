@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +16,11 @@ from decodery.draft.prompt_lookup import PromptLookup
 from decodery.model import cache as caches
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
+from decodery.model.int8 import Int8Linear
 from decodery.model.resident import discards
 from decodery.model.slab import SLOTS
 from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense, Layer, Weights
 from decodery.testing import tiny_transformer
 
 WINDOW, LAYERS, BEHIND = 20, 3, 32
@@ -26,11 +29,32 @@ SLIDES = (True, False, True)
 pytestmark = pytest.mark.skipif(not discards(), reason="memory is given back on Linux alone")
 
 
-def sliding(**changes: object) -> Transformer:
+def sliding() -> Transformer:
     """A model whose first and last layer see 20 tokens, with heads wide enough for pages of their own."""
     base = tiny_transformer(0, num_layers=LAYERS, hidden_size=256, max_positions=2048, dtype=torch.float64)
-    config = replace(base.config, sliding_window=WINDOW, sliding_layers=SLIDES, **changes)
+    config = replace(base.config, sliding_window=WINDOW, sliding_layers=SLIDES)
     return Transformer(config, base.weights)
+
+
+def in_int8() -> Transformer:
+    """The same on native kernels, where there are such."""
+    base = sliding()
+
+    def rounded(linear: object) -> Int8Linear:
+        assert isinstance(linear, Dense)
+        return Int8Linear.quantize(linear.weight.float())
+
+    layers = [
+        Layer(
+            attention_norm=layer.attention_norm.float(), qkv=rounded(layer.qkv), output=rounded(layer.output),
+            mlp_norm=layer.mlp_norm.float(), gate_up=rounded(layer.gate_up), down=rounded(layer.down),
+        )
+        for layer in base.weights.layers
+    ]  # fmt: skip
+    weights = base.weights
+    return Transformer(
+        base.config, Weights(weights.embedding.float(), layers, weights.norm.float(), rounded(weights.head))
+    )
 
 
 MODEL = sliding()
@@ -152,9 +176,12 @@ def test_marks_keep_what_they_may_return_to() -> None:
     assert apart(cache, tokens[:50]) < 1e-9
 
 
-def test_texts_are_the_same_and_take_less(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [sliding, in_int8])
+def test_texts_are_the_same_and_take_less(make: Callable[[], Transformer], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+
     def written() -> tuple[list[int], int]:
-        engine = Engine(MODEL)
+        engine = Engine(model)
         seq = engine.submit(Request([5, 6, 7, 8] * 40, max_new_tokens=160, drafter=PromptLookup()))
         engine.run([seq])
         return seq.tokens, seq.cache.bytes
