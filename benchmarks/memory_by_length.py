@@ -31,7 +31,7 @@ POLICIES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--lengths", nargs="*", type=int, default=(1024, 4096))
+    parser.add_argument("--lengths", nargs="*", type=int, default=(1024, 4096, 8000))
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = tiny_transformer(0, num_layers=LAYERS, hidden_size=256, max_positions=8192, dtype=torch.float32)

@@ -107,6 +107,64 @@ def memory_by_length() -> str:
     return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
 
 
+def cache_recall() -> str:
+    """What is left of associative recall, by budget."""
+    found = load("cache-recall")
+    budgets = list(next(iter(found["found"].values())))
+    modes = ("known", "unknown")
+    rows = [
+        [policy if policy in BOUNDS else f"`{policy}`"]
+        + ["{}/{}".format(*each[budget][f"recall {mode}"]) for mode in modes for budget in budgets]
+        for policy, each in found["found"].items()
+    ]
+    head = ["what is kept", *(f"{mode}, {float(budget):g}" for mode in modes for budget in budgets)]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
+def pass_lengths() -> str:
+    """What a pass costs by the text behind it, and how near its attention comes to what the machine can do."""
+    found = {(row["rows"], row["context"]): row for row in load("parts")["rows"]}
+    layers, heads, kv_heads, dim = 30, 9, 3, 64
+    cells = []
+    for (rows, context), row in found.items():
+        if rows not in (1, 8, 64):
+            continue
+        attention = row["ms"] * row["attention"] / 1e3
+        read = 2 * layers * kv_heads * dim * 4 * context / attention / 1e9
+        products = 2 * layers * heads * dim * rows * (context + rows) / attention / 1e9
+        of = row["ms"] / found[rows, min(length for _, length in found)]["ms"], row["ms"] / found[1, context]["ms"]
+        figures = (f"{row['ms']:.1f}", *(f"{each:.2f}" for each in of), f"{1e3 * attention:.1f}")
+        cells.append([f"{context:,}", f"{rows}", *figures, f"{read:.0f}", f"{products:.0f}"])
+    head = [
+        "tokens behind",
+        "rows",
+        "ms",
+        "times 128 tokens",
+        "times one row",
+        "attention ms",
+        "GB/s",
+        "products, 10^9/s",
+    ]
+    return f"`python benchmarks/kernels/parts.py --json benchmarks/results/parts.json`\n\n{table(head, cells)}"
+
+
+def window_memory() -> str:
+    """What a text takes where most layers see a window, by its length."""
+    found = load("window-memory")
+    ways = {"kept": "kept whole", "given back": "given back"}
+    rows = [
+        [
+            f"{int(length):,}",
+            told,
+            *(f"{each[way][name] / 2**20:.0f}" for name in ("counted", "there", "there at most")),
+        ]
+        for length, each in found["found"].items()
+        for way, told in ways.items()
+    ]
+    head = ["tokens", "what no row sees", "MiB counted", "MiB in memory", "at most on the way"]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
+
+
 def needle_grid() -> str:
     """Needles that are found by length and depth."""
     found = load("needle-grid")
@@ -138,6 +196,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "cache-parts": cache_parts,
     "beyond-context": beyond_context,
     "memory-by-length": memory_by_length,
+    "window-memory": window_memory,
+    "pass-lengths": pass_lengths,
+    "cache-recall": cache_recall,
     "needle-grid": needle_grid,
     "halves": halves,
 }

@@ -109,7 +109,7 @@ def test_prompts_of_a_fixed_length(smollm2_int8: LM) -> None:
 
 
 def test_cases_of_the_throughput_split(smollm2_int8: LM) -> None:
-    settings = Settings(splits=("throughput",), prompts=4, input_tokens=(64, 256), concurrency=(1, 4))
+    settings = Settings(splits=("throughput",), prompts=4, input_tokens=(64, 2000), concurrency=(1, 4))
     units, notes = make_units(smollm2_int8, settings)
     assert notes == [] and len(units) == 2 * 2 * 3
     for unit in units:

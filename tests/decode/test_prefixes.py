@@ -14,7 +14,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.prefixes import PrefixCache
 from decodery.decode.request import Request
 from decodery.decode.schedule import Limits
-from decodery.model.blocks import SLOTS
+from decodery.model.slab import SLOTS
 from decodery.sample import Sampler
 from decodery.search.base import Search
 from decodery.search.self_consistency import SelfConsistency

@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from decodery.errors import OutOfMemory
 from decodery.model.batch import Batch, Segment
-from decodery.model.blocks import SLOTS
 from decodery.model.cache import KVCache, Mark, resident
 from decodery.model.protocol import LanguageModel
 from decodery.model.route import Route
+from decodery.model.slab import SLOTS
 from decodery.model.transformer import Transformer
 from decodery.testing import LawBroken, TableModel, check_cache, tiny_transformer
 

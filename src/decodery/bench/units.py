@@ -17,6 +17,8 @@ from .workloads import TIERS, Question, documents, find, questions, read_rows, r
 
 _FEW, _PER_CASE = 40, 8
 _ASK = "\n\nContinue this text."
+_MOST_CHARACTERS = 8
+"""Of a token, on average."""
 
 
 class Unit(Protocol):
@@ -131,7 +133,7 @@ def _cases(lm: LM, workload: str, settings: Settings, data: Path | None, room: i
         if length > room:
             notes.append(f"throughput: {length} tokens and an answer are longer than the model's context")
             continue
-        tiers = _speed_texts(data, length) if workload == "speed" else _texts(workload, count)
+        tiers = _speed_texts(data, length) if workload == "speed" else _texts(workload, count, length)
         for tier, texts in tiers.items():
             tokens = [prompt for text in texts if (prompt := fixed_length(lm, text, length)) is not None][:count]
             if len(tokens) < max(settings.concurrency):
@@ -144,15 +146,19 @@ def _cases(lm: LM, workload: str, settings: Settings, data: Path | None, room: i
     return cases, notes
 
 
-def _texts(workload: str, count: int) -> dict[str, list[str]]:
-    """`count` texts per tier: a built-in document, each time begun at another paragraph."""
+def _texts(workload: str, count: int, length: int) -> dict[str, list[str]]:
+    """`count` texts per tier: a built-in document, each time begun at another paragraph.
+
+    It follows itself until there are `length` tokens.
+    """
     if workload != "built-in":
         raise SettingsError(f"the throughput split takes its texts from built-in or speed, not from {workload}")
     texts: dict[str, list[str]] = {}
     for tier, document in documents().items():
         parts = document.split("\n\n")
         starts = [index * len(parts) // count for index in range(count)]
-        texts[tier] = ["\n\n".join([*parts[start:], *parts[:start]]) for start in starts]
+        times = 1 + length * _MOST_CHARACTERS // len(document)
+        texts[tier] = ["\n\n".join([*parts[start:], *parts[:start]] * times) for start in starts]
     return texts
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..model.blocks import SLOTS, Slab
 from ..model.cache import KVCache
+from ..model.slab import SLOTS, Slab
 
 _SLACK = 4
 """A text's memory is made to measure where more than one slot in so many is empty."""
@@ -52,23 +52,20 @@ class PrefixCache:
     def find(self, tokens: Sequence[int], salt: str = "") -> KVCache | None:
         """What is known of the beginning of a text, None for nothing; its last token is always left to read."""
         self.asked += len(tokens)
-        best: _Entry | None = None
+        those: dict[_Entry, None] = {}
         for name in _chain(tokens, salt):
             if name not in self._by_chain:
                 break
-            best = next(reversed(self._by_chain[name]))
-        if best is None:
-            return None
-        most = min(len(best.tokens), len(tokens) - 1)
-        parts = np.flatnonzero(best.tokens[:most] != np.asarray(tokens[:most]))
-        alike = int(parts[0]) if len(parts) else most
-        if alike == 0:
-            return None
-        self._entries.move_to_end(best)
-        self.found += alike
-        cache = best.cache.fork()
-        cache.truncate(alike)
-        return cache
+            those = self._by_chain[name]
+        for best in reversed(those):
+            most = min(len(best.tokens), len(tokens) - 1)
+            parts = np.flatnonzero(best.tokens[:most] != np.asarray(tokens[:most]))
+            alike = int(parts[0]) if len(parts) else most
+            if alike and best.cache.begins(alike):
+                self._entries.move_to_end(best)
+                self.found += alike
+                return best.cache.beginning(alike)
+        return None
 
     def add(self, tokens: Sequence[int], cache: KVCache, salt: str = "", *, final: bool = False) -> None:
         """Keep what `cache` holds of a text. final: nothing more will be written to it, so it may be made to fit."""
@@ -76,12 +73,14 @@ class PrefixCache:
             return
         known = cache.untouched
         chain = list(_chain(tokens[:known], salt))
-        if not chain or any(len(each.chain) > len(chain) for each in self._by_chain.get(chain[-1], ())):
+        longer = [each for each in self._by_chain.get(chain[-1], ()) if len(each.chain) > len(chain)] if chain else []
+        if not chain or any(each.cache.begins(known) for each in longer):
             # Too short to be found, or a longer text has it all.
             return
         for name in chain:
             for covered in [each for each in self._by_chain.get(name, ()) if each.chain[-1] == name]:
-                self._remove(covered)
+                if cache.begins(len(covered.tokens)):
+                    self._remove(covered)
         # Nobody else holds the blocks of a text that is alone in its memory.
         loose = final and cache.blocks.home is not None and _SLACK * (cache.capacity - known) > cache.capacity
         kept = cache.beginning(known)

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from ..core.sequence import Sequence
 from ..errors import OutOfMemory, SettingsError
-from ..model.blocks import Slab, resident
+from ..model.blocks import resident
 from ..model.cache import KVCache
 from ..model.protocol import writes
+from ..model.slab import Slab
 from .pace import LEAST_ROWS, Pace
 from .preempt import behind, caches, drop, withdraw
 from .prefixes import PrefixCache
@@ -163,6 +164,9 @@ class Schedule:
             if isinstance(run.task, Sequence):
                 with suppress(OutOfMemory):  # what is only kept for others is done without
                     self._keep_prefix(run.task)
+                # Whoever begins like a prompt needs all of it, so that it is kept first.
+                if (self.prefixes is None or run.task.prompt_kept) and isinstance(run.task.cache, KVCache):
+                    run.task.cache.pass_by()
                 if run.task.like is not None and not run.task.finished:
                     _guarded(run, partial(share_prompt, run.task, run.task.like))
         if any(run.task.finished for run in self.runs):

@@ -9,12 +9,12 @@ import numpy as np
 
 from ..core.needs import Gives
 from ..errors import SettingsError
-from ..model.blocks import SLOTS
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.head_gates import HeadGates
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
+from ..model.slab import SLOTS
 from ..registry import register
 from .base import CachePolicy, State, require_budget, window_begins
 from .quest import best_pages

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from ..errors import SettingsError
-from ..model.blocks import SLOTS
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
+from ..model.slab import SLOTS
 from ..registry import register
 from .after_prompt import turned
 from .base import CachePolicy, State, require_budget, window_begins

@@ -15,31 +15,12 @@ import numpy as np
 import torch
 
 from ..errors import OutOfMemory
-
-SLOTS = 16
-"""Slots of a block: the most that a fork copies, and the least it takes, when it writes."""
+from .slab import SLOTS, Slab
 
 _SPARE = 16
 """A fork's own piece has room for one slot in so many more than it is asked for."""
 
 _names = itertools.count(1)
-
-
-class Slab:
-    """The memory of some blocks, and its size in `bytes`.
-
-    data: [layers, 2 (keys, values), kv_heads, slots, head_dim]; whoever replaces it copies all slots. The last block
-    is shorter where the slots are no multiple of `SLOTS`. For every block [blocks] holders: how many texts hold it;
-    writer: the name of the one that may fill it up; frozen: how many of its first slots others may have been given.
-    """
-
-    def __init__(self, data: torch.Tensor) -> None:
-        blocks = -(-data.shape[3] // SLOTS)
-        self.data = data
-        self.bytes = data.nbytes
-        self.holders = np.zeros(blocks, dtype=np.int32)
-        self.writer = np.zeros(blocks, dtype=np.int64)
-        self.frozen = np.zeros(blocks, dtype=np.int32)
 
 
 @dataclass(slots=True)
@@ -66,11 +47,16 @@ class Blocks:
     which doubles. One that shares its beginning has the rest in one piece of its own, which grows by a block, or by a
     `_SPARE`th where that is more: many forks hold little more than they have written, and growing copies less than a
     `_SPARE`th of what attention reads meanwhile.
+    windowed: layers whose rows stop seeing old slots. passed: how many of the first blocks they no longer read; what is
+    in these layers there is gone once that holds for all texts that hold the block.
     """
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, windowed: Sequence[int] = ()
+    ) -> None:
         """shape: layers, kv_heads, head_dim."""
         layers, kv_heads, head_dim = shape
+        self.windowed, self.passed = tuple(windowed), 0
         self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)
         self.runs: list[Stretch] = []
         self._name = next(_names)
@@ -154,14 +140,15 @@ class Blocks:
 
     def move(self, data: torch.Tensor, held: int) -> None:
         """Move the first `held` slots to `data` [layers, 2, kv_heads, slots, head_dim], from now on their slab."""
-        data[:, :, :, :held] = self.read(0, held)
+        self._copy(0, held, data)
         self.release()
-        self.runs, self._mine = [self._hold(data)], (0, data.shape[3])
+        self.runs, self._mine = [self._hold(data, 0)], (0, data.shape[3])
 
     def fork(self, length: int) -> Blocks:
         """A text that shares the first `length` slots."""
         twin = object.__new__(Blocks)
         twin.nothing, twin.runs, twin._name = self.nothing, [], next(_names)
+        twin.windowed, twin.passed = self.windowed, min(self.passed, -(-length // SLOTS))
         twin._mine = self._mine = 0, 0
         for run in self.runs:
             if length <= 0:
@@ -175,13 +162,30 @@ class Blocks:
             slab.holders[blocks] += 1
             twin.runs.append(Stretch(slab, run.first, last))
             length -= run.slots
+        for slab, first, last in twin._numbered(twin.passed):
+            slab.need(first, last)
         return twin
 
     def release(self) -> None:
         """Hold nothing any more."""
         for run in self.runs:
             run.holders[:] -= 1
+        for slab, first, last in self._numbered(self.passed):
+            slab.pass_by(first, last)
         self.runs = []
+
+    def pass_by(self, slot: int) -> None:
+        """Windowed layers read nothing before `slot` any more, to within a block: let go of what nobody else reads."""
+        last = max(slot // SLOTS, self.passed)
+        for slab, begin, end in self._numbered(self.passed, last):
+            slab.pass_by(begin, end)
+        self.passed = last
+
+    def begin_anew(self) -> None:
+        """All slots will be written again, so that windowed layers need all of them."""
+        for slab, begin, end in self._numbered(0, self.passed):
+            slab.need(begin, end)
+        self.passed = 0
 
     def _extend(self, stop: int) -> None:
         """Take blocks behind the last one that nobody holds any more, as far as slot `stop`."""
@@ -193,6 +197,7 @@ class Blocks:
         taken = np.flatnonzero(behind)
         behind = behind[: taken[0]] if len(taken) else behind
         behind[:] = 1
+        run.slab.need(run.last, run.last + len(behind))
         run.last += len(behind)
 
     def _find(self, start: int) -> tuple[int, int]:
@@ -218,20 +223,44 @@ class Blocks:
     def _append(self, first: int, slots: int, held: int) -> None:
         """Put a slab with room for `slots` in the place of all blocks from slot `first` on."""
         data = _allocate(self.nothing, -(-slots // SLOTS) * SLOTS)
-        data[:, :, :, : max(held - first, 0)] = self.read(first, max(held, first))
-        before, passed = [], 0
+        self._copy(first, max(held, first), data)
+        dropped = list(self._numbered(max(first // SLOTS, self.passed)))
+        before, behind = [], 0
         for run in self.runs:
-            last = min(run.last, run.first + max(first - passed, 0) // SLOTS)
-            passed += run.slots
+            last = min(run.last, run.first + max(first - behind, 0) // SLOTS)
+            behind += run.slots
             run.slab.holders[last : run.last] -= 1
             if last > run.first:
                 before.append(Stretch(run.slab, run.first, last))
-        self.runs = [*before, self._hold(data)]
+        for slab, begin, end in dropped:
+            slab.pass_by(begin, end)
+        self.runs = [*before, self._hold(data, first // SLOTS)]
 
-    def _hold(self, data: torch.Tensor) -> Stretch:
-        slab = Slab(data)
+    def _copy(self, start: int, stop: int, data: torch.Tensor) -> None:
+        """Copy slots [start, stop) to the first ones of `data`, but for what windowed layers no longer read."""
+        gone = min(max(self.passed * SLOTS - start, 0), stop - start)
+        data[:, :, :, gone : stop - start] = self.read(start + gone, stop)
+        for layer in set(range(len(data) if gone else 0)).difference(self.windowed):
+            data[layer, :, :, :gone] = self.read(start, start + gone, layer)
+
+    def _hold(self, data: torch.Tensor, block: int) -> Stretch:
+        """A stretch of its own, whose first block is this one of the text."""
+        slab = Slab(data, self.windowed)
         slab.holders[:], slab.writer[:] = 1, self._name
+        slab.need(0, len(slab.holders))
+        slab.pass_by(0, max(self.passed - block, 0))
         return Stretch(slab, 0, len(slab.holders))
+
+    def _numbered(self, first: int, last: int | None = None) -> Iterator[tuple[Slab, int, int]]:
+        """Where blocks [first, last) of a text that has layers with a window lie: in a slab, from one to another."""
+        begin = 0
+        for run in self.runs if self.windowed else ():
+            count = run.last - run.first
+            start = max(first - begin, 0)
+            stop = count if last is None else min(last - begin, count)
+            if start < stop:
+                yield run.slab, run.first + start, run.first + stop
+            begin += count
 
     def __del__(self) -> None:
         # Blocks that nobody else holds any more may be written without a copy.

@@ -17,9 +17,14 @@ from .cross_memory import CrossMemory
 from .losses import Losses
 from .places import Places
 from .policy import AttentionPolicy
+from .resident import discards
+from .slab import SLOTS
 from .states import States
 
 _MOST = torch.finfo(torch.float16).max
+
+_BEHIND = 256
+"""Positions behind all windows that stay, and at least so many more go at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,7 @@ class KVCache:
     or more; from then on it doubles, so growing costs no copy per token. Forks share `blocks` of slots, and copy only
     those that they write to.
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
+    window: how many positions back the rows of layers `windowed` see; None where every row may see all of them.
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:
     [layers], how many of them, from the first on, each layer has been given.
     policy: what decides which slots attention reads, None for all that a row sees. losses: content that only some heads
@@ -54,8 +60,11 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         capacity: int = 256,
+        window: int | None = None,
+        windowed: Sequence[int] = (),
     ) -> None:
-        self.blocks = Blocks((layers, kv_heads, head_dim), dtype, device)
+        self.window = window if discards() and torch.device(device).type == "cpu" else None
+        self.blocks = Blocks((layers, kv_heads, head_dim), dtype, device, () if self.window is None else windowed)
         self.lengths = np.zeros(layers, dtype=np.int64)
         self.places = Places(layers)
         self.next_position = 0
@@ -111,7 +120,7 @@ class KVCache:
 
     def begins(self, n: int) -> bool:
         """Whether it holds those that it has read of its first n tokens as any text that begins so does."""
-        return not self.evicted and (self.policy is None or self.policy.untouched >= n)
+        return n >= self._reach and not self.evicted and (self.policy is None or self.policy.untouched >= n)
 
     @property
     def untouched(self) -> int:
@@ -125,7 +134,7 @@ class KVCache:
         return self.plain if self.policy is None else self.policy.anew
 
     def beginning(self, n: int) -> Self:
-        """A fork without a policy, of the first n tokens."""
+        """A fork without a policy, of the first n tokens; of none where it does not `begins(n)` for its windows."""
         twin = self.fork()
         twin.policy = None
         twin.truncate(n)
@@ -277,8 +286,27 @@ class KVCache:
         self.next_position = mark.next_position
         self._shorten()
 
+    def pass_by(self) -> None:
+        """Let layers with a window give back what no later row sees, some hundreds of positions at a time.
+
+        What marks may come back to stays, and some positions more, for what is cut shortly behind.
+        """
+        if self.window is None or self.policy is not None or self.prefix:
+            return
+        begins = min((self.next_position, *(mark.next_position for mark in self._marks))) - self.window + 1
+        if begins < self.blocks.passed * SLOTS + 2 * _BEHIND or self.evicted:
+            return
+        self.blocks.pass_by(begins - _BEHIND)
+
     def truncate(self, n: int) -> None:
-        """Forget every slot whose position is n or later."""
+        """Forget every slot whose position is n or later.
+
+        Where layers with a window have given back what the next row would see, forget everything: what is left of the
+        text, behind `next_position`, has to be read again.
+        """
+        if n < self._reach:
+            n = 0
+            self.blocks.begin_anew()
         for layer, length in enumerate(self.lengths):
             self._cut(layer, int(np.searchsorted(self.places.of(layer)[:length], n)))
         self.next_position = min(self.next_position, n)
@@ -287,6 +315,7 @@ class KVCache:
     def fork(self) -> Self:
         """A cache with the same content; the two share blocks, and each copies those it comes to write to."""
         twin = object.__new__(type(self))
+        twin.window = self.window
         twin.blocks = self.blocks.fork(self.length)
         twin.lengths = self.lengths.copy()
         twin.places = self.places.fork(self.length)
@@ -318,6 +347,7 @@ class KVCache:
             dropped = self.losses.lose(layer, length, dropped, heads)
         remaining = np.setdiff1d(np.arange(length), dropped)
         if len(remaining) < length:
+            self.blocks.begin_anew()
             first = int((remaining == np.arange(len(remaining))).sum())
             self.blocks.own(first, length, self.length, self._first)
             self.blocks.put([layer], first, self.blocks.take(first, length, remaining[first:] - first))
@@ -337,6 +367,7 @@ class KVCache:
         m = len(positions)
         if m > int(self.lengths[layer]):
             raise ValueError(f"a layer that holds {self.lengths[layer]} slots cannot be refilled with {m}")
+        self.blocks.begin_anew()
         self.blocks.own(0, m, self.length, self._first)
         done = 0
         for slots in self.blocks.pieces(0, m, layer):
@@ -360,6 +391,12 @@ class KVCache:
     def move(self, data: torch.Tensor) -> None:
         """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
         self.blocks.move(data, self.length + self.scratch)
+
+    @property
+    def _reach(self) -> int:
+        """The first position at which a row sees all that it should, if it was the next one."""
+        passed = self.blocks.passed * SLOTS
+        return passed + self.window - 1 if passed and self.window is not None else 0
 
     def _known(self, layers: Sequence[int] | None) -> np.ndarray:
         """How many tentative rows each of these layers has been given."""

@@ -19,10 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .attention import visibility
 from .batch import Batch, Cost, Scores
-from .blocks import Slab
 from .cache import KVCache
 from .route import WHOLE, stops
 from .sites import Site, Tap, Visits
+from .slab import Slab
 
 if TYPE_CHECKING:
     from .transformer import Transformer

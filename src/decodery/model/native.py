@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from .batch import Batch, Segment
-from .blocks import SLOTS
 from .config import ModelConfig, Rope
 from .kernels import LayerStruct, ModelStruct, PassStruct, RunStruct, SegmentStruct, check, library
 from .packed import Arena, Packed, packed_size
@@ -20,6 +19,7 @@ from .picks import Picks
 from .resident import forget, mapped_files
 from .route import Stop
 from .sites import Site, Visits
+from .slab import SLOTS
 
 if TYPE_CHECKING:
     from .weights import Weights

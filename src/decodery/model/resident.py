@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -27,13 +28,28 @@ def forget(tensor: torch.Tensor, files: list[tuple[int, int]]) -> None:
     begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     # Memory that no file stands behind would come back as zeros.
     if any(first <= begin and end <= last for first, last in files):
-        page = mmap.PAGESIZE
-        begin, end = -(-begin // page) * page, end // page * page
-        if end > begin:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+        discard(begin, end)
+
+
+def discards() -> bool:
+    """Whether `discard` gives memory back on this system."""
+    return sys.platform.startswith("linux")
+
+
+def discard(begin: int, end: int) -> None:
+    """Give back the whole pages of memory between two addresses; it is read as its file has it, or as zeros."""
+    page = mmap.PAGESIZE
+    begin, end = -(-begin // page) * page, end // page * page
+    if end > begin:
+        _libc().madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def trim() -> None:
     """Give back what was freed and is kept for later: reading a large vocabulary takes four times what stays of it."""
-    if sys.platform.startswith("linux") and (give_back := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+    if sys.platform.startswith("linux") and (give_back := getattr(_libc(), "malloc_trim", None)) is not None:
         give_back(ctypes.c_size_t(0))

@@ -85,7 +85,10 @@ class Transformer(TorchLayers):
     def new_cache(self) -> KVCache:
         config = self.config
         shape = config.cache_layers, config.num_kv_heads, config.head_dim
-        return KVCache(*shape, dtype=self.cache_dtype, device=self.device)
+        windowed = [layer for layer in range(config.num_layers) if config.window(layer)]
+        # Rows that see later ones are computed out of order, and may come back to what lies behind.
+        window = config.sliding_window if windowed and config.causal else None
+        return KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
 
     def narrow_caches(self) -> None:
         """Let new caches hold keys and values in float16, from which attention computes in float32 as before.

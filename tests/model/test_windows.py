@@ -1,0 +1,207 @@
+"""Layers with a window give memory back, and nothing that is read afterwards differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.decode.engine import Engine
+from decodery.decode.prefixes import PrefixCache
+from decodery.decode.request import Request
+from decodery.draft.prompt_lookup import PromptLookup
+from decodery.model import cache as caches
+from decodery.model.batch import Batch, Segment
+from decodery.model.cache import KVCache
+from decodery.model.int8 import Int8Linear
+from decodery.model.resident import discards
+from decodery.model.slab import SLOTS
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense, Layer, Weights
+from decodery.testing import tiny_transformer
+
+WINDOW, LAYERS, BEHIND = 20, 3, 32
+SLIDES = (True, False, True)
+
+pytestmark = pytest.mark.skipif(not discards(), reason="memory is given back on Linux alone")
+
+
+def sliding() -> Transformer:
+    """A model whose first and last layer see 20 tokens, with heads wide enough for pages of their own."""
+    base = tiny_transformer(0, num_layers=LAYERS, hidden_size=256, max_positions=2048, dtype=torch.float64)
+    config = replace(base.config, sliding_window=WINDOW, sliding_layers=SLIDES)
+    return Transformer(config, base.weights)
+
+
+def in_int8() -> Transformer:
+    """The same on native kernels, where there are such."""
+    base = sliding()
+
+    def rounded(linear: object) -> Int8Linear:
+        assert isinstance(linear, Dense)
+        return Int8Linear.quantize(linear.weight.float())
+
+    layers = [
+        Layer(
+            attention_norm=layer.attention_norm.float(), qkv=rounded(layer.qkv), output=rounded(layer.output),
+            mlp_norm=layer.mlp_norm.float(), gate_up=rounded(layer.gate_up), down=rounded(layer.down),
+        )
+        for layer in base.weights.layers
+    ]  # fmt: skip
+    weights = base.weights
+    return Transformer(
+        base.config, Weights(weights.embedding.float(), layers, weights.norm.float(), rounded(weights.head))
+    )
+
+
+MODEL = sliding()
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give back sooner than after some hundreds of tokens."""
+    monkeypatch.setattr(caches, "_BEHIND", BEHIND)
+
+
+@torch.no_grad()
+def read(cache: KVCache, tokens: list[int]) -> torch.Tensor:
+    """Logits [vocab] of the last token, all of which become content."""
+    logits = MODEL.forward(Batch([Segment.chunk(tokens, cache, logit_rows=[len(tokens) - 1])])).logits[0]
+    cache.keep(range(len(tokens)))
+    return logits
+
+
+def apart(cache: KVCache, tokens: list[int]) -> float:
+    """How far what it says of one more token is from what a cache does that has read all at once."""
+    twin, fresh = cache.fork(), MODEL.new_cache()
+    assert cache.next_position == len(tokens)
+    return float((read(twin, [7]) - read(fresh, [*tokens, 7])).abs().max())
+
+
+def wander(seed: int, *, too_far: int = 0) -> float:
+    """Texts that are read on, forked, cut, marked and returned to, and give back at every step: the largest difference.
+
+    too_far: how much narrower than it is the window is held for.
+    """
+    random = np.random.default_rng(seed)
+    family, worst, marks = [(MODEL.new_cache(), list[int]())], 0.0, []
+    for _ in range(14):
+        cache, tokens = family[random.integers(len(family))]
+        cache.window = WINDOW - too_far
+        match random.integers(6):
+            case 0 if tokens:
+                family = [*family[-1:], (cache.fork(), list(tokens))]
+            case 1 if tokens:
+                cache.truncate(int(random.integers(len(tokens))))
+                del tokens[cache.next_position :]
+                marks = [each for each in marks if each[0] is not cache]
+            case 2:
+                marks.append((cache, cache.mark(), len(tokens)))
+            case 3 if marks:
+                owner, mark, length = marks.pop()
+                owner.rewind(mark)
+                for each, held in family:
+                    if each is owner:
+                        del held[length:]
+                marks = [each for each in marks if each[0] is not owner]
+            case _:
+                more = random.integers(1, 60, int(random.integers(1, 80))).tolist()
+                read(cache, more)
+                tokens += more
+        cache.pass_by()
+        worst = max([worst, *(apart(each, held) for each, held in family)])
+    return worst
+
+
+def test_what_is_given_back_is_read_by_nobody() -> None:
+    assert max(wander(seed) for seed in range(3)) < 1e-9
+
+
+def test_giving_back_a_block_too_much_shows() -> None:
+    assert max(wander(seed, too_far=BEHIND + SLOTS) for seed in range(3)) > 1e-6
+
+
+def test_memory_of_a_long_text_goes_back() -> None:
+    cache, random = MODEL.new_cache(), np.random.default_rng(0)
+    cache.provide(1024)
+    for _ in range(10):
+        read(cache, random.integers(1, 60, 100).tolist())
+        cache.pass_by()
+    held = cache.slot_bytes * 1024
+    passed = cache.blocks.passed * SLOTS
+    assert 1000 - WINDOW - 3 * BEHIND <= passed <= 1000 - WINDOW
+    assert cache.bytes == held - held * 2 // 3 * passed // 1024
+    # Pages that hold nothing else are new ones; the layer that sees everything has its own.
+    assert not cache.data[[0, 2], :, :, SLOTS : passed - SLOTS].any()
+    assert cache.data[1, :, :, :1000].any(-1).all() and cache.data[[0, 2], :, :, passed:1000].any(-1).all()
+
+
+def test_a_shared_block_goes_with_the_last_that_reads_it() -> None:
+    first = MODEL.new_cache()
+    read(first, list(range(1, 60)) * 5)
+    second, whole = first.fork(), first.bytes
+    first.pass_by()
+    assert first.blocks.passed and first.bytes == whole and apart(second, list(range(1, 60)) * 5) < 1e-9
+    second.pass_by()
+    assert first.bytes < whole
+    third = second.fork()
+    del first, second
+    assert apart(third, list(range(1, 60)) * 5) < 1e-9
+
+
+def test_a_cut_too_far_back_reads_again() -> None:
+    cache, tokens = MODEL.new_cache(), list(range(1, 60)) * 5
+    read(cache, tokens)
+    cache.pass_by()
+    assert cache.begins(260) and not cache.begins(100)
+    cache.truncate(260)
+    assert cache.next_position == 260 and apart(cache, tokens[:260]) < 1e-9
+    cache.truncate(100)
+    assert cache.next_position == 0 and cache.blocks.passed == 0
+    read(cache, tokens)
+    assert apart(cache, tokens) < 1e-9
+
+
+def test_marks_keep_what_they_may_return_to() -> None:
+    cache, tokens = MODEL.new_cache(), list(range(1, 60)) * 5
+    read(cache, tokens[:50])
+    mark = cache.mark()
+    read(cache, tokens[50:])
+    cache.pass_by()
+    assert cache.blocks.passed == 0
+    cache.rewind(mark)
+    assert apart(cache, tokens[:50]) < 1e-9
+
+
+@pytest.mark.parametrize("make", [sliding, in_int8])
+def test_texts_are_the_same_and_take_less(make: Callable[[], Transformer], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make()
+
+    def written() -> tuple[list[int], int]:
+        engine = Engine(model)
+        seq = engine.submit(Request([5, 6, 7, 8] * 40, max_new_tokens=160, drafter=PromptLookup()))
+        engine.run([seq])
+        return seq.tokens, seq.cache.bytes
+
+    tokens, less = written()
+    monkeypatch.setattr(KVCache, "pass_by", lambda self: None)
+    every, more = written()
+    assert tokens == every and less <= more * 3 // 4
+
+
+def test_what_begins_alike_is_found_where_enough_is_left() -> None:
+    kept, tokens = PrefixCache(1 << 30), list(range(1, 60)) * 5
+    cache = MODEL.new_cache()
+    read(cache, tokens[:100])
+    kept.add(tokens[:100], cache)
+    read(cache, tokens[100:])
+    cache.pass_by()
+    kept.add(tokens, cache)
+    assert len(kept) == 2
+    for alike in (260, 90):
+        found = kept.find([*tokens[:alike], 61, 62])
+        assert found is not None and found.next_position == alike and apart(found, tokens[:alike]) < 1e-9
+    assert kept.find([*tokens[:180], 61, 62]) is None
