@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from ..errors import SettingsError
-from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
 from ..model.families import tensor_name
 from ..model.fused import slots
-from ..model.load import load
+from ..model.load import choose_dtype, load
+from ..model.route import WHOLE, stops
+from ..model.side_by_side import SideBySide
+from ..model.sites import Visits
 from ..model.store import Progress, replacing, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
@@ -47,8 +49,6 @@ SIZES = {
     "s-moe": Size(160, 4, 5, 160, 16),
 }
 """By name."""
-_TOGETHER = 16
-"""Examples that share a segment, apart by its mask: fewer calls, and few rows that see nothing of each other."""
 HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
 
@@ -82,7 +82,7 @@ class Recipe:
     @property
     def prompt(self) -> int:
         """Tokens of a prompt."""
-        return prompt_length(self.letters)
+        return prompt_length(self.tasks, self.letters)
 
     @property
     def canvas(self) -> int:
@@ -101,9 +101,12 @@ def train_diffusion(
     check_folder(out)
     model = untrained(recipe)
     held = Masked.draw(recipe, 256, HELD)
+    # What a mixture of small MLPs costs is the sorting of rows, which such products only make dearer.
+    fast = not model.config.experts and choose_dtype("auto", "bfloat16", model.device) == "bfloat16"
 
     def loss(step: int) -> torch.Tensor:
-        return distance(model, Masked.draw(recipe, recipe.batch, step))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast):
+            return distance(model, Masked.draw(recipe, recipe.batch, step))
 
     def judged() -> dict[str, float]:
         with torch.no_grad():
@@ -205,16 +208,11 @@ def distance(model: Transformer, masked: Masked) -> torch.Tensor:
 
 def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
     """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
-    length, segments = shown.shape[1], []
-    for first in range(0, len(shown), _TOGETHER):
-        rows = shown[first : first + _TOGETHER]
-        apart = np.kron(np.eye(len(rows), dtype=bool), np.ones((length, length), dtype=bool))
-        segments.append(Segment(np.tile(np.arange(length), len(rows)), rows.reshape(-1), mask=apart))
-    batch = Batch(segments)
-    hidden = model.layers(model.embed(batch), batch)
-    logits = model.outputs(hidden[places]).clone()
-    logits[:, VOCABULARY.index(MASK)] = -torch.inf
-    return logits
+    texts = SideBySide(model, *shown.shape, torch.ones(shown.shape[1], shown.shape[1], dtype=torch.bool))
+    rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
+    hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+    logits = model.outputs(hidden[places]).float()
+    return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)]), -torch.inf)
 
 
 def untrained(recipe: Recipe) -> Transformer:
