@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 from figures import load, runs_of, table, table_of
+
+SEVERAL = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
+"""Tasks that more than one answer is right for."""
+_BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "replace-index"), 0.98)
+"""What static decoding has to get right before a model may judge methods; .95 of all other tasks."""
 
 
 def parallelbench() -> str:
     """What a pass may write without loss, task by task."""
+    return _ways("parallelbench")
+
+
+def puzzles() -> str:
+    """The same of puzzles and sums."""
+    return _ways("parallelbench-puzzles")
+
+
+def _ways(name: str) -> str:
     from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
 
-    found = load("parallelbench")
+    found = load(name)
     settings, rows = found["settings"], found["rows"]
-    runs = {f"`{row['method']}`": {name: row[name] for name in row if name != "method"} for row in totals(rows)}
+    runs = {
+        f"`{row['method']}`": {name: row[name] for name in row if name != "method"} | _shares(rows, row["method"])
+        for row in totals(rows)
+    }
     speeds = fastest(rows, list(dict.fromkeys(row["method"] for row in rows)))
     shown = ", ".join(f"{task} {speed:.1f}" for task, speed in speeds.items())
     made = f"Model: `{found['made']}`. Figures: `{found['command']}`, {settings['prompts']} prompts of each task."
@@ -23,9 +42,127 @@ def parallelbench() -> str:
     )
 
 
+def _shares(rows: list[dict[str, Any]], method: str) -> dict[str, str]:
+    """Shares of right answers with their 95 % intervals, of tasks with one answer and of tasks with several."""
+    found = {}
+    for name, several in (("one answer", False), ("several", True)):
+        own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
+        if own:
+            found[name] = _share(sum(row["right"] for row in own), sum(row["prompts"] for row in own))
+    return found
+
+
+def _share(right: int, count: int) -> str:
+    from decodery.bench.canvases.job import wilson
+
+    low, high = wilson(right, count)
+    return f"{right / count:.3f} ({low:.3f} to {high:.3f})"
+
+
+def bar() -> str:
+    """What static decoding gets right, of models that judge methods."""
+    lines, said = [], []
+    for name, kind in (("parallelbench-bar", "lists"), ("parallelbench-puzzles", "puzzles")):
+        found = load(name)
+        said.append(f"{kind}: `{found['made']}`, then `{found['command']}`")
+        for row in (row for row in found["rows"] if row["method"] == "static"):
+            least = _BARS.get(row["task"], 0.95)
+            met = "yes" if row["right"] >= least * row["prompts"] else "no"
+            lines.append([row["task"], str(row["prompts"]), _share(row["right"], row["prompts"]), f"{least}", met])
+    return "; ".join(said) + ".\n\n" + table(["task", "prompts held out", "right", "bar", "passed"], lines)
+
+
+_FREE = "free"
+"""The column of ways that have no fixed number of passes."""
+
+
+def grid() -> str:
+    """Order, passes and blocks, of a model and of an oracle."""
+    found = load("canvas-grid")
+    rows, facts = found["rows"], found["facts"]
+    parts = [f"`{found['command']}`: {facts['prompts']} prompts of each task, canvases of {facts['places']} places."]
+    for title, several in (("with one answer", False), ("with several answers", True)):
+        cells: dict[str, dict[str, str]] = {}
+        for method in dict.fromkeys(row["method"] for row in rows):
+            own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
+            shares = [
+                sum(row["right"] for row in own if row["of"] == of)
+                / sum(row["prompts"] for row in own if row["of"] == of)
+                for of in ("model", "oracle")
+            ]
+            place, order = _cell_of(method)
+            cells.setdefault(place, {})[order] = f"{shares[0]:.2f} ({shares[1]:.2f})"
+        orders = ["random", "probability", "margin", "entropy"]
+        lines = [
+            [place, *(each.get(order, "") for order in orders)] for place, each in cells.items() if "tau" not in each
+        ]
+        held = [f"{place} {each['tau']}" for place, each in cells.items() if "tau" in each]
+        parts.append(f"Tasks {title}, the model and in brackets the oracle:\n\n" + table(["", *orders], lines))
+        parts.append("In no fixed number of passes: " + ", ".join(held) + ".")
+    hard = {of: _means(rows, of) for of in ("model", "oracle")}
+    tasks = list(hard["model"])
+    ranks = [_ranks([each[task] for task in tasks]) for each in hard.values()]
+    shown = ", ".join(f"{task} {hard['model'][task]:.2f} ({hard['oracle'][task]:.2f})" for task in tasks)
+    rank = np.corrcoef(ranks)[0, 1]
+    parts.append(f"Mean over the whole grid, by task: {shown}. Rank correlation of model and oracle {rank:.2f}.")
+    return "\n\n".join(parts)
+
+
+def _means(rows: list[dict[str, Any]], of: str) -> dict[str, float]:
+    own = [row for row in rows if row["of"] == of]
+    tasks = dict.fromkeys(row["task"] for row in own)
+    return {task: _right([row for row in own if row["task"] == task]) for task in tasks}
+
+
+def _ranks(values: list[float]) -> np.ndarray:
+    """Of each value, those that are alike sharing theirs."""
+    order = np.asarray(values)
+    return (order[:, None] > order).sum(axis=1) + (order[:, None] == order).sum(axis=1) / 2
+
+
+def _right(rows: list[dict[str, Any]]) -> float:
+    return sum(row["right"] for row in rows) / sum(row["prompts"] for row in rows)
+
+
+def _cell_of(method: str) -> tuple[str, str]:
+    """Where a way stands in the grid: its row and its column."""
+    name, _, given = method.partition(":")
+    settings = dict(each.split("=") for each in given.split(","))
+    if "steps" not in settings:
+        return f"`{method}`", _FREE
+    order = "random" if name == "random" else settings.get("measure", "probability")
+    return f"blocks of {settings['block']}, {settings['steps']} passes", order
+
+
+def company() -> str:
+    """What sixteen canvases together could gain, by what passes take that compute so many rows of each."""
+    found = load("passes")
+    times: dict[str, dict[int, float]] = {}
+    for row in found["rows"]:
+        times.setdefault(row["precision"], {})[row["rows"]] = row["ms"]
+    counts = [count for count in (1, 2, 4) if all(16 * count in each for each in times.values())]
+    lines = [
+        [str(count), *(f"{16 * each[count] / each[16 * count]:.1f}" for each in times.values())] for count in counts
+    ]
+    return (
+        f"From `benchmarks/results/passes.json` ({found['model']['name']}, {found['machine']['threads']} threads): the "
+        "time of sixteen passes of so many rows, over that of one pass of sixteen times as many.\n\n"
+        + table(["rows of a canvas in a pass", *times], lines)
+    )
+
+
 def lave() -> str:
     """What a constraint changes, and what it takes."""
-    found = load("lave")
+    return _held("lave")
+
+
+def lave_s() -> str:
+    """The same of a larger model."""
+    return _held("lave-s")
+
+
+def _held(name: str) -> str:
+    found = load(name)
     return (
         f"Figures: `{found['command']}`, {found['facts']['prompts']} prompts held out.\n\n{table_of(found['results'])}"
     )
@@ -110,7 +247,8 @@ def canvas_cost() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
+    "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-puzzles": puzzles, "canvas-grid": grid,
+    "canvas-company": company, "lave": lave, "lave-s": lave_s, "canvas-handoff": handoff,
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip

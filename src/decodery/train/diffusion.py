@@ -208,7 +208,8 @@ def distance(model: Transformer, masked: Masked) -> torch.Tensor:
 
 def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
     """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
-    texts = SideBySide(model, *shown.shape, torch.ones(shown.shape[1], shown.shape[1], dtype=torch.bool))
+    count, length = shown.shape
+    texts = SideBySide(model, count, length, torch.ones(length, length, dtype=torch.bool))
     rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
     hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
     logits = model.outputs(hidden[places]).float()
