@@ -134,6 +134,25 @@ def _cell_of(method: str) -> tuple[str, str]:
     return f"blocks of {settings['block']}, {settings['steps']} passes", order
 
 
+def freedave() -> str:
+    """Whether FreeDave writes what static decoding does, and in how many passes."""
+    found = load("canvas-freedave")
+    tasks = list(found["rows"][0]["saved"])
+    head = [
+        "states a pass", "cache", "other texts", "other orders", "passes, of static", "rows, of static",
+        *(f"{task}: times fewer passes" for task in tasks),
+    ]  # fmt: skip
+    lines = [
+        [
+            str(row["drafts"]), row["cache"] or "none", f"{row['other texts']} of {row['prompts']}",
+            str(row["other orders"]), f"{row['passes'] / row['static passes']:.2f}",
+            f"{row['rows'] / row['static rows']:.2f}", *(f"{row['saved'][task]:.2f}" for task in tasks),
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return f"`{found['command']}`\n\n" + table(head, lines)
+
+
 def company() -> str:
     """What sixteen canvases together could gain, by what passes take that compute so many rows of each."""
     found = load("passes")
@@ -248,7 +267,7 @@ def canvas_cost() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-puzzles": puzzles, "canvas-grid": grid,
-    "canvas-company": company, "lave": lave, "lave-s": lave_s, "canvas-handoff": handoff,
+    "canvas-freedave": freedave,    "canvas-company": company, "lave": lave, "lave-s": lave_s, "canvas-handoff": handoff,
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip
