@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from figures import load, runs_of, table, table_of
+from figures import load, recorded, runs_of, table, table_of
 
 SEVERAL = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
 """Tasks that more than one answer is right for."""
@@ -63,6 +63,8 @@ def bar() -> str:
     """What static decoding gets right, of models that judge methods."""
     lines, said = [], []
     for name, kind in (("parallelbench-bar", "lists"), ("parallelbench-puzzles", "puzzles")):
+        if not recorded(name):
+            continue
         found = load(name)
         said.append(f"{kind}: `{found['made']}`, then `{found['command']}`")
         for row in (row for row in found["rows"] if row["method"] == "static"):
@@ -85,20 +87,15 @@ def grid() -> str:
         cells: dict[str, dict[str, str]] = {}
         for method in dict.fromkeys(row["method"] for row in rows):
             own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
-            shares = [
-                sum(row["right"] for row in own if row["of"] == of)
-                / sum(row["prompts"] for row in own if row["of"] == of)
-                for of in ("model", "oracle")
-            ]
+            shares = [_right([row for row in own if row["of"] == of]) for of in ("model", "oracle")]
             place, order = _cell_of(method)
             cells.setdefault(place, {})[order] = f"{shares[0]:.2f} ({shares[1]:.2f})"
         orders = ["random", "probability", "margin", "entropy"]
-        lines = [
-            [place, *(each.get(order, "") for order in orders)] for place, each in cells.items() if "tau" not in each
-        ]
-        held = [f"{place} {each['tau']}" for place, each in cells.items() if "tau" in each]
+        fixed = {place: each for place, each in cells.items() if _FREE not in each}
+        lines = [[place, *(each.get(order, "") for order in orders)] for place, each in fixed.items()]
         parts.append(f"Tasks {title}, the model and in brackets the oracle:\n\n" + table(["", *orders], lines))
-        parts.append("In no fixed number of passes: " + ", ".join(held) + ".")
+        free = [f"{place} {each[_FREE]}" for place, each in cells.items() if _FREE in each]
+        parts.append("In no fixed number of passes: " + ", ".join(free) + ".")
     hard = {of: _means(rows, of) for of in ("model", "oracle")}
     tasks = list(hard["model"])
     ranks = [_ranks([each[task] for task in tasks]) for each in hard.values()]
@@ -267,7 +264,8 @@ def canvas_cost() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-puzzles": puzzles, "canvas-grid": grid,
-    "canvas-freedave": freedave,    "canvas-company": company, "lave": lave, "lave-s": lave_s, "canvas-handoff": handoff,
+    "canvas-freedave": freedave, "canvas-company": company, "lave": lave, "lave-s": lave_s,
+    "canvas-handoff": handoff,
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip

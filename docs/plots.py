@@ -255,7 +255,6 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
     RESULTS / "search-judges.svg": judges,
     RESULTS / "canvases.svg": canvases,
-    RESULTS / "canvas-grid.svg": grid,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
     RESULTS / "draft-sweep-both.svg": foretold,
