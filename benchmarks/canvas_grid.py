@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.bench.canvases.job import CanvasSettings, measure
+from decodery.bench.canvases.job import measure
+from decodery.bench.canvases.settings import CanvasSettings
 from decodery.bench.result import read
 from decodery.core.ask import drive
 from decodery.diffuse.canvas import Canvas
