@@ -1,6 +1,6 @@
 """ParallelBench's grid: order of writing, passes and block length, thresholds and factors, of a model and of an oracle.
 
-    python benchmarks/canvas_grid.py DIR --letters 8 --work WORK --out benchmarks/results/canvas-grid.json
+    python benchmarks/canvas_grid.py DIR --letters 8 --out benchmarks/results/canvas-grid.json
 
 DIR is a model of `decodery train diffusion` that knows ParallelBench's ten tasks on lists; blocks and passes are those
 of a canvas of ten places, which lists of up to eight letters take. The oracle knows all right answers to each prompt,
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 import decodery
-from decodery.bench.canvases.job import measure
-from decodery.bench.canvases.settings import CanvasSettings
-from decodery.bench.result import read
+from decodery.bench.canvases.tasks import drawn
 from decodery.core.ask import drive
 from decodery.diffuse.canvas import Canvas
 from decodery.diffuse.run import filled
+from decodery.lm import LM
+from decodery.model.store import write_text
 from decodery.registry import resolve
 from decodery.testing import OracleDenoiser
 from decodery.train.lists import END, LISTS, MASK, NEW, TASKS, VOCABULARY, Example, examples
@@ -38,33 +38,30 @@ CELLS = ((10, 10), (10, 5), (10, 2), (10, 1), (5, 10), (5, 4), (5, 2), (2, 10), 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 FACTORS = (0.7, 1.0, 1.3, 1.6, 1.9)
 PLACES, ORACLE_LETTERS, SEED = 10, 6, 19
+_TOGETHER = 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--letters", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=30, help="of each task")
-    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--prompts", type=int, default=20, help="of each task")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    ways = list(named())
-    asked = CanvasSettings(
-        given.folder, "float32", tuple(ways), letters=given.letters, prompts=given.prompts, max_new_tokens=PLACES
-    )
-    earlier = read(given.work) if (given.work / "results.json").is_file() else None
     lm = decodery.load(given.folder, dtype="float32", device="cpu")
-    found = measure(
-        lm, asked, given.work, lambda what, done, total: print(done, total, what, flush=True), earlier=earlier
-    )
-    rows = [slim(row) for row in found["rows"]]
-    for number, way in enumerate(ways):
-        print("oracle", number, len(ways), way, flush=True)
-        rows += [oracle(way, task, given.prompts) for task in LISTS]
-    settings = f"--letters {given.letters} --prompts {given.prompts}"
-    command = f"python benchmarks/canvas_grid.py DIR {settings} --work WORK --out {given.out}"
     facts = {"prompts": given.prompts, "places": PLACES, "letters": given.letters, "oracle letters": ORACLE_LETTERS}
-    given.out.write_text(json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+    command = (
+        f"python benchmarks/canvas_grid.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
+    )
+    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    done = {row["method"] for row in rows}
+    ways = [way for way in named() if way not in done]
+    for number, way in enumerate(ways):
+        print(number, len(ways), way, flush=True)
+        rows += model_rows(lm, way, given.prompts, given.letters)
+        rows += [oracle(way, task, given.prompts) for task in LISTS]
+        found = json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1)
+        write_text(given.out, found + "\n")
 
 
 def named() -> Iterator[str]:
@@ -76,16 +73,34 @@ def named() -> Iterator[str]:
     yield from (f"factor:phi={phi:g}" for phi in FACTORS)
 
 
-def slim(row: dict[str, Any]) -> dict[str, Any]:
-    """What the grid is read for."""
-    kept = ("method", "task", "prompts", "right", "passes", "tokens_per_pass")
-    return {"of": "model"} | {key: row[key] for key in kept}
+def model_rows(lm: LM, way: str, prompts: int, letters: int) -> list[dict[str, Any]]:
+    """What is right of what the model writes this way, task by task."""
+    items, found = drawn(tuple(LISTS), prompts, letters, 0), dict[str, list[tuple[bool, Canvas]]]()
+    for first in range(0, len(items), _TOGETHER):
+        some, engine = items[first : first + _TOGETHER], lm.engine()
+        begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), way, PLACES)) for each in some]
+        engine.run([each.work for each in begun])
+        for item, each in zip(some, begun, strict=True):
+            found.setdefault(item.task, []).append((item.right(each.output()), each.canvas))
+    return [
+        row("model", way, task, [good for good, _ in runs], [canvas.passes for _, canvas in runs],
+            [len(canvas.output) for _, canvas in runs])
+        for task, runs in found.items()
+    ]  # fmt: skip
+
+
+def row(of: str, way: str, task: str, right: list[bool], passes: list[int], tokens: list[int]) -> dict[str, Any]:
+    """tokens: up to the first end and with it."""
+    return {
+        "of": of, "method": way, "task": task, "prompts": len(right), "right": sum(right),
+        "passes": round(sum(passes) / len(right), 3), "tokens_per_pass": round(sum(tokens) / sum(passes), 4),
+    }  # fmt: skip
 
 
 def oracle(way: str, task: str, prompts: int) -> dict[str, Any]:
     """What is right of what the oracle writes this way."""
     draws, filling = np.random.default_rng(SEED), resolve("diffuse", way)
-    right = passes = tokens = 0
+    right, passes, tokens = list[bool](), list[int](), list[int]()
     for number, example in enumerate(examples((task,), prompts, draws, ORACLE_LETTERS)):
         words = [*example.posed, NEW, END]
         spoken = [*sorted(set(words), key=VOCABULARY.index), MASK]
@@ -95,12 +110,10 @@ def oracle(way: str, task: str, prompts: int) -> dict[str, Any]:
         drive(filled(model, canvas, filling))
         said = [spoken[token] for token in canvas.output]
         end = said.index(END) if END in said else len(said)
-        right += example.right(said[:end]) and set(said[end:]) <= {END}
-        passes, tokens = passes + canvas.passes, tokens + min(end + 1, PLACES)
-    return {
-        "of": "oracle", "method": way, "task": task, "prompts": prompts, "right": right,
-        "passes": round(passes / prompts, 3), "tokens_per_pass": round(tokens / passes, 4),
-    }  # fmt: skip
+        right.append(example.right(said[:end]) and set(said[end:]) <= {END})
+        passes.append(canvas.passes)
+        tokens.append(min(end + 1, PLACES))
+    return row("oracle", way, task, right, passes, tokens)
 
 
 def answers(example: Example) -> list[list[str]]:
