@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -167,17 +168,8 @@ def company() -> str:
     )
 
 
-def lave() -> str:
+def held(name: str) -> str:
     """What a constraint changes, and what it takes."""
-    return _held("lave")
-
-
-def lave_s() -> str:
-    """The same of a larger model."""
-    return _held("lave-s")
-
-
-def _held(name: str) -> str:
     found = load(name)
     return (
         f"Figures: `{found['command']}`, {found['facts']['prompts']} prompts held out.\n\n{table_of(found['results'])}"
@@ -264,7 +256,7 @@ def canvas_cost() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-puzzles": puzzles, "canvas-grid": grid,
-    "canvas-freedave": freedave, "canvas-company": company, "lave": lave, "lave-s": lave_s,
+    "canvas-freedave": freedave, "canvas-company": company, **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-handoff": handoff,
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
