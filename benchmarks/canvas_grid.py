@@ -4,8 +4,8 @@
 
 DIR is a model of `decodery train diffusion` that knows ParallelBench's ten tasks on lists; blocks and passes are those
 of a canvas of ten places, which lists of up to eight letters take. The oracle knows all right answers to each prompt,
-of lists of up to six letters, and so every marginal: what it loses nobody could keep in as few passes. Temperature 0,
-as published. Interrupted, it goes on with the ways that are still to be measured. Nothing is timed.
+of lists of up to six letters, and so every marginal: what it loses is lost by the way alone. Temperature 0, as
+published. Interrupted, it goes on with the ways that are still to be measured. Nothing is timed.
 """
 
 from __future__ import annotations

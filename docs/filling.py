@@ -256,8 +256,8 @@ def canvas_cost() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-puzzles": puzzles, "canvas-grid": grid,
-    "canvas-freedave": freedave, "canvas-company": company, **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
-    "canvas-handoff": handoff,
+    "canvas-freedave": freedave, "canvas-company": company, "canvas-handoff": handoff,
+    **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip

@@ -205,7 +205,7 @@ def canvases() -> str:
 
 
 def grid() -> str:
-    """Orders and rules over the whole canvas by tokens per pass, of a model, and the oracle's surest first."""
+    """Orders and rules over the whole canvas by tokens per pass, of a model, and the oracle's thresholds."""
     rows = load("canvas-grid")["rows"]
     ways = {
         "random": "random:block=10,", "probability": "static:block=10,", "margin": "static:measure=margin,block=10,",
@@ -215,7 +215,6 @@ def grid() -> str:
     for title, several in (("tasks with one answer", False), ("tasks with several", True)):
         own = [row for row in rows if (row["task"] in SEVERAL) == several]
         panels[title] = [Line(name, _curve(own, "model", way)) for name, way in ways.items()]
-        panels[title].append(Line("oracle, probability", _curve(own, "oracle", ways["probability"]), bound=True))
         panels[title].append(Line("oracle, threshold", _curve(own, "oracle", ways["threshold"]), bound=True))
     return plot("Share of right answers by tokens per pass, over the grid", "tokens per pass", panels)
 
@@ -255,6 +254,7 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
     RESULTS / "search-judges.svg": judges,
     RESULTS / "canvases.svg": canvases,
+    RESULTS / "canvas-grid.svg": grid,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
     RESULTS / "draft-sweep-both.svg": foretold,
