@@ -13,7 +13,7 @@ import decodery as dc
 from commands import inside
 from decodery.errors import SettingsError
 from decodery.model.batch import Batch, Segment
-from decodery.train import diffusion, grids, lists
+from decodery.train import diffusion, grids, lists, llada_folder
 from decodery.train.diffusion import Recipe, held_out, train_diffusion, untrained
 from decodery.train.loop import CHECKPOINT, Plan
 
@@ -44,7 +44,7 @@ def test_a_run_that_was_stopped_gives_the_model_of_one_that_was_not(
         train_diffusion(RECIPE, tmp_path / "parts", validate_every=1, progress=stop)
     assert (tmp_path / "parts" / "training" / CHECKPOINT).is_file()
     train_diffusion(RECIPE, tmp_path / "parts", validate_every=1)
-    ends = [(tmp_path / name / diffusion.MODEL).read_bytes() for name in ("whole", "parts")]
+    ends = [(tmp_path / name / llada_folder.MODEL).read_bytes() for name in ("whole", "parts")]
     assert ends[0] == ends[1]
 
 
@@ -128,8 +128,8 @@ def test_a_mixture_learns_in_all_its_parts_and_loads_as_llada_moe(tmp_path: Path
     train_diffusion(recipe, tmp_path / "m")
     lm, before = dc.load(str(tmp_path / "m"), dtype="float32"), untrained(recipe)
     assert lm.model.config.experts == 16 and lm.model.config.family == "llada_moe" and not lm.model.config.causal
-    for name, tensor in diffusion._fused(before).items():
-        after = diffusion._fused(lm.model)[name]
+    for name, tensor in llada_folder.named_tensors(before).items():
+        after = llada_folder.named_tensors(lm.model)[name]
         assert after.shape == tensor.shape and not torch.equal(after, tensor), name
     rows = np.arange(9)
     scores = lm.model.forward(Batch([Segment(rows, rows)]))
