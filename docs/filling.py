@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from figures import load, recorded, runs_of, table, table_of
+from figures import load, runs_of, table, table_of
 
 SEVERAL = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
 """Tasks that more than one answer is right for."""
@@ -18,11 +18,6 @@ _BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "repla
 def parallelbench() -> str:
     """What a pass may write without loss, task by task."""
     return _ways("parallelbench")
-
-
-def puzzles() -> str:
-    """The same of puzzles and sums."""
-    return _ways("parallelbench-puzzles")
 
 
 def _ways(name: str) -> str:
@@ -61,18 +56,18 @@ def _share(right: int, count: int) -> str:
 
 
 def bar() -> str:
-    """What static decoding gets right, of models that judge methods."""
+    """What static decoding gets right, of models that are to judge methods."""
     lines, said = [], []
-    for name, kind in (("parallelbench-bar", "lists"), ("parallelbench-puzzles", "puzzles")):
-        if not recorded(name):
-            continue
+    for name in ("parallelbench-bar", "parallelbench-puzzles"):
         found = load(name)
-        said.append(f"{kind}: `{found['made']}`, then `{found['command']}`")
+        said.append(f"{len(said) + 1}: `{found['made']}`, then `{found['command']}`")
         for row in (row for row in found["rows"] if row["method"] == "static"):
             least = _BARS.get(row["task"], 0.95)
             met = "yes" if row["right"] >= least * row["prompts"] else "no"
-            lines.append([row["task"], str(row["prompts"]), _share(row["right"], row["prompts"]), f"{least}", met])
-    return "; ".join(said) + ".\n\n" + table(["task", "prompts held out", "right", "bar", "passed"], lines)
+            share = _share(row["right"], row["prompts"])
+            lines.append([str(len(said)), row["task"], str(row["prompts"]), share, f"{least}", met])
+    head = ["model", "task", "prompts held out", "right", "bar", "passed"]
+    return "\n\n".join(said) + "\n\n" + table(head, lines)
 
 
 _FREE = "free"
@@ -255,7 +250,7 @@ def canvas_cost() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-puzzles": puzzles, "canvas-grid": grid,
+    "parallelbench-bar": bar, "parallelbench": parallelbench, "canvas-grid": grid,
     "canvas-freedave": freedave, "canvas-company": company, "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
