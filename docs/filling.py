@@ -20,6 +20,11 @@ def parallelbench() -> str:
     return _ways("parallelbench")
 
 
+def sudoku() -> str:
+    """The same of a puzzle."""
+    return _ways("parallelbench-sudoku")
+
+
 def _ways(name: str) -> str:
     from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
 
@@ -58,7 +63,7 @@ def _share(right: int, count: int) -> str:
 def bar() -> str:
     """What static decoding gets right, of models that are to judge methods."""
     lines, said = [], []
-    for name in ("parallelbench-bar", "parallelbench-puzzles"):
+    for name in ("parallelbench-bar", "parallelbench-puzzles", "parallelbench-sudoku"):
         found = load(name)
         said.append(f"{len(said) + 1}: `{found['made']}`, then `{found['command']}`")
         for row in (row for row in found["rows"] if row["method"] == "static"):
@@ -250,7 +255,8 @@ def canvas_cost() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "parallelbench-bar": bar, "parallelbench": parallelbench, "canvas-grid": grid,
+    "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-sudoku": sudoku,
+    "canvas-grid": grid,
     "canvas-freedave": freedave, "canvas-company": company, "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
