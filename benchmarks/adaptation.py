@@ -16,7 +16,7 @@ from typing import Any
 
 import decodery
 from decodery.lm import LM
-from decodery.train.to_diffusion import TASKS, Adaptation, Listed, held_out
+from decodery.train.to_diffusion import TASKS, Adaptation, WordTask, held_out
 
 METHODS = ("static", "static:block=1", "random", "threshold:tau=0.9", "threshold:tau=0.7", "factor", "local-leap", "r2")
 
@@ -46,7 +46,7 @@ def main() -> None:
     given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
 
 
-def _filled(lm: LM, method: str, asked: list[Listed]) -> dict[str, float]:
+def _filled(lm: LM, method: str, asked: list[WordTask]) -> dict[str, float]:
     engine, places = lm.engine(), Adaptation().places
     begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), method, places)) for each in asked]
     engine.run([each.work for each in begun])
@@ -59,7 +59,7 @@ def _filled(lm: LM, method: str, asked: list[Listed]) -> dict[str, float]:
     }
 
 
-def _right(asked: list[Listed], texts: list[str]) -> dict[str, float]:
+def _right(asked: list[WordTask], texts: list[str]) -> dict[str, float]:
     """Shares of texts that are right, of all and by task."""
     pairs = list(zip(asked, texts, strict=True))
     found = {"right": pairs} | {task: [pair for pair in pairs if pair[0].task == task] for task in TASKS}

@@ -33,6 +33,10 @@ WAYS = (
     "static:steps=32,cache=window(inner=16,outer=32,refresh=4)", "random:steps=32",
 )  # fmt: skip
 TOGETHER = (1, 4, 16)
+COMPANY = {
+    "": WAYS[0], "dual cache, ": WAYS[3], "window of 4, ": "static:steps=64,cache=window(inner=4,outer=16,refresh=64)",
+}  # fmt: skip
+"""Ways that are timed in company too: of whole canvases a pass, of a block of 16, and of few places."""
 
 
 def main() -> None:
@@ -48,15 +52,16 @@ def main() -> None:
             # The first turn warms up.
             if turn:
                 times.setdefault(way, []).append(found)
-        for count in TOGETHER:
-            found = filled(model, WAYS[0], count, turn)
-            if turn:
-                times.setdefault(f"{count} together", []).append(found)
+        for name, way in COMPANY.items():
+            for count in TOGETHER:
+                found = filled(model, way, count, turn)
+                if turn:
+                    times.setdefault(f"{name}{count} together", []).append(found)
         print(f"turn {turn} of {given.rounds}", flush=True)
     results: dict[str, Any] = {}
     for name, rounds in times.items():
         results[name] = {key: round(median(each[key] for each in rounds), 4) for key in rounds[0]}
-        base = WAYS[0] if name in WAYS else f"{TOGETHER[0]} together"
+        base = WAYS[0] if name in WAYS else f"{name.rpartition(', ')[0]}, {TOGETHER[0]} together".removeprefix(", ")
         ratios = [each["seconds"] / other["seconds"] for each, other in zip(rounds, times[base], strict=True)]
         results[name]["ratio"] = round(median(ratios), 3)
         results[name]["least"], results[name]["most"] = round(min(ratios), 3), round(max(ratios), 3)

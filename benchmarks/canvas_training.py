@@ -22,8 +22,8 @@ from decodery.bench.canvases.figures import totals
 from decodery.bench.canvases.job import measure
 from decodery.bench.canvases.settings import CanvasSettings
 from decodery.model.store import terminal_progress
-from decodery.train.diffusion import MODEL
 from decodery.train.dscd import Distillation, distil
+from decodery.train.llada_folder import MODEL
 from decodery.train.r2 import Tuning, tune_r2
 
 TASKS, LETTERS = ("copy", "reverse", "sort", "replace-random", "shuffle"), 10

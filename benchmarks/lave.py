@@ -1,7 +1,9 @@
-"""JSON by a weak diffusion model: free, held from left to right, and held out of order.
+"""JSON by a diffusion model: free, held from left to right, and held out of order.
 
     decodery train diffusion --out DIR --tasks json --steps 150 --batch 32
     python benchmarks/lave.py --model DIR --out benchmarks/results/lave.json
+    decodery train diffusion --out S --tasks json --letters 8 --size s --steps 500 --lr 1.5e-3
+    python benchmarks/lave.py --model S --letters 8 --out benchmarks/results/lave-s.json
 
 Nothing is timed. valid: texts that the schema allows; right: the pairs that were asked for. left to right is blocks of
 one place, where a constraint needs to know nothing of holes.
@@ -19,23 +21,25 @@ import torch
 import decodery
 from decodery.diffuse.texts import Filling
 from decodery.train.diffusion import Recipe, held_out
-from decodery.train.lists import VOCABULARY
+from decodery.train.lists import MOST, VOCABULARY
 
 SCHEMA = {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 1}
 WAYS = (
     ("static", False), ("threshold:tau=0.5", False), ("static:block=1", True), ("static", True),
-    ("threshold:tau=0.5", True), ("random", False), ("random", True), ("lave:policy=random,top=1,others=0", True),
+    ("threshold:tau=0.5", True), ("static:steps=2", False), ("static:steps=2", True), ("random", False),
+    ("random", True), ("lave:policy=random,top=1,others=0", True),
 )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
+    parser.add_argument("--letters", type=int, default=MOST, help="that the model was trained on")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    lm, recipe = decodery.load(given.model, dtype="float32", device="cpu"), Recipe(("json",))
+    lm, recipe = decodery.load(given.model, dtype="float32", device="cpu"), Recipe(("json",), given.letters)
     asked = held_out(recipe, given.count)
     results = {}
     for method, is_held in WAYS:
@@ -51,7 +55,8 @@ def main() -> None:
         results[name] = figures(fillings, [each.right for each in asked])
         print(name, json.dumps(results[name]), flush=True)
     facts = {"prompts": given.count, "places": recipe.canvas, "schema": SCHEMA, "temperature": 0.5}
-    command = f"python benchmarks/lave.py --model DIR --count {given.count} --out {given.out}"
+    letters = "" if given.letters == MOST else f" --letters {given.letters}"
+    command = f"python benchmarks/lave.py --model DIR{letters} --count {given.count} --out {given.out}"
     given.out.write_text(json.dumps({"command": command, "facts": facts, "results": results}, indent=1) + "\n")
 
 

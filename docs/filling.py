@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import numpy as np
 from figures import load, runs_of, table, table_of
+
+SEVERAL = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
+"""Tasks that more than one answer is right for."""
+_BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "replace-index"), 0.98)
+"""What static decoding has to get right before a model may judge methods; .95 of all other tasks."""
 
 
 def parallelbench() -> str:
     """What a pass may write without loss, task by task."""
+    return _ways("parallelbench")
+
+
+def sudoku() -> str:
+    """The same of a puzzle."""
+    return _ways("parallelbench-sudoku")
+
+
+def _ways(name: str) -> str:
     from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
 
-    found = load("parallelbench")
+    found = load(name)
     settings, rows = found["settings"], found["rows"]
-    runs = {f"`{row['method']}`": {name: row[name] for name in row if name != "method"} for row in totals(rows)}
+    runs = {
+        f"`{row['method']}`": {name: row[name] for name in row if name != "method"} | _shares(rows, row["method"])
+        for row in totals(rows)
+    }
     speeds = fastest(rows, list(dict.fromkeys(row["method"] for row in rows)))
     shown = ", ".join(f"{task} {speed:.1f}" for task, speed in speeds.items())
     made = f"Model: `{found['made']}`. Figures: `{found['command']}`, {settings['prompts']} prompts of each task."
@@ -23,9 +43,134 @@ def parallelbench() -> str:
     )
 
 
-def lave() -> str:
+def _shares(rows: list[dict[str, Any]], method: str) -> dict[str, str]:
+    """Shares of right answers with their 95 % intervals, of tasks with one answer and of tasks with several."""
+    found = {}
+    for name, several in (("one answer", False), ("several", True)):
+        own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
+        if own:
+            found[name] = _share(sum(row["right"] for row in own), sum(row["prompts"] for row in own))
+    return found
+
+
+def _share(right: int, count: int) -> str:
+    from decodery.bench.canvases.job import wilson
+
+    low, high = wilson(right, count)
+    return f"{right / count:.3f} ({low:.3f} to {high:.3f})"
+
+
+def bar() -> str:
+    """What static decoding gets right, of models that are to judge methods."""
+    lines, said = [], []
+    for name in ("parallelbench-bar", "parallelbench-puzzles", "parallelbench-sudoku"):
+        found = load(name)
+        said.append(f"{len(said) + 1}: `{found['made']}`, then `{found['command']}`")
+        for row in (row for row in found["rows"] if row["method"] == "static"):
+            least = _BARS.get(row["task"], 0.95)
+            met = "yes" if row["right"] >= least * row["prompts"] else "no"
+            share = _share(row["right"], row["prompts"])
+            lines.append([str(len(said)), row["task"], str(row["prompts"]), share, f"{least}", met])
+    head = ["model", "task", "prompts held out", "right", "bar", "passed"]
+    return "\n\n".join(said) + "\n\n" + table(head, lines)
+
+
+_FREE = "free"
+"""The column of ways that have no fixed number of passes."""
+
+
+def grid() -> str:
+    """Order, passes and blocks, of a model and of an oracle."""
+    found = load("canvas-grid")
+    rows, facts = found["rows"], found["facts"]
+    parts = [f"`{found['command']}`: {facts['prompts']} prompts of each task, canvases of {facts['places']} places."]
+    for title, several in (("with one answer", False), ("with several answers", True)):
+        cells: dict[str, dict[str, str]] = {}
+        for method in dict.fromkeys(row["method"] for row in rows):
+            own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
+            shares = [_right([row for row in own if row["of"] == of]) for of in ("model", "oracle")]
+            place, order = _cell_of(method)
+            cells.setdefault(place, {})[order] = f"{shares[0]:.2f} ({shares[1]:.2f})"
+        orders = ["random", "probability", "margin", "entropy"]
+        fixed = {place: each for place, each in cells.items() if _FREE not in each}
+        lines = [[place, *(each.get(order, "") for order in orders)] for place, each in fixed.items()]
+        parts.append(f"Tasks {title}, the model and in brackets the oracle:\n\n" + table(["", *orders], lines))
+        free = [f"{place} {each[_FREE]}" for place, each in cells.items() if _FREE in each]
+        parts.append("In no fixed number of passes: " + ", ".join(free) + ".")
+    hard = {of: _means(rows, of) for of in ("model", "oracle")}
+    tasks = list(hard["model"])
+    ranks = [_ranks([each[task] for task in tasks]) for each in hard.values()]
+    shown = ", ".join(f"{task} {hard['model'][task]:.2f} ({hard['oracle'][task]:.2f})" for task in tasks)
+    rank = np.corrcoef(ranks)[0, 1]
+    parts.append(f"Mean over the whole grid, by task: {shown}. Rank correlation of model and oracle {rank:.2f}.")
+    return "\n\n".join(parts)
+
+
+def _means(rows: list[dict[str, Any]], of: str) -> dict[str, float]:
+    own = [row for row in rows if row["of"] == of]
+    tasks = dict.fromkeys(row["task"] for row in own)
+    return {task: _right([row for row in own if row["task"] == task]) for task in tasks}
+
+
+def _ranks(values: list[float]) -> np.ndarray:
+    """Of each value, those that are alike sharing theirs."""
+    order = np.asarray(values)
+    return (order[:, None] > order).sum(axis=1) + (order[:, None] == order).sum(axis=1) / 2
+
+
+def _right(rows: list[dict[str, Any]]) -> float:
+    return sum(row["right"] for row in rows) / sum(row["prompts"] for row in rows)
+
+
+def _cell_of(method: str) -> tuple[str, str]:
+    """Where a way stands in the grid: its row and its column."""
+    name, _, given = method.partition(":")
+    settings = dict(each.split("=") for each in given.split(","))
+    if "steps" not in settings:
+        return f"`{method}`", _FREE
+    order = "random" if name == "random" else settings.get("measure", "probability")
+    return f"blocks of {settings['block']}, {settings['steps']} passes", order
+
+
+def freedave() -> str:
+    """Whether FreeDave writes what static decoding does, and in how many passes."""
+    found = load("canvas-freedave")
+    tasks = list(found["rows"][0]["saved"])
+    head = [
+        "states a pass", "cache", "other texts", "other orders", "passes, of static", "rows, of static",
+        *(f"{task}: times fewer passes" for task in tasks),
+    ]  # fmt: skip
+    lines = [
+        [
+            str(row["drafts"]), row["cache"] or "none", f"{row['other texts']} of {row['prompts']}",
+            str(row["other orders"]), f"{row['passes'] / row['static passes']:.2f}",
+            f"{row['rows'] / row['static rows']:.2f}", *(f"{row['saved'][task]:.2f}" for task in tasks),
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    return f"`{found['command']}`\n\n" + table(head, lines)
+
+
+def company() -> str:
+    """What sixteen canvases together could gain, by what passes take that compute so many rows of each."""
+    found = load("passes")
+    times: dict[str, dict[int, float]] = {}
+    for row in found["rows"]:
+        times.setdefault(row["precision"], {})[row["rows"]] = row["ms"]
+    counts = [count for count in (1, 2, 4) if all(16 * count in each for each in times.values())]
+    lines = [
+        [str(count), *(f"{16 * each[count] / each[16 * count]:.1f}" for each in times.values())] for count in counts
+    ]
+    return (
+        f"From `benchmarks/results/passes.json` ({found['model']['name']}, {found['machine']['threads']} threads): the "
+        "time of sixteen passes of so many rows, over that of one pass of sixteen times as many.\n\n"
+        + table(["rows of a canvas in a pass", *times], lines)
+    )
+
+
+def held(name: str) -> str:
     """What a constraint changes, and what it takes."""
-    found = load("lave")
+    found = load(name)
     return (
         f"Figures: `{found['command']}`, {found['facts']['prompts']} prompts held out.\n\n{table_of(found['results'])}"
     )
@@ -110,7 +255,10 @@ def canvas_cost() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "parallelbench": parallelbench, "lave": lave, "canvas-handoff": handoff,
+    "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-sudoku": sudoku,
+    "canvas-grid": grid,
+    "canvas-freedave": freedave, "canvas-company": company, "canvas-handoff": handoff,
+    **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from figures import ROOT, load, recorded
+from filling import SEVERAL
 
 from decodery.bench import scaling
 
 COLOURS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#882255", "#444444"),
-    *("#E41A1C", "#332288", "#999933", "#66A61E"),
+    *("#E41A1C", "#332288", "#999933", "#66A61E", "#8C564B"),
 )
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP, LEGEND = 230, 210, 46, 34, 44, 36, 150
 
@@ -181,22 +182,9 @@ def foretold() -> str:
 
 
 WAYS = (
-    *(
-        "static",
-        "threshold",
-        "factor",
-        "local-leap",
-        "freedave",
-        "freedave-plus",
-        "cad",
-        "ccd",
-        "explore-exploit",
-        "r2",
-    ),
-    *("learn2pd", "dystruct"),
-)
-_SEVERAL = "shuffle", "insert-random", "remove-random", "replace-random"
-"""Tasks that more than one answer is right for."""
+    "static", "threshold", "factor", "local-leap", "freedave", "freedave-plus", "cad", "ccd", "explore-exploit", "r2",
+    "learn2pd", "dystruct", "random",
+)  # fmt: skip
 
 
 def canvases() -> str:
@@ -204,7 +192,7 @@ def canvases() -> str:
     rows = [row for row in load("parallelbench")["rows"] if "cache=" not in row["method"]]
     panels: dict[str, list[Line]] = {"tasks with one answer": [], "tasks with several": []}
     for (title, lines), several in zip(panels.items(), (False, True), strict=True):
-        tasks = {row["task"] for row in rows if (row["task"] in _SEVERAL) == several}
+        tasks = {row["task"] for row in rows if (row["task"] in SEVERAL) == several}
         for way in WAYS:
             points = []
             for method in dict.fromkeys(row["method"] for row in rows if row["method"].partition(":")[0] == way):
@@ -214,6 +202,32 @@ def canvases() -> str:
             lines.append(Line(way, tuple(sorted(points))))
         panels[title] = lines
     return plot("Share of right answers by tokens per pass", "tokens per pass", panels)
+
+
+def grid() -> str:
+    """Orders and rules over the whole canvas by tokens per pass, of a model, and the oracle's thresholds."""
+    rows = load("canvas-grid")["rows"]
+    ways = {
+        "random": "random:block=10,", "probability": "static:block=10,", "margin": "static:measure=margin,block=10,",
+        "entropy": "static:measure=entropy,block=10,", "threshold": "threshold:", "factor": "factor:",
+    }  # fmt: skip
+    panels: dict[str, list[Line]] = {}
+    for title, several in (("tasks with one answer", False), ("tasks with several", True)):
+        own = [row for row in rows if (row["task"] in SEVERAL) == several]
+        panels[title] = [Line(name, _curve(own, "model", way)) for name, way in ways.items()]
+        panels[title].append(Line("oracle, threshold", _curve(own, "oracle", ways["threshold"]), bound=True))
+    return plot("Share of right answers by tokens per pass, over the grid", "tokens per pass", panels)
+
+
+def _curve(rows: Sequence[dict[str, Any]], of: str, way: str) -> tuple[tuple[float, float], ...]:
+    """Tokens per pass and the share of right answers, over all tasks, of each way that begins so."""
+    points = []
+    for method in dict.fromkeys(row["method"] for row in rows if row["method"].startswith(way)):
+        own = [row for row in rows if row["method"] == method and row["of"] == of]
+        count, passes = sum(row["prompts"] for row in own), sum(row["passes"] * row["prompts"] for row in own)
+        tokens = sum(row["tokens_per_pass"] * row["passes"] * row["prompts"] for row in own) / passes
+        points.append((tokens, sum(row["right"] for row in own) / count))
+    return tuple(sorted(points))
 
 
 def judges() -> str:
@@ -240,6 +254,7 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
     RESULTS / "search-judges.svg": judges,
     RESULTS / "canvases.svg": canvases,
+    RESULTS / "canvas-grid.svg": grid,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
     RESULTS / "draft-sweep-both.svg": foretold,

@@ -60,6 +60,8 @@ def test_published_prompts_hold_an_example_and_their_own_answer_is_right(tmp_pat
     assert item.right(said) and not item.right(SimpleNamespace(text=example["answer"]))  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="--data"):
         published(["copy"], 1, None)
+    with pytest.raises(SettingsError, match="no task 'sudoku'"):
+        published(["copy", "sudoku"], 1, tmp_path)
 
 
 def test_figures_by_hand() -> None:

@@ -63,7 +63,10 @@ def test_canvases_share_their_own_experts_and_read_fewer() -> None:
     model: Transformer = untrained(Recipe(size="xs-moe"))
     prompt = range(3, 8)
     free, shared = (fill(model, spec, 6, prompt=prompt) for spec in ("static", "static:experts=des-vote(beta=0.25)"))
-    assert shared.experts <= 6 * 3 * 4 < free.experts and order(shared) != order(free)
+    assert shared.experts <= 6 * 3 * 4 < free.experts
+    # Few experts say something else of what is written, if not enough to change a random model's choice.
+    first, other = (np.concatenate([each.logprobs for each in canvas.rounds]) for canvas in (free, shared))
+    assert np.abs(first - other).max() > 1e-3
     assert order(fill(model, "static:experts=des-vote(beta=1)", 6, prompt=prompt)) == order(free)
     canvases = [Canvas.of(model, list(range(3, 3 + n)), 6) for n in (2, 5)]
     alone = [order(fill(model, "static:experts=des-seq(each=1)", 6, prompt=range(3, 3 + n))) for n in (2, 5)]

@@ -13,7 +13,7 @@ import decodery as dc
 from commands import inside
 from decodery.errors import SettingsError
 from decodery.model.batch import Batch, Segment
-from decodery.train import diffusion, lists
+from decodery.train import diffusion, grids, lists, llada_folder
 from decodery.train.diffusion import Recipe, held_out, train_diffusion, untrained
 from decodery.train.loop import CHECKPOINT, Plan
 
@@ -44,7 +44,7 @@ def test_a_run_that_was_stopped_gives_the_model_of_one_that_was_not(
         train_diffusion(RECIPE, tmp_path / "parts", validate_every=1, progress=stop)
     assert (tmp_path / "parts" / "training" / CHECKPOINT).is_file()
     train_diffusion(RECIPE, tmp_path / "parts", validate_every=1)
-    ends = [(tmp_path / name / diffusion.MODEL).read_bytes() for name in ("whole", "parts")]
+    ends = [(tmp_path / name / llada_folder.MODEL).read_bytes() for name in ("whole", "parts")]
     assert ends[0] == ends[1]
 
 
@@ -74,14 +74,39 @@ def test_the_folder_is_the_model_and_the_command_line_fills_its_canvas(tmp_path:
         assert status != 0 and said in refused
 
 
+def test_squares_are_all_there_are_and_a_sudoku_has_one_solution() -> None:
+    squares, some = grids.latin_squares(), grids.sudokus()
+    assert len({bytes(each) for each in squares}) == len(squares) == 576 and len({bytes(each) for each in some}) == 288
+    for square in squares:
+        assert grids.is_latin([*map(str, square)], ["0", "1", "2", "3"])
+    for cells in (squares[0][:15], [*squares[0][:15], squares[0][14]], np.repeat(np.arange(4), 4)):
+        assert not grids.is_latin([*map(str, cells)], ["0", "1", "2", "3"])
+    for square in some:
+        quarters = [square.reshape(4, 4)[row : row + 2, at : at + 2] for row in (0, 2) for at in (0, 2)]
+        assert all(sorted(each.reshape(-1).tolist()) == [0, 1, 2, 3] for each in quarters)
+    draws = np.random.default_rng(0)
+    for _ in range(30):
+        square, blank = grids.sudoku(draws)
+        assert blank.sum() == grids.BLANKS
+        assert grids.solved([None if hidden else int(n) for n, hidden in zip(square, blank, strict=True)]) == [*square]
+    # Swapping rows of one band may give another solution: such blanks are never drawn.
+    with pytest.raises(ValueError, match="too many"):
+        grids.solved([None] * 16)
+
+
 def test_examples_are_right_answers_and_others_are_told_apart() -> None:
     recipe = Recipe(tuple(lists.TASKS), letters=7)
-    asked = held_out(recipe, 110)
-    assert {(len(each.prompt), len(each.canvas)) for each in asked} == {(recipe.prompt, recipe.canvas)} == {(10, 14)}
+    asked = held_out(recipe, 140)
+    assert {(len(each.prompt), len(each.canvas)) for each in asked} == {(recipe.prompt, recipe.canvas)} == {(18, 17)}
+    assert (Recipe(letters=7).prompt, Recipe(letters=7).canvas, Recipe(("json",), 7).canvas) == (10, 9, 14)
     assert set(diffusion.accuracy([each.answer for each in asked], asked).values()) == {1.0}
     assert all(words in lists.VOCABULARY for each in asked for words in each.prompt + each.canvas)
     wrong = diffusion.accuracy([[*each.answer[:-1], "=", "="] for each in asked], asked)
     assert set(wrong.values()) == {0.0}
+    sums = [each for each in asked if each.task == "add"]
+    for each in sums:
+        first, second = ("".join(part) for part in (each.posed[:3], each.posed[4:]))
+        assert int("".join(each.answer)) == int(first) + int(second) and len(each.answer) == 4
     json_answers = [json.loads("".join(each.answer)) for each in asked if each.task == "json"]
     assert all(1 <= len(each) <= 3 for each in json_answers)
     shuffled = [each for each in asked if each.task == "shuffle"]
@@ -103,8 +128,8 @@ def test_a_mixture_learns_in_all_its_parts_and_loads_as_llada_moe(tmp_path: Path
     train_diffusion(recipe, tmp_path / "m")
     lm, before = dc.load(str(tmp_path / "m"), dtype="float32"), untrained(recipe)
     assert lm.model.config.experts == 16 and lm.model.config.family == "llada_moe" and not lm.model.config.causal
-    for name, tensor in diffusion._fused(before).items():
-        after = diffusion._fused(lm.model)[name]
+    for name, tensor in llada_folder.named_tensors(before).items():
+        after = llada_folder.named_tensors(lm.model)[name]
         assert after.shape == tensor.shape and not torch.equal(after, tensor), name
     rows = np.arange(9)
     scores = lm.model.forward(Batch([Segment(rows, rows)]))

@@ -10,8 +10,9 @@ import torch
 
 from decodery.errors import SettingsError
 from decodery.model.load import load
-from decodery.train.diffusion import MODEL, Recipe, train_diffusion, untrained
+from decodery.train.diffusion import Recipe, train_diffusion, untrained
 from decodery.train.dscd import Distillation, Nested, distil, losses
+from decodery.train.llada_folder import MODEL
 
 LONG = Distillation(("json",), letters=12, steps=10, batch=32)
 

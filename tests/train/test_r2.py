@@ -10,8 +10,9 @@ import torch
 
 from decodery.diffuse.static import Static
 from decodery.errors import SettingsError
-from decodery.train.diffusion import MODEL, Recipe, train_diffusion, trained, untrained
+from decodery.train.diffusion import Recipe, train_diffusion, trained, untrained
 from decodery.train.lists import END, MASK, VOCABULARY
+from decodery.train.llada_folder import MODEL
 from decodery.train.r2 import States, Tuning, redundancy_loss, states, tune_r2
 
 MASKED = VOCABULARY.index(MASK)

@@ -15,7 +15,16 @@ from decodery.model.route import WHOLE, stops
 from decodery.model.side_by_side import SideBySide
 from decodery.model.sites import Visits
 from decodery.train import to_diffusion
-from decodery.train.to_diffusion import Adaptation, Adapting, Listed, adapt, held_out, listed, opened, unused
+from decodery.train.to_diffusion import (
+    Adaptation,
+    AdaptedModel,
+    WordTask,
+    adapt,
+    annealed_mask,
+    draw_tasks,
+    end_and_mask,
+    held_out,
+)
 from tiny_models import make_model, save
 
 SETTINGS = Adaptation(("copy", "replace"), 2, 3, 5, rank=4, steps=6, batch=4, lr=1e-2)
@@ -40,13 +49,13 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_examples_say_what_is_right() -> None:
     words = ("apple", "river", "stone")
-    answers = {task: Listed(task, words).answer for task in to_diffusion.TASKS}
+    answers = {task: WordTask(task, words).answer for task in to_diffusion.TASKS}
     assert answers == {"copy": " apple river stone", "reverse": " stone river apple", "replace": " apple new stone"}
-    assert Listed("copy", words).right("apple river\nstone ") and not Listed("reverse", words).right(
+    assert WordTask("copy", words).right("apple river\nstone ") and not WordTask("reverse", words).right(
         "apple river stone"
     )
     draws = np.random.default_rng(0)
-    some = listed(SETTINGS, 1, 8, draws)
+    some = draw_tasks(SETTINGS, 1, 8, draws)
     assert {each.task for each in some} == {"replace"} and len({len(each.words) for each in some}) == 1
     assert {each.task for each in held_out(SETTINGS, 4)} == {"copy", "replace"}
     with pytest.raises(SettingsError, match="knows the tasks copy, reverse, replace"):
@@ -56,29 +65,29 @@ def test_examples_say_what_is_right() -> None:
 def test_the_mask_opens_and_what_lies_before_stays_seen() -> None:
     draws = np.random.default_rng(0)
     causal = np.tri(12, dtype=bool)
-    shares = [opened(12, share, draws).numpy() for share in (0.0, 0.4, 1.0)]
+    shares = [annealed_mask(12, share, draws).numpy() for share in (0.0, 0.4, 1.0)]
     assert np.array_equal(shares[0], causal) and shares[2].all()
     assert (shares[1] | ~causal).all() and 0.2 < shares[1][~causal].mean() < 0.6
 
 
 def test_the_loss_is_that_of_the_row_in_front_of_each_masked_place(tiny: Path) -> None:
-    learner = Adapting(load(str(tiny), dtype="float32", device="cpu"), SETTINGS)
-    learner._fast = False
+    adapted = AdaptedModel(load(str(tiny), dtype="float32", device="cpu"), SETTINGS)
+    adapted._bfloat16 = False
     draws = np.random.default_rng(0)
-    step = learner.step(listed(SETTINGS, 0, 4, draws), draws)
+    step = adapted.masked(draw_tasks(SETTINGS, 0, 4, draws), draws)
     masked = step.shown != step.tokens
-    assert masked.any() and (step.shown[masked] == learner.mask).all() and not masked[:, :-5].any()
+    assert masked.any() and (step.shown[masked] == adapted.mask_id).all() and not masked[:, :-5].any()
     assert step.weights.sum() == pytest.approx(1.0) and ((step.weights > 0) == masked).all()
-    model = learner.original
+    model = adapted.original
     tokens = torch.from_numpy(step.shown)
     with torch.no_grad():
-        found = float(learner.loss(step, 1.0, draws))
+        found = float(adapted.loss(step, 1.0, draws))
         rows = model.embed_tokens(tokens.flatten())
-        rows[tokens.flatten() == learner.mask] = learner.row
+        rows[tokens.flatten() == adapted.mask_id] = adapted.mask_row
         texts = SideBySide(model, *tokens.shape, torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool))
         hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
         logits = model.outputs(hidden).unflatten(0, tuple(tokens.shape))
-        logits[..., learner.mask] = -torch.inf
+        logits[..., adapted.mask_id] = -torch.inf
         law = logits.log_softmax(dim=-1)
 
         def expected(ahead: int) -> float:
@@ -97,14 +106,14 @@ def test_an_adapted_model_fills_canvases_and_goes_on_where_it_stopped(tiny: Path
     import decodery
 
     loaded = load(str(tiny), dtype="float32", device="cpu")
-    _, mask = unused(loaded)
+    _, mask = end_and_mask(loaded)
     history = adapt(loaded, SETTINGS, tmp_path / "whole")
     found = decodery.load(str(tmp_path / "whole"), dtype="float32", device="cpu")
     config = found.model.config
     assert not config.causal and config.shifted and config.mask_id == mask and history.step == 6
     out = found.diffuse(held_out(SETTINGS, 1)[0].prompt, "static", raw=True, max_new_tokens=5)
     assert isinstance(out, decodery.Output) and len(out.tokens) <= 5 and mask not in out.tokens
-    # What was learned is in it: it says of held-out lists what the learner said at its best.
+    # What was learned is in it: it says of held-out lists what the adapted said at its best.
     assert history.best is not None and history.best < history.metrics[str(min(map(int, history.metrics)))]["loss"]
     assert not torch.equal(loaded.model.weights.embedding[mask], found.model.weights.embedding[mask])
     with pytest.raises(UnsupportedModel, match="fills canvases already"):

@@ -12,7 +12,10 @@ from .training import command_line, out_option, resumable, seed_option
 @click.command(short_help="Train a small masked diffusion model.")
 @out_option
 @click.option(
-    "--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help="Tasks on lists, by name."
+    "--tasks",
+    default="copy,reverse,shuffle,replace-random",
+    show_default=True,
+    help="Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, json.",
 )
 @click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
 @click.option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,19 +12,22 @@ import numpy as np
 import torch
 
 from ..errors import SettingsError
-from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
 from ..model.fused_slots import slots
 from ..model.load import load
 from ..model.names import tensor_name
 from ..model.store import Progress, replacing, silent, write_text
+from ..model.load import choose_dtype, load
+from ..model.route import WHOLE, stops
+from ..model.side_by_side import SideBySide
+from ..model.sites import Visits
+from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
 from .card import CARD, refuse_others
 from .lists import END, MASK, MOST, VOCABULARY, Example, canvas_length, examples, ids, known, prompt_length
+from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, Plan, train
-
-MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,6 @@ SIZES = {
     "s-moe": Size(160, 4, 5, 160, 16),
 }
 """By name."""
-_TOGETHER = 16
-"""Examples that share a segment, apart by its mask: fewer calls, and few rows that see nothing of each other."""
 HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
 
@@ -82,7 +82,7 @@ class Recipe:
     @property
     def prompt(self) -> int:
         """Tokens of a prompt."""
-        return prompt_length(self.letters)
+        return prompt_length(self.tasks, self.letters)
 
     @property
     def canvas(self) -> int:
@@ -101,9 +101,12 @@ def train_diffusion(
     check_folder(out)
     model = untrained(recipe)
     held = Masked.draw(recipe, 256, HELD)
+    # What a mixture of small MLPs costs is the sorting of rows, which such products only make dearer.
+    fast = not model.config.experts and choose_dtype("auto", "bfloat16", model.device) == "bfloat16"
 
     def loss(step: int) -> torch.Tensor:
-        return distance(model, Masked.draw(recipe, recipe.batch, step))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fast):
+            return distance(model, Masked.draw(recipe, recipe.batch, step))
 
     def judged() -> dict[str, float]:
         with torch.no_grad():
@@ -205,16 +208,12 @@ def distance(model: Transformer, masked: Masked) -> torch.Tensor:
 
 def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
     """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
-    length, segments = shown.shape[1], []
-    for first in range(0, len(shown), _TOGETHER):
-        rows = shown[first : first + _TOGETHER]
-        apart = np.kron(np.eye(len(rows), dtype=bool), np.ones((length, length), dtype=bool))
-        segments.append(Segment(np.tile(np.arange(length), len(rows)), rows.reshape(-1), mask=apart))
-    batch = Batch(segments)
-    hidden = model.layers(model.embed(batch), batch)
-    logits = model.outputs(hidden[places]).clone()
-    logits[:, VOCABULARY.index(MASK)] = -torch.inf
-    return logits
+    count, length = shown.shape
+    texts = SideBySide(model, count, length, torch.ones(length, length, dtype=torch.bool))
+    rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
+    hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
+    logits = model.outputs(hidden[places]).float()
+    return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)]), -torch.inf)
 
 
 def untrained(recipe: Recipe) -> Transformer:
@@ -257,64 +256,7 @@ def untrained(recipe: Recipe) -> Transformer:
 
 def parameters(model: Transformer) -> dict[str, torch.Tensor]:
     """All weights by name, to be learned."""
-    return {name: tensor.requires_grad_() for name, tensor in _fused(model).items()}
-
-
-def _fused(model: Transformer) -> dict[str, torch.Tensor]:
-    weights, found = model.weights, dict[str, torch.Tensor]()
-    for number, layer in enumerate(weights.layers):
-        for name, part in vars(layer).items():
-            if part is not None:
-                found[f"layers.{number}.{name}.weight"] = part.weight if isinstance(part, Dense) else part
-    assert isinstance(weights.head, Dense)
-    return found | {
-        "embedding.weight": weights.embedding, "norm.weight": weights.norm, "head.weight": weights.head.weight
-    }  # fmt: skip
-
-
-def write_llada(model: Transformer, out: Path) -> None:
-    """Keep a model and the tokenizer of lists as LLaDA's folders do."""
-    from safetensors.torch import save_file
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    config = model.config
-    whole, tensors = _fused(model), dict[str, torch.Tensor]()
-    for slot in slots(config):
-        pieces = whole[slot.name].detach().chunk(len(slot.parts))
-        for part, piece in zip(slot.parts, pieces, strict=True):
-            tensors[tensor_name(part, config)] = piece.contiguous()
-    described = _described_moe(config) if config.experts else {
-        "model_type": "llada", "architectures": ["LLaDAModelLM"], "activation_type": "silu", "block_type": "llama",
-        "layer_norm_type": "rms", "rope": True, "rope_theta": config.rope.theta, "rms_norm_eps": config.norm_eps,
-        "d_model": config.hidden_size, "mlp_hidden_size": config.intermediate_size, "n_layers": config.num_layers,
-        "n_heads": config.num_heads, "n_kv_heads": config.num_kv_heads, "max_sequence_length": config.max_positions,
-        "vocab_size": config.vocab_size, "embedding_size": config.vocab_size, "weight_tying": False,
-        "mask_token_id": config.mask_id, "eos_token_id": config.eos_ids[0],
-    }  # fmt: skip
-    words = Tokenizer(models.WordLevel({word: id for id, word in enumerate(VOCABULARY)}, unk_token="_"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    # Nothing between words that are written, so that JSON is what a grammar takes for it.
-    words.decoder = decoders.Fuse()
-    words.add_special_tokens([END, MASK])
-    with replacing(out / "tokenizer.json") as temporary:
-        words.save(str(temporary))
-    write_text(out / "config.json", json.dumps(described, indent=1))
-    with replacing(out / MODEL) as temporary:
-        save_file(tensors, temporary, metadata={"format": "pt"})
-
-
-def _described_moe(config: ModelConfig) -> dict[str, Any]:
-    """A configuration in the names of LLaDA-MoE's."""
-    return {
-        "model_type": "llada_moe", "architectures": ["LLaDAMoEModelLM"], "hidden_act": "silu", "qk_layernorm": True,
-        "hidden_size": config.hidden_size, "expert_intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads, "max_position_embeddings": config.max_positions,
-        "vocab_size": config.vocab_size, "tie_word_embeddings": False, "rope_theta": config.rope.theta,
-        "rms_norm_eps": config.norm_eps, "num_experts": config.experts,
-        "num_experts_per_tok": config.experts_per_token, "mask_token_id": config.mask_id,
-        "eos_token_id": config.eos_ids[0],
-    }  # fmt: skip
+    return {name: tensor.requires_grad_() for name, tensor in named_tensors(model).items()}
 
 
 def accuracy(outputs: Sequence[Sequence[str]], asked: Sequence[Example]) -> dict[str, float]:

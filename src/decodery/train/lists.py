@@ -1,18 +1,20 @@
 """Tasks on short lists of letters: what a small diffusion model learns in minutes, and methods can be judged by.
 
 Some have one answer, so that tokens of one pass cannot contradict each other if each is right; others have many, and
-then they can (ParallelBench: Understanding the Trade-offs of Parallel Decoding in Diffusion LLMs, 2025). The last one
-is not of that benchmark: its answers are JSON, so that most of their tokens are there for the sake of the form.
+then they can (ParallelBench: Understanding the Trade-offs of Parallel Decoding in Diffusion LLMs, 2025). Its two
+puzzles are squares of four by four. Two more tasks are not of that benchmark: sums, whose one answer takes a carry, and
+JSON, most of whose tokens are there for the sake of the form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import SettingsError
+from . import grids
 
 FILLER, END, MASK, GIVEN, NEW = "_", "<end>", "<mask>", "=", "+"
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
@@ -20,22 +22,25 @@ DIGITS = tuple("0123456789")
 KEYS = tuple(f'"{letter}"' for letter in LETTERS)
 LEAST, MOST = 3, 6
 """How many letters a list has, unless more are asked for."""
+_SUMMED = 3
+"""Digits of a number that is added."""
 
 Words = list[str]
 
 
 @dataclass(frozen=True)
 class Task:
-    """pose: the words behind the task's name, of a list of letters. answers: all that are right, or draws of them.
+    """pose: the words behind the task's name, of a list of letters. answer: a right one to what was posed, at random.
 
     right: whether an answer to what was posed is one. room: places that an answer to `most` letters needs, an end with
-    them.
+    them; asks: words that are posed at most.
     """
 
     pose: Callable[[Words, np.random.Generator], Words]
     answer: Callable[[Words, np.random.Generator], Words]
     right: Callable[[Words, Words], bool]
     room: Callable[[int], int] = lambda most: most + 2
+    asks: Callable[[int], int] = lambda most: most + 1
 
 
 def _posed(items: Words, draws: np.random.Generator) -> Words:
@@ -103,6 +108,38 @@ def _json(posed: Words) -> Words:
     return ["{", *pairs[0], *(word for pair in pairs[1:] for word in (",", *pair)), "}"]
 
 
+def _added(items: Words, draws: np.random.Generator) -> Words:
+    """Two numbers of as many digits each."""
+    first, second = ([DIGITS[each] for each in draws.integers(10, size=_SUMMED)] for _ in range(2))
+    return [*first, NEW, *second]
+
+
+def _sum(posed: Words) -> Words:
+    total = int("".join(posed[:_SUMMED])) + int("".join(posed[-_SUMMED:]))
+    return list(f"{total:0{_SUMMED + 1}d}")
+
+
+def _four(items: Words, draws: np.random.Generator) -> Words:
+    return [LETTERS[each] for each in draws.choice(len(LETTERS), grids.SIDE, replace=False)]
+
+
+def _square(posed: Words, draws: np.random.Generator) -> Words:
+    squares = grids.latin_squares()
+    return [posed[number] for number in squares[int(draws.integers(len(squares)))]]
+
+
+def _with_blanks(items: Words, draws: np.random.Generator) -> Words:
+    """The cells of a sudoku, fillers where they are to be filled in."""
+    square, blank = grids.sudoku(draws)
+    return [FILLER if hidden else DIGITS[number + 1] for number, hidden in zip(square, blank, strict=True)]
+
+
+def _filled(posed: Words) -> Words:
+    return [
+        DIGITS[number + 1] for number in grids.solved([None if word == FILLER else int(word) - 1 for word in posed])
+    ]
+
+
 LISTS: dict[str, Task] = {
     "copy": _only(lambda items: items),
     "reverse": _only(lambda items: items[::-1]),
@@ -116,7 +153,19 @@ LISTS: dict[str, Task] = {
     "replace-random": _anywhere(_replace),
 }
 """ParallelBench's tasks on lists, by name. What is inserted, or put in a letter's place, is one word of its own."""
-TASKS = LISTS | {"json": _only(_json, _paired, lambda most: 4 * (most // 2) + 2)}
+_CELLS = grids.SIDE * grids.SIDE
+PUZZLES: dict[str, Task] = {
+    "latin-square": Task(
+        _four, _square, lambda posed, found: grids.is_latin(found, posed), lambda most: _CELLS + 1,
+        lambda most: grids.SIDE,
+    ),
+    "sudoku": replace(_only(_filled, _with_blanks, lambda most: _CELLS + 1), asks=lambda most: _CELLS),
+}  # fmt: skip
+"""ParallelBench's puzzles, by name; the squares have one size."""
+TASKS = LISTS | PUZZLES | {
+    "add": replace(_only(_sum, _added, lambda most: _SUMMED + 2), asks=lambda most: 2 * _SUMMED + 1),
+    "json": _only(_json, _paired, lambda most: 4 * (most // 2) + 2),
+}  # fmt: skip
 """All there are."""
 
 VOCABULARY = (FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS, *DIGITS, *KEYS, "{", "}", ":", ",")
@@ -124,7 +173,7 @@ VOCABULARY = (FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS, *DIGITS, *KEYS, "
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt [prompt_length(most)] and one answer [canvas_length], ends behind it, as words.
+    """A prompt [length] and one answer [places], ends behind it, as words.
 
     posed: what stands between the task's name and the sign that the prompt ends with.
     """
@@ -132,13 +181,13 @@ class Example:
     task: str
     posed: Words
     answer: Words
-    most: int = MOST
-    places: int = MOST + 2
+    length: int
+    places: int
 
     @property
     def prompt(self) -> Words:
         words = [self.task, *self.posed, GIVEN]
-        return [FILLER] * (prompt_length(self.most) - len(words)) + words
+        return [FILLER] * (self.length - len(words)) + words
 
     @property
     def canvas(self) -> Words:
@@ -149,9 +198,11 @@ class Example:
         return TASKS[self.task].right(self.posed, list(words))
 
 
-def prompt_length(most: int = MOST) -> int:
-    """Tokens of a prompt on lists of up to `most` letters, fillers in front, so that answers begin at one place."""
-    return most + 3
+def prompt_length(tasks: Sequence[str], most: int = MOST) -> int:
+    """Tokens of a prompt of these tasks, on lists of up to `most` letters: with fillers in front, so that answers begin
+    at one place.
+    """
+    return 2 + max(TASKS[task].asks(most) for task in tasks)
 
 
 def canvas_length(tasks: Sequence[str], most: int = MOST) -> int:
@@ -161,13 +212,13 @@ def canvas_length(tasks: Sequence[str], most: int = MOST) -> int:
 
 def examples(tasks: Sequence[str], count: int, draws: np.random.Generator, most: int = MOST) -> list[Example]:
     """Fresh ones, of all tasks in turn, on lists of up to `most` letters."""
-    found, places = [], canvas_length(tasks, most)
+    found, length, places = [], prompt_length(tasks, most), canvas_length(tasks, most)
     for number in range(count):
         name = tasks[number % len(tasks)]
         size = int(draws.integers(LEAST, most + 1))
         items = [LETTERS[each] for each in draws.choice(len(LETTERS), size, replace=False)]
         posed = TASKS[name].pose(items, draws)
-        found.append(Example(name, posed, TASKS[name].answer(posed, draws), most, places))
+        found.append(Example(name, posed, TASKS[name].answer(posed, draws), length, places))
     return found
 
 

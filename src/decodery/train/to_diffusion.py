@@ -51,8 +51,8 @@ _HELD, _HELD_BATCHES = 1 << 32, 6
 class Adaptation:
     """tasks: of `TASKS`; least, most: words of a list; places: of a canvas, an end and what fills it up with it.
 
-    rank: of the thin matrices, of all linear layers; opening: over which share of the steps the mask opens, in which an
-    entry ahead is seen with a probability that rises to 1. A step learns from `batch` lists of one length.
+    rank: of the thin matrices, of all linear layers; annealing: over which share of the steps the causal mask
+    dissolves: a place ahead is seen with a probability that rises to 1. A step learns from `batch` lists of one length.
     """
 
     tasks: tuple[str, ...] = TASKS
@@ -63,19 +63,19 @@ class Adaptation:
     steps: int = 1500
     batch: int = 16
     lr: float = 5e-4
-    opening: float = 0.3
+    annealing: float = 0.3
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.tasks or not set(self.tasks) <= set(TASKS):
             raise SettingsError(f"adaptation knows the tasks {', '.join(TASKS)}")
-        if not 1 <= self.least <= self.most or self.batch < 1 or not 0 <= self.opening <= 1:
-            raise SettingsError("adaptation needs lists of at least one word, one a step, and opening from 0 to 1")
+        if not 1 <= self.least <= self.most or self.batch < 1 or not 0 <= self.annealing <= 1:
+            raise SettingsError("adaptation needs lists of at least one word, one a step, and annealing from 0 to 1")
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A task on a list of words. prompt, answer: texts."""
+class WordTask:
+    """A task on a list of words, as a prompt and the one text that answers it."""
 
     task: str
     words: tuple[str, ...]
@@ -98,24 +98,24 @@ class Listed:
         return text.split() == self.answer.split()
 
 
-def listed(settings: Adaptation, number: int, count: int, draws: np.random.Generator) -> list[Listed]:
+def draw_tasks(settings: Adaptation, number: int, count: int, draws: np.random.Generator) -> list[WordTask]:
     """Examples of one task, which the number chooses, on lists of one length: all take as many tokens."""
     length, task = int(draws.integers(settings.least, settings.most + 1)), settings.tasks[number % len(settings.tasks)]
-    return [Listed(task, tuple(draws.choice(WORDS, length, replace=False).tolist())) for _ in range(count)]
+    return [WordTask(task, tuple(draws.choice(WORDS, length, replace=False).tolist())) for _ in range(count)]
 
 
-def held_out(settings: Adaptation, count: int) -> list[Listed]:
+def held_out(settings: Adaptation, count: int) -> list[WordTask]:
     """Examples that training never sees, of all tasks in turn and all lengths."""
     draws = np.random.default_rng([settings.seed, _HELD])
-    return [each for number in range(count) for each in listed(settings, number, 1, draws)]
+    return [each for number in range(count) for each in draw_tasks(settings, number, 1, draws)]
 
 
-def opened(length: int, share: float, draws: np.random.Generator) -> torch.Tensor:
-    """[length, length] bool: all that lies before, and of what lies ahead a share, drawn once for all rows."""
+def annealed_mask(length: int, share: float, draws: np.random.Generator) -> torch.Tensor:
+    """[length, length] bool, what a row sees: all that lies before it, and a share, drawn, of what lies ahead."""
     return torch.from_numpy(np.tri(length, dtype=bool) | (draws.random((length, length)) < share))
 
 
-def unused(loaded: LoadedModel) -> tuple[int, int]:
+def end_and_mask(loaded: LoadedModel) -> tuple[int, int]:
     """The end token, and a special token that no text of this model has, to stand for what is not written yet.
 
     Raises UnsupportedModel where there is none.
@@ -130,16 +130,19 @@ def unused(loaded: LoadedModel) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """tokens, shown: [n, length], whole and as they are shown; weights: [n, length], of each in the loss."""
+class MaskedTasks:
+    """A batch of tasks with some of their answers masked.
+
+    tokens, shown: [n, length], whole and as the model sees them; weights: [n, length], of each token in the loss.
+    """
 
     tokens: np.ndarray
     shown: np.ndarray
     weights: np.ndarray
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[list[int], list[int]]], mask: int, draws: np.random.Generator) -> _Step:
-        """prompts and canvases; of each canvas k places are masked, every k equally often."""
+    def of(cls, rows: Sequence[tuple[list[int], list[int]]], mask: int, draws: np.random.Generator) -> MaskedTasks:
+        """rows: tokens of prompts and canvases, of one length; of a canvas k places are masked, every k as often."""
         tokens = np.array([prompt + canvas for prompt, canvas in rows])
         count, places = len(rows), len(rows[0][1])
         sizes = 1 + (int(draws.integers(places)) + draws.permutation(count)) % places
@@ -150,58 +153,64 @@ class _Step:
         return cls(tokens, shown, weights)
 
 
-class Adapting:
-    """A model on the way. parameters: what learns, by name."""
+class AdaptedModel:
+    """A causal model while it is adapted: thin matrices beside its weights, and a mask token's embedding, that learn.
+
+    parameters: what learns, by name; mask_row: the embedding, [hidden].
+    """
 
     def __init__(self, loaded: LoadedModel, settings: Adaptation) -> None:
-        self.original, self.settings, self._text = transformable(loaded.model), settings, loaded.tokenizer
+        self.original, self.settings, self._tokenizer = transformable(loaded.model), settings, loaded.tokenizer
         if not self.original.config.causal:
             raise UnsupportedModel(f"{loaded.name} fills canvases already: it needs no adaptation")
-        self.end, self.mask = unused(loaded)
+        self.end_id, self.mask_id = end_and_mask(loaded)
         self._remade = Remade(self.original, LoRARemaking(settings.rank, 2.0 * settings.rank, seed=settings.seed))
-        self.row = self._remade.model.weights.embedding.mean(dim=0).requires_grad_()
-        self.parameters = self._remade.parameters | {"mask": self.row}
-        self._fast = choose_dtype("auto", "bfloat16", self.original.device) == "bfloat16"
+        self.mask_row = self._remade.model.weights.embedding.mean(dim=0).requires_grad_()
+        self.parameters = self._remade.parameters | {"mask": self.mask_row}
+        self._bfloat16 = choose_dtype("auto", "bfloat16", self.original.device) == "bfloat16"
 
-    def step(self, examples: Sequence[Listed], draws: np.random.Generator) -> _Step:
-        """Raises SettingsError where the tokenizer needs several tokens for a word, or an answer has no room."""
+    def masked(self, examples: Sequence[WordTask], draws: np.random.Generator) -> MaskedTasks:
+        """Tasks as tokens, some of which are masked.
+
+        Raises SettingsError where the tokenizer needs several tokens for a word, or an answer has no room.
+        """
         rows = []
         for each in examples:
-            prompt, answer = (self._text.encode(part) for part in (each.prompt, each.answer))
+            prompt, answer = (self._tokenizer.encode(part) for part in (each.prompt, each.answer))
             more = self.settings.places - len(answer)
             if more < 1:
                 raise SettingsError(f"{each.answer!r} and an end need {len(answer) + 1} places: raise places")
-            rows.append((list(prompt), [*answer, *[self.end] * more]))
+            rows.append((list(prompt), [*answer, *[self.end_id] * more]))
         if len({len(prompt) for prompt, _ in rows}) > 1:
             raise SettingsError("this tokenizer has no token of its own for some of the words that lists are made of")
-        return _Step.of(rows, self.mask, draws)
+        return MaskedTasks.of(rows, self.mask_id, draws)
 
-    def loss(self, step: _Step, share: float, draws: np.random.Generator) -> torch.Tensor:
-        """Mean over lists of the mean cross-entropy of their masked places, in nats. share: see `opened`."""
-        model, (count, length) = self._remade.model, step.shown.shape
-        tokens = torch.from_numpy(step.shown.reshape(-1))
-        rows = torch.where((tokens == self.mask)[:, None], self.row, model.embed_tokens(tokens))
-        texts = SideBySide(model, count, length, opened(length, share, draws))
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._fast):
+    def loss(self, batch: MaskedTasks, share: float, draws: np.random.Generator) -> torch.Tensor:
+        """Mean over lists of the mean cross-entropy of their masked places, in nats. share: see `annealed_mask`."""
+        model, (count, length) = self._remade.model, batch.shown.shape
+        tokens = torch.from_numpy(batch.shown.reshape(-1))
+        rows = torch.where((tokens == self.mask_id)[:, None], self.mask_row, model.embed_tokens(tokens))
+        texts = SideBySide(model, count, length, annealed_mask(length, share, draws))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._bfloat16):
             hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
-            chosen = np.flatnonzero(step.weights)
+            chosen = np.flatnonzero(batch.weights)
             # The row in front of a place predicts it, as it did before.
             logits = model.outputs(hidden[torch.from_numpy(chosen - 1)]).float()
-        logits[:, self.mask] = -torch.inf
-        wanted = torch.from_numpy(step.tokens.reshape(-1)[chosen])
+        logits[:, self.mask_id] = -torch.inf
+        wanted = torch.from_numpy(batch.tokens.reshape(-1)[chosen])
         each = cross_entropy(logits, wanted, reduction="none")
-        return (each * torch.from_numpy(step.weights.reshape(-1)[chosen]).float()).sum()
+        return (each * torch.from_numpy(batch.weights.reshape(-1)[chosen]).float()).sum()
 
     @torch.no_grad()
-    def finished(self) -> Change:
-        """The model that it has become, which fills canvases."""
-        change = self._remade.change()
-        now = change.model
+    def change(self) -> Change:
+        """What it has become: a model that fills canvases."""
+        learned = self._remade.change()
+        now = learned.model
         embedding = now.weights.embedding.clone()
-        embedding[self.mask] = self.row.to(embedding)
+        embedding[self.mask_id] = self.mask_row.to(embedding)
         model = rebuilt(now, embedding=embedding, **({"head": Dense(embedding)} if now.config.tie_embeddings else {}))
-        config = replace(model.config, causal=False, shifted=True, mask_id=self.mask, eos_ids=(self.end,))
-        return replace(change, model=Transformer(config, model.weights))
+        config = replace(model.config, causal=False, shifted=True, mask_id=self.mask_id, eos_ids=(self.end_id,))
+        return replace(learned, model=Transformer(config, model.weights))
 
 
 def adapt(
@@ -213,26 +222,26 @@ def adapt(
     UnsupportedModel for a model that fills canvases already or has no special token to spare.
     """
     check_folder(out)
-    learner = Adapting(loaded, settings)
+    adapted = AdaptedModel(loaded, settings)
     draws = np.random.default_rng([settings.seed, _HELD])
-    held = [learner.step(listed(settings, number, 16, draws), draws) for number in range(_HELD_BATCHES)]
+    held = [adapted.masked(draw_tasks(settings, number, 16, draws), draws) for number in range(_HELD_BATCHES)]
 
     def loss(step: int) -> torch.Tensor:
         draws = np.random.default_rng([settings.seed, step])
-        share = min(1.0, (step + 1) / max(settings.opening * settings.steps, 1.0))
-        return learner.loss(learner.step(listed(settings, step, settings.batch, draws), draws), share, draws)
+        share = min(1.0, (step + 1) / max(settings.annealing * settings.steps, 1.0))
+        return adapted.loss(adapted.masked(draw_tasks(settings, step, settings.batch, draws), draws), share, draws)
 
     @torch.no_grad()
-    def judged() -> dict[str, float]:
-        return {"loss": float(np.mean([float(learner.loss(each, 1.0, draws)) for each in held]))}
+    def validation() -> dict[str, float]:
+        return {"loss": float(np.mean([float(adapted.loss(each, 1.0, draws)) for each in held]))}
 
     history = train(
-        learner.parameters, loss, Plan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
-        out / "training", validate=judged, metric="loss", settings={**asdict(settings), "of": loaded.name},
+        adapted.parameters, loss, Plan(settings.steps, lr=settings.lr, validate_every=max(1, settings.steps // 20)),
+        out / "training", validate=validation, metric="loss", settings={**asdict(settings), "of": loaded.name},
         progress=progress, what="adapting",
     )  # fmt: skip
-    change = learner.finished()
-    write(out, change.model, reported(learner.original, [("adapted to fill canvases", change)]), loaded)
+    change = adapted.change()
+    write(out, change.model, reported(adapted.original, [("adapted to fill canvases", change)]), loaded)
     write_text(out / CARD, _card(loaded, settings, history, command))
     return history
 

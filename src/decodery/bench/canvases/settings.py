@@ -20,9 +20,9 @@ METHODS = (
 
 @dataclass(frozen=True)
 class CanvasSettings:
-    """methods: ways of filling; static is always among them. tasks: of `lists`; letters: of the longest list that is
-    drawn. prompts: of each task. max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names
-    are, for models that know no lists of letters.
+    """methods: ways of filling; static is always among them. tasks: of `lists`; models that know no lists of letters
+    are asked about ParallelBench's lists alone. letters: of the longest list that is drawn. prompts: of each task.
+    max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names are, for such models.
     """
 
     model: str
@@ -39,8 +39,6 @@ class CanvasSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys((REFERENCE, *self.methods))))
         known(self.tasks, self.letters)
-        if any(task not in LISTS for task in self.tasks):
-            raise SettingsError(f"parallelbench has the tasks {', '.join(LISTS)}")
         if self.prompts < 1:
             raise SettingsError(f"prompts must be at least 1, not {self.prompts}")
         for method in self.methods:

@@ -1,4 +1,4 @@
-"""ParallelBench's operations on lists: of names, as published, or of letters, drawn at any size."""
+"""ParallelBench's operations on lists: of names, as published, or of letters, drawn at any size; and its puzzles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...train.lists import LISTS, VOCABULARY, canvas_length
 from ..workloads import read_rows
 
 FOLDER = "parallelbench"
-DEPENDENT = ("shuffle", "insert-random", "remove-random", "replace-random")
+DEPENDENT = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
 """Tasks with several answers, whose tokens hang on each other."""
 
 _SAID = {
@@ -76,6 +76,11 @@ def published(tasks: Sequence[str], count: int, data: Path | None) -> list[Item]
     if folder is None or not folder.is_dir():
         raise SettingsError(
             "parallelbench asks this model about lists of names: give the folder that holds parallelbench/ with --data"
+        )
+    if others := [task for task in tasks if task not in LISTS]:
+        raise SettingsError(
+            f"the published prompts have no task {others[0]!r}, only models of `decodery train diffusion` are asked "
+            f"about it; theirs are {', '.join(LISTS)}"
         )
     found = []
     for task in tasks:
