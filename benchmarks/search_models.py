@@ -1,0 +1,347 @@
+"""Searches that change who writes, or what is read, on puzzles: two models, adapters, trained queries, documents.
+
+    python benchmarks/search_models.py [GROUP ...] [--work DIR] [--prompts N] [--out benchmarks/results]
+
+pair: steps of a small model, and who decides which of them a larger one writes. edge: an adapter that reasons behind
+prompts which the model itself has read, the switch that turns it on, and budgets of thinking. ttt: training queries on
+a prompt, by how many facts it holds. drag: the same facts as documents, for the embedded model. What is trained is kept
+in --work, so that the same command goes on. Every group writes search-GROUP.json; nothing is timed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+import decodery as dc
+from decodery.bench.searches.figures import RESAMPLES, interval
+from decodery.bench.searches.rewards import reward
+from decodery.core.noise import nth_seed
+from decodery.lm import LM
+from decodery.model.load import LoadedModel
+from decodery.model.transformer import Transformer
+from decodery.puzzles import Puzzle, drawn, puzzle
+from decodery.puzzles.alphabet import END_ID, encoded
+from decodery.score.value_head import LinearValue, ValueHead
+from decodery.search.arbitrage import Arbitrage
+from decodery.search.base import Search
+from decodery.search.documents import Demonstration, Documents
+from decodery.search.drag import DRAG
+from decodery.search.edge import Edge
+from decodery.search.iter_drag import IterDRAG
+from decodery.search.query_ttt import QueryTTT
+from decodery.search.router import Router
+from decodery.search.self_consistency import SelfConsistency
+from decodery.search.spec_reason import SpecReason
+from decodery.train.adapter import FILE, LoRARemaking, train_adapter
+from decodery.train.corpus import SHARD, Corpus, Text, claim, shard_path, write_shard
+from decodery.train.cut import changeable
+from decodery.train.puzzle_model import PuzzleRecipe, train_puzzle_model
+from decodery.train.remade import CopyRecipe
+from decodery.train.router import decisions, fit_router
+from decodery.train.solving import solved, text_of
+from decodery.train.value import fit_switch, fit_value
+from groups import parser, record
+
+SPARE = 8
+
+
+class Bench:
+    """How many puzzles are asked for, and where models are kept."""
+
+    def __init__(self, work: Path, prompts: int) -> None:
+        self.work, self.prompts = work, prompts
+        self.resamples = np.random.default_rng(0).integers(0, prompts, (RESAMPLES, prompts), dtype=np.int32)
+
+    def model(self, name: str, asked: Puzzle, recipe: PuzzleRecipe) -> dc.LM:
+        """A model of puzzles, trained where it is not there yet."""
+        folder = self.work / name
+        if not (folder / "README.md").is_file():
+            train_puzzle_model(asked, folder, recipe=recipe)
+        return dc.load(str(folder))
+
+    def asked(self, of: Puzzle) -> list[str]:
+        return list(islice(drawn(of, "test"), self.prompts))
+
+    def row(self, outputs: Iterable[dc.Output], right: Iterable[bool]) -> dict[str, Any]:
+        """Share of prompts with its 95 % bootstrap interval, and means of what texts cost."""
+        found, values = list(outputs), np.array(list(right), dtype=np.float64)
+        ledgers = [each.trace.ledger for each in found]
+        names = sorted({name for each in ledgers for name in each.counts})
+        return {
+            "share": round(float(values.mean()), 4),
+            "interval": interval(values, self.resamples),
+            "tokens": round(float(np.mean([each.tokens for each in ledgers])), 2),
+            "counts": {name: sum(each.counts.get(name, 0) for each in ledgers) for name in names},
+        }
+
+    def of(self, lm: dc.LM, asked: Puzzle, prompts: list[str], search: Search | None, **writing: Any) -> dict[str, Any]:
+        """What a search, or plain decoding, makes of puzzles, greedily where nothing else is said."""
+        writing = {"temperature": 0.0, "max_new_tokens": asked.length + SPARE, "raw": True, "drafter": None} | writing
+        outputs = []
+        for number, prompt in enumerate(prompts):
+            if search is None:
+                plain = lm.generate(prompt, seed=number << 20, **writing)
+                assert not isinstance(plain, list)
+                outputs.append(plain)
+            else:
+                outputs.append(lm.search(prompt, search, seed=number << 20, **writing)[0])
+        right = (
+            each.finish_reason == "stop" and asked.verify(prompt, each.text)
+            for prompt, each in zip(prompts, outputs, strict=True)
+        )
+        return self.row(outputs, right)
+
+
+def pair(bench: Bench) -> dict[str, Any]:
+    """Texts of two models, greedy, step by step: who decides, and how much of them the larger one has written.
+
+    noisy is the reward of that name and chance one that says nothing, at the same thresholds: what deciding by chance
+    as often is worth. The router has learned on other puzzles from the exact reward, see `decodery train router`.
+    """
+    asked = puzzle("chain")
+    recipe = PuzzleRecipe("tiny-10M", batch=12, every=50, least=0.75, most=1.0, greedy=32, sampled=4)
+    large, small = bench.model("tiny-10M-chain", asked, recipe), dc.load("tiny-1M-chain")
+    prompts = bench.asked(asked)
+    found: dict[str, Any] = {
+        "small alone": bench.of(small, asked, prompts, None),
+        "large alone": bench.of(large, asked, prompts, None),
+    }
+    shared: dict[str, Any] = {"model": small.model, "delimiter": asked.delimiter}
+    chance = reward("constant", asked).replace("noise=0.0", "noise=1.0")
+    for kind, scorer in (("noisy", reward("noisy", asked)), ("chance", chance)):
+        for threshold in (0.2, 0.5, 0.8) if kind == "noisy" else (0.3, 0.5, 0.7):
+            name = f"spec-reason, {kind}, {threshold:g}"
+            found[name] = bench.of(large, asked, prompts, SpecReason(scorer, threshold=threshold, **shared))
+    oracle = reward("clean", asked)
+    for theta in (0.0, 0.5):
+        search = Arbitrage(oracle, router="oracle", theta=theta, **shared)
+        found[f"arbitrage, oracle, {theta:g}"] = bench.of(large, asked, prompts, search)
+    router = _router(bench, large, small, asked, oracle, shared)
+    found["router"] = router.pop("facts")
+    for theta in (0.2, 0.4, 0.5, 0.6, 0.8):
+        search = Arbitrage(router=router["router"], theta=theta, **shared)
+        found[f"arbitrage, router, {theta:g}"] = bench.of(large, asked, prompts, search)
+    return found
+
+
+def _router(
+    bench: Bench, large: dc.LM, small: dc.LM, asked: Puzzle, oracle: str, shared: dict[str, Any]
+) -> dict[str, Any]:
+    path, facts = bench.work / "router.safetensors", bench.work / "router.json"
+    if not facts.is_file():
+        search = Arbitrage(oracle, router="oracle", **shared).bind(large.tokenizer)
+        requests = []
+        for number, prompt in enumerate(islice(drawn(asked, "router"), 3 * bench.prompts)):
+            tokens = large.encode(prompt, raw=True)
+            request = large.request(tokens, max_new_tokens=asked.length + SPARE, drafter=None, seed=nth_seed(9, number))
+            request.search = search
+            requests.append(request)
+        learned_from = decisions(large.engine(), small.model, requests)
+        tap = small.model.config.num_layers
+        router, rank = fit_router(learned_from, tap, small.model.fingerprint)
+        router.save(path)
+        better = float((learned_from.advantage > 0).double().mean())
+        told = {"steps": len(learned_from.text), "better": round(better, 4), "spearman": round(rank, 4)}
+        facts.write_text(json.dumps(told), "utf-8")
+    return {"router": Router.load(path), "facts": json.loads(facts.read_text("utf-8"))}
+
+
+def edge(bench: Bench) -> dict[str, Any]:
+    """A model that names answers at once, and adapters that write steps behind prompts it has read."""
+    direct, steps = puzzle("direct-chain:operations=4"), puzzle("chain:operations=4")
+    recipe = PuzzleRecipe(batch=48, every=25, least=0.4, most=0.7, reach=0.0, sampled=4)
+    lm, prompts = bench.model("tiny-1M-direct", direct, recipe), bench.asked(direct)
+    corpus = _steps(bench.work / "steps", steps, lm)
+    found: dict[str, Any] = {"answers at once": bench.of(lm, direct, prompts, None)}
+    length = {"max_new_tokens": steps.length + SPARE}
+    adapters = {}
+    for name in ("masked", "whole"):
+        folder = bench.work / f"adapter-{name}"
+        if not (folder / FILE).is_file():
+            remaking = LoRARemaking(16, 16.0, masked=name == "masked")
+            train_adapter(lm, corpus, folder, remaking, recipe=CopyRecipe(steps=400, batch=16, lr=2e-3))
+        adapters[name] = str(folder)
+        constant = reward("constant", steps)
+        search = Edge(constant, n=1, most=None, choose="best", adapter=adapters[name])
+        found[f"{name}, prompt read by the model"] = bench.of(lm, direct, prompts, search, **length)
+    source = {"source": f"adapter:file={adapters['whole']}", **length}
+    found["whole, prompt read by the adapter"] = bench.of(lm, direct, prompts, None, **source)
+    found["switch"] = _switched(bench, lm, direct, prompts, adapters["masked"], found, length)
+    found |= _budgets(bench, lm, direct, steps, prompts, adapters["masked"], length)
+    return found
+
+
+def _steps(folder: Path, steps: Puzzle, lm: dc.LM) -> Corpus:
+    """Worked solutions as texts to learn from."""
+    count, random = 4 * SHARD, Random(0)
+    claim(folder, {"kind": steps.spec, "texts": count}, lm.model.vocab_size)
+    texts = []
+    for prompt in islice(drawn(steps, "train"), count):
+        tokens = [*encoded(prompt + steps.solve(prompt, random)), END_ID]
+        texts.append(Text(np.array(tokens, dtype=np.int32), len(prompt)))
+    for number in range(0, count, SHARD):
+        write_shard(shard_path(folder, number // SHARD), texts[number : number + SHARD], 0)
+    return Corpus(folder)
+
+
+def _switched(
+    bench: Bench,
+    lm: dc.LM,
+    direct: Puzzle,
+    prompts: list[str],
+    adapter: str,
+    found: dict[str, Any],
+    length: dict[str, Any],
+) -> dict[str, Any]:
+    """By threshold: how many prompts are reasoned about, and what comes of all."""
+    path = bench.work / "switch.safetensors"
+    if not path.is_file():
+        others = list(islice(drawn(direct, "router"), 600))
+        texts = solved(lm.model, others, direct.length + SPARE)
+        right = [
+            (text := text_of(seq)) is not None and direct.verify(prompt, text)
+            for prompt, (seq,) in zip(others, texts, strict=True)
+        ]
+        labelled = ((encoded(prompt), not each) for prompt, each in zip(others, right, strict=True))
+        fit_switch(lm.model, labelled).save(path)
+    each = {}
+    for threshold in (0.3, 0.4, 0.5, 0.6, 0.7):
+        constant = reward("constant", direct)
+        search = Edge(
+            constant, n=1, most=None, choose="best", adapter=adapter, switch=LinearValue.load(path), threshold=threshold
+        )
+        each[f"{threshold:g}"] = bench.of(lm, direct, prompts, search, **length)
+    return each
+
+
+def _budgets(
+    bench: Bench,
+    lm: dc.LM,
+    direct: Puzzle,
+    steps: Puzzle,
+    prompts: list[str],
+    adapter: str,
+    length: dict[str, Any],
+) -> dict[str, Any]:
+    """By tokens of thinking, one text; by number of texts, votes weighted by a head on the model, and plain."""
+    constant, each = reward("constant", steps), dict[str, Any]()
+    for most in (5, 10, 15, 20, 25):
+        search = Edge(constant, n=1, most=most, end="#", choose="best", adapter=adapter)
+        each[f"thinking of {most}"] = bench.of(lm, direct, prompts, search, **length)
+    head = bench.work / "verifier.safetensors"
+    if not head.is_file():
+        fit_value(lm.model, _judged(lm, direct, adapter, length)).save(head)
+    sampled = {**length, "temperature": 1.0}
+    for n in (1, 4, 8):
+        for kind, scorer in (("head", ValueHead(str(head))), ("majority", constant)):
+            search = Edge(scorer, n=n, most=None, adapter=adapter, pattern=direct.pattern)
+            each[f"{kind} of {n}"] = bench.of(lm, direct, prompts, search, **sampled)
+    return each
+
+
+def _judged(
+    lm: dc.LM, direct: Puzzle, adapter: str, length: dict[str, Any]
+) -> Iterator[tuple[list[int], list[int], float]]:
+    """Texts that reason, and whether they are right."""
+    search = Edge(reward("constant", direct), n=4, most=None, choose="best", adapter=adapter)
+    for number, prompt in enumerate(islice(drawn(direct, "reward"), 150)):
+        tokens = lm.encode(prompt, raw=True)
+        for each in lm.search(prompt, search, raw=True, drafter=None, temperature=1.0, seed=number << 20, **length):
+            right = each.finish_reason == "stop" and direct.verify(prompt, each.text)
+            yield tokens, encoded(each.text), float(right)
+
+
+def ttt(bench: Bench) -> dict[str, Any]:
+    """One greedy text, a vote of 8, and one by trained queries, by how many facts a prompt holds."""
+    recipe = PuzzleRecipe(batch=32, every=100)
+    kept = bench.model("tiny-1M-kvhop", puzzle("kvhop:facts=8,hops=2"), recipe)
+    # Gradients want floating point, which such models are not kept in.
+    assert isinstance(kept.model, Transformer)
+    lm, found = LM(LoadedModel(changeable(kept.model), kept.tokenizer, None, kept.name, "float32")), dict[str, Any]()
+    for facts in (4, 8, 16, 32):
+        asked = puzzle(f"kvhop:facts={facts},hops=2")
+        prompts = bench.asked(asked)
+        found[f"{facts}, greedy"] = bench.of(lm, asked, prompts, None)
+        vote = SelfConsistency(n=8, pattern=asked.pattern)
+        found[f"{facts}, vote of 8"] = bench.of(lm, asked, prompts, vote, temperature=1.0)
+        for lr in (1e-5, 1e-4, 1e-3):
+            search = QueryTTT(steps=32, span=128, lr=lr)
+            found[f"{facts}, query-ttt, lr {lr:g}"] = bench.of(lm, asked, prompts, search)
+    return found
+
+
+NAMES = (
+    "Anna Ben Clara David Emma Frank Grace Henry Iris Jack Kate Leo Mary Nick Olga Paul Rose Sam Tina Victor Wendy "
+    "Alan Beth Carl Diana Eric Fiona George Helen Ivan Julia Kevin"
+)
+CITIES = (
+    "Paris London Rome Madrid Berlin Vienna Prague Oslo Dublin Lisbon Athens Warsaw Moscow Cairo Tokyo Delhi Lima "
+    "Boston Denver Dallas Seattle Toronto Geneva Milan Naples Munich Hamburg Lyon Porto Seville Krakow Kyoto"
+)
+
+
+def drag(bench: Bench) -> dict[str, Any]:
+    """Two hops over facts that are documents, by people: all facts read, the best of them, and round by round."""
+    lm, found = dc.load("smollm2", dtype="int8"), dict[str, Any]()
+    examples = tuple(_example(Random(f"example {number}")) for number in range(3))
+    for people in (3, 12):
+        kinds: dict[str, tuple[list[dc.Output], list[bool]]] = {}
+        for number in range(bench.prompts):
+            asked, works, lives = _world(Random(number), people)
+            documents = Documents(tuple(_facts(works, lives)))
+            searches: dict[str, Search] = {
+                "all facts": DRAG(documents, k=2 * people),
+                "drag, 3 documents": DRAG(documents, k=3),
+                "drag, 3 documents and 3 examples": DRAG(documents, k=3, examples=examples, m=3),
+                "iter-drag, 2 documents a question": IterDRAG(documents, k=2, n=2, examples=examples, m=3),
+            }
+            for kind, search in searches.items():
+                (said, *_) = lm.search(_question(asked), search, max_new_tokens=24, drafter=None, seed=number)
+                outputs, right = kinds.setdefault(kind, ([], []))
+                outputs.append(said)
+                right.append(lives[works[asked]] in said.text.partition("\n")[0])
+        found |= {f"{people} people, {kind}": bench.row(*each) for kind, each in kinds.items()}
+    return found
+
+
+def _world(random: Random, people: int) -> tuple[str, dict[str, str], dict[str, str]]:
+    """Somebody, whom everybody works for, and where everybody lives."""
+    names, cities = random.sample(NAMES.split(), people), random.sample(CITIES.split(), people)
+    return names[0], dict(zip(names, [*names[1:], names[0]], strict=True)), dict(zip(names, cities, strict=True))
+
+
+def _facts(works: dict[str, str], lives: dict[str, str]) -> list[str]:
+    return [f"{a} works for {b}." for a, b in works.items()] + [f"{a} lives in {city}." for a, city in lives.items()]
+
+
+def _question(name: str) -> str:
+    return f"In which city does the person that {name} works for live?"
+
+
+def _example(random: Random) -> Demonstration:
+    name, works, lives = _world(random, 3)
+    other, city = works[name], lives[works[name]]
+    steps = (f"Who does {name} work for?", other), (f"In which city does {other} live?", city)
+    return Demonstration(_question(name), city, steps)
+
+
+GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {"pair": pair, "edge": edge, "ttt": ttt, "drag": drag}
+
+
+def main() -> None:
+    arguments = parser(__doc__, GROUPS)
+    arguments.add_argument("--prompts", type=int, default=60)
+    arguments.add_argument("--work", type=Path, default=Path("search-models"))
+    options = arguments.parse_args()
+    record("search", GROUPS, options, Bench(options.work, options.prompts), {"prompts": options.prompts})
+
+
+if __name__ == "__main__":
+    main()
