@@ -3,9 +3,10 @@
     python benchmarks/search_models.py [GROUP ...] [--work DIR] [--prompts N] [--out benchmarks/results]
 
 pair: steps of a small model, and who decides which of them a larger one writes. edge: an adapter that reasons behind
-prompts which the model itself has read, the switch that turns it on, and budgets of thinking. ttt: training queries on
-a prompt, by how many facts it holds. drag: the same facts as documents, for the embedded model. What is trained is kept
-in --work, so that the same command goes on. Every group writes search-GROUP.json; nothing is timed.
+prompts which the model itself has read, the switch that turns it on, and budgets of thinking. budget: learning to be
+brief. ttt: training queries on a prompt, by how many facts it holds. drag: facts as documents, for the embedded model.
+What is trained is kept in --work, so that the same command goes on. Every group writes search-GROUP.json; nothing is
+timed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from decodery.model.load import LoadedModel
 from decodery.model.transformer import Transformer
 from decodery.puzzles import Puzzle, drawn, puzzle
 from decodery.puzzles.alphabet import END_ID, encoded
+from decodery.registry import resolve
 from decodery.score.value_head import LinearValue, ValueHead
 from decodery.search.arbitrage import Arbitrage
 from decodery.search.base import Search
@@ -42,6 +44,7 @@ from decodery.search.spec_reason import SpecReason
 from decodery.train.adapter import FILE, LoRARemaking, train_adapter
 from decodery.train.corpus import SHARD, Corpus, Text, claim, shard_path, write_shard
 from decodery.train.cut import changeable
+from decodery.train.grpo import GRPORecipe, train_grpo
 from decodery.train.puzzle_model import PuzzleRecipe, train_puzzle_model
 from decodery.train.remade import CopyRecipe
 from decodery.train.router import decisions, fit_router
@@ -258,6 +261,27 @@ def _judged(
             yield tokens, encoded(each.text), float(right)
 
 
+def budget(bench: Bench) -> dict[str, Any]:
+    """Learning from whether texts are right, and from that within a budget of tokens, where texts take slips back."""
+    asked = puzzle("retry-chain")
+    lm, prompts = bench.model("tiny-1M-retry-chain", asked, PuzzleRecipe(every=5)), bench.asked(asked)
+    right = f"puzzle-oracle(puzzle={asked.spec})"
+    kinds = {"before": lm}
+    for name, scorer in (("right", right), ("right and short", f"budgeted(scorer={right},most=50,spare=20)")):
+        out = bench.work / f"grpo-{name.replace(' ', '-')}"
+        if not (out / "README.md").is_file():
+            recipe = GRPORecipe(held=16, calibrate="none", beta=0.02, steps=40, lr=3e-4)
+            train_grpo(lm.model, asked, resolve("score", scorer).bind(lm.tokenizer), out, recipe=recipe)
+        kinds[name] = dc.load(str(out))
+    found: dict[str, Any] = {}
+    for name, each in kinds.items():
+        found[f"{name}, greedy"] = bench.of(each, asked, prompts, None)
+        found[f"{name}, one sample"] = bench.of(each, asked, prompts, None, temperature=1.0)
+        vote = SelfConsistency(n=8, pattern=asked.pattern)
+        found[f"{name}, vote of 8"] = bench.of(each, asked, prompts, vote, temperature=1.0)
+    return found
+
+
 def ttt(bench: Bench) -> dict[str, Any]:
     """One greedy text, a vote of 8, and one by trained queries, by how many facts a prompt holds."""
     recipe = PuzzleRecipe(batch=32, every=100)
@@ -332,7 +356,13 @@ def _example(random: Random) -> Demonstration:
     return Demonstration(_question(name), city, steps)
 
 
-GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {"pair": pair, "edge": edge, "ttt": ttt, "drag": drag}
+GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "pair": pair,
+    "edge": edge,
+    "budget": budget,
+    "ttt": ttt,
+    "drag": drag,
+}
 
 
 def main() -> None:

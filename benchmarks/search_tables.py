@@ -57,7 +57,7 @@ AGAIN = (
     *(f"iad(scorer={{scorer}},n={{n}},rounds=3,feedback={level},{REVISED})" for level in LEVELS),
     f'revisions(scorer={{scorer}},n={{n}},length=4,window=3,{REVISED},ask="",pattern={{pattern}})',
 )
-EXAMPLES = "puzzle-examples(puzzle=prog(longest=3,attempts=3))"
+EXAMPLES = "puzzle-examples(puzzle=prog(longest=3))"
 SAMPLED = ("pass@n", "best-of-n", "weighted-vote", "self-consistency")
 HEADS = {
     "rollouts": PRMRecipe(problems=100, solutions=3, labels="rollouts", rollouts=4),
@@ -67,12 +67,14 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Table:
-    """settings: what is measured. heads: rewards that are learned first. recipe: of a model that is made, too. mark:
-    whose number in a text, beside its length, is laid beside whether it is right."""
+    """settings: what is measured. heads: rewards that are learned first. recipe: of a model that is made, too, of
+    the puzzle `taught` where that is another one. mark: whose number in a text, beside its length, is laid beside
+    whether it is right."""
 
     settings: SearchSettings
     heads: tuple[str, ...] = ()
     recipe: PuzzleRecipe | None = None
+    taught: str = ""
     mark: str = ""
 
 
@@ -113,7 +115,7 @@ TABLES = {
     "prog": Table(
         SearchSettings(
             model="tiny-1M-prog",
-            puzzle="prog:longest=3,attempts=3",
+            puzzle="prog:longest=3",
             methods=("pass@n", "best-of-n", "self-consistency", *AGAIN),
             rewards=(
                 EXAMPLES,
@@ -126,6 +128,7 @@ TABLES = {
             prompts=32,
         ),
         recipe=PuzzleRecipe(batch=32, every=50),
+        taught="prog:longest=3,attempts=3",
     ),
 }
 
@@ -135,7 +138,7 @@ def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
     settings = table.settings
     made = work / settings.model
     if table.recipe is not None and not (made / "README.md").is_file():
-        train_puzzle_model(settings.asked, made, recipe=table.recipe)
+        train_puzzle_model(puzzle(table.taught or settings.puzzle), made, recipe=table.recipe)
     lm = dc.load(settings.model if settings.model in SHIPPED else str(made))
     learned = []
     for name in table.heads:
