@@ -159,7 +159,7 @@ def _router(
 def edge(bench: Bench) -> dict[str, Any]:
     """A model that names answers at once, and adapters that write steps behind prompts it has read."""
     direct, steps = puzzle("direct-chain:operations=4"), puzzle("chain:operations=4")
-    recipe = PuzzleRecipe(batch=48, every=25, least=0.4, most=0.7, reach=0.0, sampled=4)
+    recipe = PuzzleRecipe(steps=800, every=50, least=0.3, most=0.6, reach=0.0, sampled=4)
     lm, prompts = bench.model("tiny-1M-direct", direct, recipe), bench.asked(direct)
     corpus = _steps(bench.work / "steps", steps, lm)
     found: dict[str, Any] = {"answers at once": bench.of(lm, direct, prompts, None)}

@@ -109,26 +109,28 @@ STEPS = (
 )
 """Of `value-guided` the points are those of `dvts`."""
 PRESETS = "noisy", "hackable", "constant"
+SEEING = "clean", "noisy", "hackable"
+"""Of rewards that do not differ on these puzzles."""
 SAMPLES = "best-of-n", "weighted-vote", "self-consistency"
 
 
-def searches(result: str, names: Sequence[str], cost: str, axis: str) -> str:
+def searches(result: str, names: Sequence[str], cost: str, axis: str, presets: Sequence[str] = PRESETS) -> str:
     """Searches on puzzles by what they spend, a panel for each reward."""
     rows = load(result)["rows"]
     panels = {}
-    for reward in dict.fromkeys(row["reward"] for row in rows if _shown(row["reward"])):
+    for reward in dict.fromkeys(row["reward"] for row in rows if _shown(row["reward"], presets)):
         lines = []
         for name in ("pass@n", *names):
             of = [row for row in rows if _named(row, name) and row["reward"] in (reward, "") and row[cost]]
             if points := sorted((row[cost], row["accuracy"]) for row in of):
                 lines.append(Line(name, tuple(points), bound=name == "pass@n"))
-        panels[f"reward: {_shown(reward)}"] = lines
+        panels[f"reward: {_shown(reward, presets)}"] = lines
     return plot(f"Share of puzzles solved by {axis}", axis, panels)
 
 
-def _shown(reward: str) -> str:
+def _shown(reward: str, presets: Sequence[str]) -> str:
     """A reward's name above its panel, "" for those that have none: they look like another one."""
-    return "a head trained on rollouts" if "head=rollouts" in reward else reward if reward in PRESETS else ""
+    return "a head trained on rollouts" if "head=rollouts" in reward else reward if reward in presets else ""
 
 
 def _named(row: dict[str, Any], name: str) -> bool:
@@ -216,6 +218,36 @@ def canvases() -> str:
     return plot("Share of right answers by tokens per pass", "tokens per pass", panels)
 
 
+def finishing() -> str:
+    """What waiting for the shortest text finds, beside votes, by what is written and by how long that takes."""
+    rows = load("search-finish")["rows"]
+    panels: dict[str, list[Line]] = {}
+    for cost, name in (("tokens", "by generated tokens"), ("depth", "by tokens one after another")):
+        for method in ("pass@n", "self-consistency", "first-finish"):
+            points = sorted((row[cost], row["accuracy"]) for row in rows if row["method"] == method)
+            panels.setdefault(name, []).append(Line(method, tuple(points), bound=method == "pass@n"))
+    return plot("Share of puzzles solved where slips are taken back", "tokens", panels)
+
+
+def escalating() -> str:
+    """What a share of steps by the larger model is worth, by who decides which."""
+    figures = load("search-pair")["figures"]
+    panels: dict[str, list[Line]] = {}
+    for panel, prefix, kinds in (
+        ("by a scorer's threshold", "spec-reason", ("noisy", "chance")),
+        ("by what the step would gain", "arbitrage", ("router", "oracle")),
+    ):
+        for kind in kinds:
+            points = []
+            for each in (row for name, row in figures.items() if name.startswith(f"{prefix}, {kind},")):
+                counts = each["counts"]
+                own = counts.get("escalated", 0) + counts.get("rewritten", 0)
+                if own:
+                    points.append((own / (own + counts.get("kept", 0)), each["share"]))
+            panels.setdefault(panel, []).append(Line(kind, tuple(sorted(points))))
+    return plot("Share of puzzles solved by two models", "share of steps by the larger model", panels)
+
+
 def judges() -> str:
     """What judges make of k samples, by their temperature, beside the laws."""
     rows = load("search-judge-laws")["figures"]
@@ -238,7 +270,12 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-tokens.svg": partial(searches, "search-steps", STEPS, "tokens", "generated tokens"),
     RESULTS / "search-scorer-calls.svg": partial(searches, "search-steps", STEPS, "scorer_calls", "scorer calls"),
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
+    RESULTS / "search-countdown.svg": partial(
+        searches, "search-countdown", STEPS, "tokens", "generated tokens", SEEING
+    ),
     RESULTS / "search-judges.svg": judges,
+    **({RESULTS / "search-finish.svg": finishing} if recorded("search-finish") else {}),
+    **({RESULTS / "search-pair.svg": escalating} if recorded("search-pair") else {}),
     RESULTS / "canvases.svg": canvases,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),

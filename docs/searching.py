@@ -155,7 +155,7 @@ def programs() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def _share(cell: dict[str, Any]) -> str:
+def share_of(cell: dict[str, Any]) -> str:
     low, high = cell["interval"]
     return f"{cell['share']:.3f} ({low:.3f} to {high:.3f})"
 
@@ -167,10 +167,11 @@ def labels() -> str:
     for name, each in found.items():
         if isinstance(each, dict) and "labelling_tokens" in each:
             cells = [f"{each['labelling_tokens']}", f"{each['auc_of_steps']:.3f}", f"{each['auc_of_texts']:.3f}"]
-            rows.append([name, *cells, _share(each["best_of_8"]), _share(each["weighted_vote_of_8"])])
+            rows.append([name, *cells, share_of(each["best_of_8"]), share_of(each["weighted_vote_of_8"])])
     about = (
         f"{found['problems']} problems with {found['solutions']} solutions each; {result['settings']['prompts']} other "
-        f"puzzles, of which one text solves {_share(found['one text'])} and a vote of 8 {_share(found['vote of 8'])}."
+        f"puzzles, of which one text solves {share_of(found['one text'])} and a vote of 8 "
+        f"{share_of(found['vote of 8'])}."
     )
     head = ["labels", "tokens written for them", "AUC of steps", "AUC of texts", "best of 8", "weighted vote of 8"]
     return f"{about}\n\n{table(head, rows)}"
