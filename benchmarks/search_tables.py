@@ -98,7 +98,8 @@ TABLES = {
             rewards=("clean", "noisy", "overconfident-early", "hackable"),
             budgets=(4, 16),
             prompts=32,
-        )
+        ),
+        heads=("reference",),
     ),
     "finish": Table(
         SearchSettings(
@@ -142,8 +143,9 @@ def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
     lm = dc.load(settings.model if settings.model in SHIPPED else str(made))
     learned = []
     for name in table.heads:
-        train_prm(lm.model, puzzle(settings.puzzle), work / name, recipe=HEADS[name])
-        learned.append(f"process-reward:head={work / name}/process-reward.safetensors")
+        folder = work / f"{name}-of-{settings.model}"
+        train_prm(lm.model, puzzle(settings.puzzle), folder, recipe=HEADS[name])
+        learned.append(f"process-reward:head={folder}/process-reward.safetensors")
     return lm, replace(settings, rewards=(*settings.rewards, *learned))
 
 

@@ -130,7 +130,7 @@ def searches(result: str, names: Sequence[str], cost: str, axis: str, presets: S
 
 def _shown(reward: str, presets: Sequence[str]) -> str:
     """A reward's name above its panel, "" for those that have none: they look like another one."""
-    return "a head trained on rollouts" if "head=rollouts" in reward else reward if reward in presets else ""
+    return "a head trained on rollouts" if "rollouts" in reward else reward if reward in presets else ""
 
 
 def _named(row: dict[str, Any], name: str) -> bool:
@@ -219,14 +219,12 @@ def canvases() -> str:
 
 
 def finishing() -> str:
-    """What waiting for the shortest text finds, beside votes, by what is written and by how long that takes."""
-    rows = load("search-finish")["rows"]
-    panels: dict[str, list[Line]] = {}
-    for cost, name in (("tokens", "by generated tokens"), ("depth", "by tokens one after another")):
-        for method in ("pass@n", "self-consistency", "first-finish"):
-            points = sorted((row[cost], row["accuracy"]) for row in rows if row["method"] == method)
-            panels.setdefault(name, []).append(Line(method, tuple(points), bound=method == "pass@n"))
-    return plot("Share of puzzles solved where slips are taken back", "tokens", panels)
+    """What waiting for the shortest text finds, beside votes, by what is written."""
+    rows, lines = load("search-finish")["rows"], list[Line]()
+    for method in ("pass@n", "self-consistency", "first-finish"):
+        points = sorted((row["tokens"], row["accuracy"]) for row in rows if row["method"] == method)
+        lines.append(Line(method, tuple(points), bound=method == "pass@n"))
+    return plot("Share of puzzles solved where slips are taken back", "generated tokens", {"slips taken back": lines})
 
 
 def escalating() -> str:

@@ -73,7 +73,8 @@ def countdown() -> str:
         f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
         f"{settings['temperature']:g}, a pool of {settings['pool']}; 95 % intervals are up to {widest:.2f} either way."
     )
-    head = ["method", "n", *settings["rewards"], "noisy: over best-of-n at equal tokens (95 %)", "tokens", "depth"]
+    rewards = ["a trained head" if each.startswith("process-reward") else each for each in settings["rewards"]]
+    head = ["method", "n", *rewards, "noisy: over best-of-n at equal tokens (95 %)", "tokens", "depth"]
     return f"{about}\n\n{table(head, rows)}"
 
 
