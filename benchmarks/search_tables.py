@@ -3,10 +3,11 @@
     python benchmarks/search_tables.py [TABLE ...] --work DIR [--prompts N] [--out benchmarks/results]
 
 puzzles: votes and best-of-n from one pool. steps: searches over steps. countdown: the same where legal steps may lead
-nowhere. finish: what the length of a text tells where slips are taken back. prog: rounds of attempts that are shown
-the last ones. Of these two DIR holds the models, which are trained first. All of them where none is named. Texts are
-kept in --work, so that the same command goes on where it stopped; every table that has any puzzle whole writes
-search-TABLE.json. Nothing is timed.
+nowhere. early: particle filters where rewards are sure too soon. enough: sampling until it is good enough, by a head
+that tells whether another text would be better. finish: what the length of a text tells where slips are taken back.
+prog: rounds of attempts that are shown the last ones. Of the last three DIR holds the models, which are trained first.
+All of them where none is named. Texts are kept in --work, so that the same command goes on where it stopped; every
+table that has any puzzle whole writes search-TABLE.json. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -58,10 +59,16 @@ AGAIN = (
     f'revisions(scorer={{scorer}},n={{n}},length=4,window=3,{REVISED},ask="",pattern={{pattern}})',
 )
 EXAMPLES = "puzzle-examples(puzzle=prog(longest=3))"
+EARLY = (
+    f"particle-filter({STEPS},n={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},n={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},n={{n}},rounds=12,lookahead=fresh)",
+)
 SAMPLED = ("pass@n", "best-of-n", "weighted-vote", "self-consistency")
 HEADS = {
     "rollouts": PRMRecipe(problems=100, solutions=3, labels="rollouts", rollouts=4),
     "reference": PRMRecipe(problems=150, solutions=3, labels="reference"),
+    "restart": PRMRecipe(problems=100, solutions=8, labels="restart"),
 }
 
 
@@ -100,6 +107,26 @@ TABLES = {
             prompts=32,
         ),
         heads=("reference",),
+    ),
+    "early": Table(
+        SearchSettings(
+            methods=("pass@n", "best-of-n", *EARLY),
+            rewards=("clean", "overconfident-early"),
+            budgets=(4, 8, 16),
+            prompts=32,
+        )
+    ),
+    "enough": Table(
+        SearchSettings(
+            model="tiny-1M-retry-chain",
+            puzzle="retry-chain",
+            methods=("pass@n", "best-of-n", "self-consistency", *ALL_STEPS[:2]),
+            rewards=("clean",),
+            budgets=(4, 16),
+            prompts=48,
+        ),
+        heads=("restart",),
+        recipe=PuzzleRecipe(every=5),
     ),
     "finish": Table(
         SearchSettings(
