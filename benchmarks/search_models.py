@@ -109,8 +109,8 @@ def pair(bench: Bench) -> dict[str, Any]:
     as often is worth. The router has learned on other puzzles from the exact reward, see `decodery train router`.
     """
     asked = puzzle("chain")
-    recipe = PuzzleRecipe("tiny-10M", batch=12, every=50, least=0.75, most=1.0, greedy=32, sampled=4)
-    large, small = bench.model("tiny-10M-chain", asked, recipe), dc.load("tiny-1M-chain")
+    recipe = PuzzleRecipe("tiny-3M", batch=24, every=50, least=0.75, most=1.0, greedy=32, sampled=4)
+    large, small = bench.model("tiny-3M-chain", asked, recipe), dc.load("tiny-1M-chain")
     prompts = bench.asked(asked)
     found: dict[str, Any] = {
         "small alone": bench.of(small, asked, prompts, None),
@@ -312,10 +312,11 @@ CITIES = (
 
 
 def drag(bench: Bench) -> dict[str, Any]:
-    """Two hops over facts that are documents, by people: all facts read, the best of them, and round by round."""
+    """Questions of one hop and of two over facts that are documents, by people: all facts read, the best of them, and
+    round by round."""
     lm, found = dc.load("smollm2", dtype="int8"), dict[str, Any]()
-    examples = tuple(_example(Random(f"example {number}")) for number in range(3))
-    for people in (3, 12):
+    for hops, people in ((1, 3), (1, 12), (2, 3), (2, 12)):
+        examples = tuple(_example(Random(f"example {number}"), hops) for number in range(3))
         kinds: dict[str, tuple[list[dc.Output], list[bool]]] = {}
         for number in range(bench.prompts):
             asked, works, lives = _world(Random(number), people)
@@ -326,12 +327,14 @@ def drag(bench: Bench) -> dict[str, Any]:
                 "drag, 3 documents and 3 examples": DRAG(documents, k=3, examples=examples, m=3),
                 "iter-drag, 2 documents a question": IterDRAG(documents, k=2, n=2, examples=examples, m=3),
             }
+            city = lives[asked if hops == 1 else works[asked]]
             for kind, search in searches.items():
-                (said, *_) = lm.search(_question(asked), search, max_new_tokens=24, drafter=None, seed=number)
+                (said, *_) = lm.search(_question(asked, hops), search, max_new_tokens=24, drafter=None, seed=number)
                 outputs, right = kinds.setdefault(kind, ([], []))
                 outputs.append(said)
-                right.append(lives[works[asked]] in said.text.partition("\n")[0])
-        found |= {f"{people} people, {kind}": bench.row(*each) for kind, each in kinds.items()}
+                right.append(city in said.text.partition("\n")[0])
+        about = f"{hops} {'hop' if hops == 1 else 'hops'}, {people} people"
+        found |= {f"{about}, {kind}": bench.row(*each) for kind, each in kinds.items()}
     return found
 
 
@@ -345,15 +348,15 @@ def _facts(works: dict[str, str], lives: dict[str, str]) -> list[str]:
     return [f"{a} works for {b}." for a, b in works.items()] + [f"{a} lives in {city}." for a, city in lives.items()]
 
 
-def _question(name: str) -> str:
-    return f"In which city does the person that {name} works for live?"
+def _question(name: str, hops: int) -> str:
+    return f"In which city does {name if hops == 1 else f'the person that {name} works for'} live?"
 
 
-def _example(random: Random) -> Demonstration:
+def _example(random: Random, hops: int) -> Demonstration:
     name, works, lives = _world(random, 3)
-    other, city = works[name], lives[works[name]]
-    steps = (f"Who does {name} work for?", other), (f"In which city does {other} live?", city)
-    return Demonstration(_question(name), city, steps)
+    other = name if hops == 1 else works[name]
+    before = () if hops == 1 else ((f"Who does {name} work for?", other),)
+    return Demonstration(_question(name, hops), lives[other], (*before, (_question(other, 1), lives[other])))
 
 
 GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
