@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from figures import load, table
@@ -31,16 +32,17 @@ def puzzles() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def steps() -> str:
+def steps(name: str) -> str:
     """What searches over steps find on puzzles, and what they gain over best-of-n at as many tokens."""
-    result = load("search-steps")
+    result = load(name)
     rows = []
     for row in result["rows"]:
         even = f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else ""
         shown = f"{row['accuracy']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         costs = [f"{row[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
         method = row["method"].replace("scorer={scorer},", "").replace("delimiter={delimiter},", "")
-        rows.append([f"`{method}`", row["reward"], str(row["n"]), shown, even, *costs])
+        reward = "a trained head" if row["reward"].startswith("process-reward") else row["reward"]
+        rows.append([f"`{method}`", reward, str(row["n"]), shown, even, *costs])
     head = ["method", "reward", "n", "accuracy (95 %)", "over best-of-n at equal tokens (95 %)"]
     settings = result["settings"]
     about = (
@@ -203,7 +205,7 @@ def grid() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "puzzles": puzzles,
-    "steps": steps,
+    "steps": partial(steps, "search-steps"),
     "countdown": countdown,
     "gsm8k": gsm8k,
     "programs": programs,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from figures import load, recorded, table
-from searching import share_of
+from searching import share_of, steps
 
 _REVISED = ',shown="{attempt}{remark}|"', ',ask=""', ",pattern={pattern}", "scorer={scorer},"
 _TOLD = {"noise=3.0": "a fifth wrong", "optimism=-30.0": "all or nothing"}
@@ -136,6 +136,8 @@ def rounds(name: str) -> str:
 
 
 _EVERY: dict[str, Callable[[], str]] = {
+    "early": partial(steps, "search-early"),
+    "enough": partial(steps, "search-enough"),
     "finish": finish,
     "prog": prog,
     "pair": pair,

@@ -93,6 +93,13 @@ def test_texts_are_written_by_the_adapter_behind_a_prompt_that_the_model_itself_
     whole, alone = tuned(WRITER, adapter), plain(1, **greedy)[0]
     assert text != plain(1, **greedy | {"model": whole})[0] and text != alone
     assert text != _behind(adapter, text, whole).argmax(dim=1).tolist()
+    # Keys and values of the prompt are the model's to the bit, those behind it are not.
+    (found,), (other,) = run(edge, **greedy), run(replace(edge, adapter=None), **greedy)
+    for layer in range(1, WRITER.config.num_layers):
+        for mine, theirs in zip(found.cache.view(layer), other.cache.view(layer), strict=True):
+            shared = len(PROMPT) - 1
+            assert torch.equal(mine[:, :shared], theirs[:, :shared])
+            assert not torch.equal(mine[:, shared : shared + 1], theirs[:, shared : shared + 1])
     # The model is as it was, and what adds nothing changes nothing.
     assert plain(1, **greedy)[0] == alone
     assert run(replace(edge, adapter=_adapter(0.0)), **greedy)[0].generated == alone
