@@ -19,12 +19,16 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
 
 import decodery as dc
 from decodery.bench.searches.figures import RESAMPLES, interval
 from decodery.bench.searches.rewards import reward
 from decodery.core.noise import nth_seed
 from decodery.lm import LM
+from decodery.model.adapters import Adapter, tuned
+from decodery.model.batch import Batch, Segment
 from decodery.model.load import LoadedModel
 from decodery.model.transformer import Transformer
 from decodery.puzzles import Puzzle, drawn, puzzle
@@ -52,7 +56,7 @@ from decodery.train.solving import solved, text_of
 from decodery.train.value import fit_switch, fit_value
 from groups import parser, record
 
-SPARE = 8
+SPARE, TOGETHER = 8, 16
 
 
 class Bench:
@@ -86,15 +90,19 @@ class Bench:
 
     def of(self, lm: dc.LM, asked: Puzzle, prompts: list[str], search: Search | None, **writing: Any) -> dict[str, Any]:
         """What a search, or plain decoding, makes of puzzles, greedily where nothing else is said."""
-        writing = {"temperature": 0.0, "max_new_tokens": asked.length + SPARE, "raw": True, "drafter": None} | writing
-        outputs = []
-        for number, prompt in enumerate(prompts):
-            if search is None:
-                plain = lm.generate(prompt, seed=number << 20, **writing)
-                assert not isinstance(plain, list)
-                outputs.append(plain)
-            else:
-                outputs.append(lm.search(prompt, search, seed=number << 20, **writing)[0])
+        writing = {"temperature": 0.0, "max_new_tokens": asked.length + SPARE, "drafter": None} | writing
+        engine, bound, outputs = lm.engine(), None if search is None else search.bind(lm.tokenizer), list[dc.Output]()
+        for at in range(0, len(prompts), TOGETHER):
+            jobs, texts = list[Any](), list[Any]()
+            for number, prompt in enumerate(prompts[at : at + TOGETHER], at):
+                request = lm.request(lm.encode(prompt, raw=True), raw=True, seed=number << 20, **writing)
+                if bound is None:
+                    texts.append(engine.submit(request))
+                else:
+                    jobs.append(engine.enter(bound.find(engine, request)))
+            engine.run(jobs or texts)
+            texts += [job.result[0] for job in jobs]
+            outputs += map(lm.output, texts)
         right = (
             each.finish_reason == "stop" and asked.verify(prompt, each.text)
             for prompt, each in zip(prompts, outputs, strict=True)
@@ -169,16 +177,36 @@ def edge(bench: Bench) -> dict[str, Any]:
         folder = bench.work / f"adapter-{name}"
         if not (folder / FILE).is_file():
             remaking = LoRARemaking(16, 16.0, masked=name == "masked")
-            train_adapter(lm, corpus, folder, remaking, recipe=CopyRecipe(steps=400, batch=16, lr=2e-3))
+            train_adapter(lm, corpus, folder, remaking, recipe=CopyRecipe(steps=1000, batch=16, lr=4e-3))
         adapters[name] = str(folder)
         constant = reward("constant", steps)
         search = Edge(constant, n=1, most=None, choose="best", adapter=adapters[name])
-        found[f"{name}, prompt read by the model"] = bench.of(lm, direct, prompts, search, **length)
+        found[f"{name}, prompt read by the model"] = {
+            **bench.of(lm, direct, prompts, search, **length),
+            "nats": _nats(lm, steps, adapters[name], shared=True),
+        }
     source = {"source": f"adapter:file={adapters['whole']}", **length}
-    found["whole, prompt read by the adapter"] = bench.of(lm, direct, prompts, None, **source)
+    found["whole, prompt read by the adapter"] = {
+        **bench.of(lm, direct, prompts, None, **source),
+        "nats": _nats(lm, steps, adapters["whole"], shared=False),
+    }
     found["switch"] = _switched(bench, lm, direct, prompts, adapters["masked"], found, length)
     found |= _budgets(bench, lm, direct, steps, prompts, adapters["masked"], length)
     return found
+
+
+def _nats(lm: dc.LM, steps: Puzzle, adapter: str, *, shared: bool) -> float:
+    """Of a token of worked solutions, by an adapter behind prompts that the model itself has read, or the adapter."""
+    writer, random, total, count = tuned(lm.model, Adapter.load(adapter)), Random(1), 0.0, 0
+    for prompt in islice(drawn(steps, "validation"), 100):
+        tokens, written = encoded(prompt), [*encoded(steps.solve(prompt, random)), END_ID]
+        reader, cache = lm.model if shared else writer, writer.new_cache()
+        reader.forward(Batch([Segment.chunk(tokens[:-1], cache, logit_rows=[])]))
+        cache.keep(range(len(tokens) - 1))
+        logits = writer.forward(Batch([Segment.chunk([tokens[-1], *written[:-1]], cache)])).logits
+        total += float(cross_entropy(logits, torch.tensor(written), reduction="sum"))
+        count += len(written)
+    return round(total / count, 4)
 
 
 def _steps(folder: Path, steps: Puzzle, lm: dc.LM) -> Corpus:
@@ -215,7 +243,7 @@ def _switched(
         labelled = ((encoded(prompt), not each) for prompt, each in zip(others, right, strict=True))
         fit_switch(lm.model, labelled).save(path)
     each = {}
-    for threshold in (0.3, 0.4, 0.5, 0.6, 0.7):
+    for threshold in (0.4, 0.5, 0.6):
         constant = reward("constant", direct)
         search = Edge(
             constant, n=1, most=None, choose="best", adapter=adapter, switch=LinearValue.load(path), threshold=threshold
@@ -235,14 +263,14 @@ def _budgets(
 ) -> dict[str, Any]:
     """By tokens of thinking, one text; by number of texts, votes weighted by a head on the model, and plain."""
     constant, each = reward("constant", steps), dict[str, Any]()
-    for most in (5, 10, 15, 20, 25):
+    for most in (6, 12, 18, 24):
         search = Edge(constant, n=1, most=most, end="#", choose="best", adapter=adapter)
         each[f"thinking of {most}"] = bench.of(lm, direct, prompts, search, **length)
     head = bench.work / "verifier.safetensors"
     if not head.is_file():
         fit_value(lm.model, _judged(lm, direct, adapter, length)).save(head)
     sampled = {**length, "temperature": 1.0}
-    for n in (1, 4, 8):
+    for n in (1, 8):
         for kind, scorer in (("head", ValueHead(str(head))), ("majority", constant)):
             search = Edge(scorer, n=n, most=None, adapter=adapter, pattern=direct.pattern)
             each[f"{kind} of {n}"] = bench.of(lm, direct, prompts, search, **sampled)
