@@ -229,21 +229,20 @@ def finishing() -> str:
 
 def escalating() -> str:
     """What a share of steps by the larger model is worth, by who decides which."""
-    figures = load("search-pair")["figures"]
-    panels: dict[str, list[Line]] = {}
-    for panel, prefix, kinds in (
-        ("by a scorer's threshold", "spec-reason", ("noisy", "chance")),
-        ("by what the step would gain", "arbitrage", ("router", "oracle")),
+    figures, lines = load("search-pair")["figures"], list[Line]()
+    for name, begin in (
+        ("oracle", "arbitrage, oracle,"),
+        ("router", "arbitrage, router,"),
+        ("noisy scorer", "spec-reason, noisy,"),
+        ("chance", "spec-reason, chance,"),
     ):
-        for kind in kinds:
-            points = []
-            for each in (row for name, row in figures.items() if name.startswith(f"{prefix}, {kind},")):
-                counts = each["counts"]
-                own = counts.get("escalated", 0) + counts.get("rewritten", 0)
-                if own:
-                    points.append((own / (own + counts.get("kept", 0)), each["share"]))
-            panels.setdefault(panel, []).append(Line(kind, tuple(sorted(points))))
-    return plot("Share of puzzles solved by two models", "share of steps by the larger model", panels)
+        points = []
+        for each in (row for kind, row in figures.items() if kind.startswith(begin)):
+            counts = each["counts"]
+            own = counts.get("escalated", 0) + counts.get("rewritten", 0)
+            points.append((100 * own / (own + counts["kept"]), each["share"]))
+        lines.append(Line(name, tuple(sorted(points))))
+    return plot("Share of puzzles solved by two models", "% of steps by the larger one", {"two models": lines})
 
 
 def judges() -> str:
