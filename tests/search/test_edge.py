@@ -13,6 +13,7 @@ from decodery.model.adapters import Adapter, Thin, tuned
 from decodery.model.batch import Batch, Segment
 from decodery.model.transformer import Transformer
 from decodery.sample import Sampler
+from decodery.score.base import Candidates
 from decodery.score.value_head import LinearValue
 from decodery.search.best_of_n import BestOfN
 from decodery.search.edge import Edge, _begun
@@ -23,6 +24,17 @@ from methods import DRAFTERS, Even
 from sampled import MODEL, OTHER, PROMPT, plain, run, told
 
 NOT_SEEN = 63, 62
+
+
+class Shifted(Even):
+    """Weights, some of which a linear head would have put below 0."""
+
+    bounds = -1.0, 1.0
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        return super().score(candidates) - 0.5
+
+
 WRITER = tiny_transformer(3)
 
 
@@ -31,6 +43,15 @@ def test_without_a_budget_it_is_a_weighted_vote_or_best_of_n() -> None:
         edge = Edge(Even(), n=4, most=most, end=NOT_SEEN, answer="number")
         assert told(run(edge)) == told(run(WeightedVote(Even(), n=4, answer="number")))
     assert told(run(Edge(Even(), n=4, most=None, choose="best"))) == told(run(BestOfN(Even(), n=4)))
+
+
+def test_what_a_head_finds_worth_less_than_nothing_has_no_weight() -> None:
+    texts = run(Edge(Shifted(), n=6, most=None, choose="best"))
+    assert min(seq.score or 0.0 for seq in texts) < 0 < max(seq.score or 0.0 for seq in texts)
+    voted = run(Edge(Shifted(), n=6, most=None, answer="whole"))
+    assert voted[0].generated == texts[0].generated and all((seq.score or 0.0) >= 0 for seq in voted)
+    with pytest.raises(SettingsError, match="no less than 0"):
+        run(WeightedVote(Shifted(), n=6, answer="whole"))
 
 
 @pytest.mark.parametrize("drafter", [None, "draft-model"])

@@ -50,7 +50,8 @@ class Edge(Judged):
     the model has of a text already, so that verifying costs a row per text and no second model. most: tokens of
     thinking, None for no bound; behind them `end` and then `cue` are written in one pass, and the text goes on to its
     answer. end, cue: texts or token ids; a mark that the model has begun is completed. choose: "vote" weights answers
-    as weighted-vote does (answer, pattern), "best" is best-of-n. n, most: no numbers are published.
+    as weighted-vote does (answer, pattern), but that what a linear head finds worth less than nothing counts as
+    nothing; "best" is best-of-n. n, most: no numbers are published.
 
     adapter: what texts are written with, a file of `decodery train lora --masked` or an `Adapter`. The prompt is read
     by the model as it is, but for its last token, and all texts share that, whoever writes them. switch: a head on the
@@ -120,7 +121,8 @@ class Edge(Judged):
         texts, worth = [seq for seq, _ in judged], [score for _, score in judged]
         if self.choose == "vote":
             answers = Answers(self.answer, self.pattern).of_texts(texts)
-            return pool.finish(elected(texts, answers, vote_weights(self.judge, worth)))
+            sure = worth if self.judge.log else [max(each, 0.0) for each in worth]
+            return pool.finish(elected(texts, answers, vote_weights(self.judge, sure)))
         for seq, score in judged:
             seq.score = score
         return pool.finish([texts[number] for number in sorted(range(len(texts)), key=lambda number: -worth[number])])
