@@ -99,7 +99,7 @@ def edge() -> str:
     switched = {f"switch at {threshold}": each for threshold, each in figures.pop("switch").items()}
 
     def counted(counts: dict[str, int]) -> list[str]:
-        return [f"{counts.get('reasoned', 0) / prompts:.2f}"]
+        return [f"{counts['reasoned'] / prompts:.2f}" if "reasoned" in counts else ""]
 
     told = ", ".join(f"{each['nats']:.3f} ({name})" for name, each in figures.items() if "nats" in each)
     about = f"{prompts} puzzles of `direct-chain:operations=4`. Nats per token of worked solutions held out: {told}."
