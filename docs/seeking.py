@@ -145,7 +145,9 @@ _EVERY: dict[str, Callable[[], str]] = {
     "pair": pair,
     "edge": edge,
     "budget": partial(plain, "search-budget", "puzzles of `retry-chain`; samples at temperature 1."),
-    "ttt": partial(plain, "search-ttt", "questions of one hop over facts about people, the embedded model in float32."),
+    "ttt": partial(
+        plain, "search-ttt", "questions of one hop over facts about twelve people, the embedded model in float32."
+    ),
     "drag": partial(
         plain, "search-drag", "questions over facts about people, the embedded model.", "context_tokens", "retrievals"
     ),
