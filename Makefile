@@ -19,8 +19,9 @@ OUT ?= runs/bench
 CASES ?= 20000
 SEED ?= 0
 SCHEMAS ?= 20000
+WORK ?= runs/searches
 
-.PHONY: demo test test-all fuzz lint bench docs wheel clean
+.PHONY: demo test test-all fuzz lint bench searches docs wheel clean
 
 demo: $(VENV)/installed
 	@$(BIN)/decodery demo
@@ -47,6 +48,11 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed
 	$(BIN)/decodery bench --out $(OUT) $(if $(wildcard $(DATA)),--data $(DATA))
+
+# All tables of searches on puzzles, into benchmarks/results. What they have to train first is kept in WORK, so that the
+# same command goes on where it stopped: hours.
+searches: $(VENV)/installed
+	for script in search_tables search_trained search_models; do $(BIN)/python benchmarks/$$script.py --work $(WORK) || exit 1; done
 
 # The generated parts of the pages, and the site made of them, in site/.
 docs: $(VENV)/installed-docs

@@ -3,20 +3,24 @@
     python benchmarks/search_tables.py [TABLE ...] --work DIR [--prompts N] [--out benchmarks/results]
 
 puzzles: votes and best-of-n from one pool. steps: searches over steps. countdown: the same where legal steps may lead
-nowhere. finish: what the length of a text tells where slips are taken back (needs DIR/tiny-1M-retry-chain, which it
-trains). All of them where none is named. Texts are kept in --work, so that the same command goes on where it stopped;
-every table that has any puzzle whole writes search-TABLE.json. Nothing is timed.
+nowhere. early: particle filters where rewards are sure too soon. enough: sampling until it is good enough, by a head
+that tells whether another text would be better. finish: what the length of a text tells where slips are taken back.
+prog: rounds of attempts that are shown the last ones. Of the last three DIR holds the models, which are trained first.
+All of them where none is named. Texts are kept in --work, so that the same command goes on where it stopped; every
+table that has any puzzle whole writes search-TABLE.json. Nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import decodery as dc
-from decodery.bench.searches.job import TRACES, SearchJob
+from decodery.bench.result import dump
+from decodery.bench.searches.job import TRACES, SearchJob, read_traces
 from decodery.bench.searches.settings import SearchSettings
 from decodery.model.solvers import SHIPPED
 from decodery.puzzles import puzzle
@@ -47,20 +51,38 @@ MAIN_STEPS = (
     f"mcts({STEPS},n=4,simulations={{n}},rounds=8,widening=0.5)",
     f"a-star({STEPS},k=4,expansions=100,goals={{n}},widening=0.5)",
 )
+REVISED = 'shown="{attempt}{remark}|"'
+"""What `prog` with attempts teaches models to read."""
+LEVELS = "none", "best", "best-worst"
+AGAIN = (
+    *(f"iad(scorer={{scorer}},n={{n}},rounds=3,feedback={level},{REVISED})" for level in LEVELS),
+    f'revisions(scorer={{scorer}},n={{n}},length=4,window=3,{REVISED},ask="",pattern={{pattern}})',
+)
+EXAMPLES = "puzzle-examples(puzzle=prog(longest=3))"
+EARLY = (
+    f"particle-filter({STEPS},n={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},n={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},n={{n}},rounds=12,lookahead=fresh)",
+)
 SAMPLED = ("pass@n", "best-of-n", "weighted-vote", "self-consistency")
 HEADS = {
     "rollouts": PRMRecipe(problems=100, solutions=3, labels="rollouts", rollouts=4),
     "reference": PRMRecipe(problems=150, solutions=3, labels="reference"),
+    "restart": PRMRecipe(problems=100, solutions=8, labels="restart"),
 }
 
 
 @dataclass(frozen=True)
 class Table:
-    """settings: what is measured. heads: rewards that are learned first. made: the model is, too."""
+    """settings: what is measured. heads: rewards that are learned first. recipe: of a model that is made, too, of
+    the puzzle `taught` where that is another one. mark: whose number in a text, beside its length, is laid beside
+    whether it is right."""
 
     settings: SearchSettings
     heads: tuple[str, ...] = ()
-    made: bool = False
+    recipe: PuzzleRecipe | None = None
+    taught: str = ""
+    mark: str = ""
 
 
 TABLES = {
@@ -83,7 +105,28 @@ TABLES = {
             rewards=("clean", "noisy", "overconfident-early", "hackable"),
             budgets=(4, 16),
             prompts=32,
+        ),
+        heads=("reference",),
+    ),
+    "early": Table(
+        SearchSettings(
+            methods=("pass@n", "best-of-n", *EARLY),
+            rewards=("clean", "overconfident-early"),
+            budgets=(4, 8, 16),
+            prompts=32,
         )
+    ),
+    "enough": Table(
+        SearchSettings(
+            model="tiny-1M-retry-chain",
+            puzzle="retry-chain",
+            methods=("pass@n", "best-of-n", "self-consistency", *ALL_STEPS[:2]),
+            rewards=("clean",),
+            budgets=(4, 16),
+            prompts=48,
+        ),
+        heads=("restart",),
+        recipe=PuzzleRecipe(every=5),
     ),
     "finish": Table(
         SearchSettings(
@@ -91,8 +134,29 @@ TABLES = {
             puzzle="retry-chain",
             methods=("pass@n", "self-consistency", "first-finish"),
             rewards=("constant",),
+            temperature=0.6,
         ),
-        made=True,
+        mark="!",
+        # It learns so suddenly that fewer validations miss the place to stop at.
+        recipe=PuzzleRecipe(every=5),
+    ),
+    "prog": Table(
+        SearchSettings(
+            model="tiny-1M-prog",
+            puzzle="prog:longest=3",
+            methods=("pass@n", "best-of-n", "self-consistency", *AGAIN),
+            rewards=(
+                EXAMPLES,
+                # A program that passes two examples is ranked above one that passes three in 18 % of pairs.
+                f"corrupted(scorer={EXAMPLES},noise=3.0)",
+                # All or nothing.
+                f"corrupted(scorer={EXAMPLES},confidence=10.0,optimism=-30.0,length=1000000)",
+            ),
+            budgets=(1, 4),
+            prompts=32,
+        ),
+        recipe=PuzzleRecipe(batch=32, every=50),
+        taught="prog:longest=3,attempts=3",
     ),
 }
 
@@ -101,14 +165,44 @@ def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
     """The model and the settings of a table, with what has to be trained for it."""
     settings = table.settings
     made = work / settings.model
-    if table.made and settings.model not in SHIPPED and not (made / "README.md").is_file():
-        train_puzzle_model(settings.asked, made, recipe=PuzzleRecipe(every=25))
+    if table.recipe is not None and not (made / "README.md").is_file():
+        train_puzzle_model(puzzle(table.taught or settings.puzzle), made, recipe=table.recipe)
     lm = dc.load(settings.model if settings.model in SHIPPED else str(made))
     learned = []
     for name in table.heads:
-        train_prm(lm.model, puzzle(settings.puzzle), work / name, recipe=HEADS[name])
-        learned.append(f"process-reward:head={work / name}/process-reward.safetensors")
+        folder = work / f"{name}-of-{settings.model}"
+        train_prm(lm.model, puzzle(settings.puzzle), folder, recipe=HEADS[name])
+        learned.append(f"process-reward:head={folder}/process-reward.safetensors")
     return lm, replace(settings, rewards=(*settings.rewards, *learned))
+
+
+def signs(traces: list[dict[str, Any]], mark: str) -> dict[str, Any]:
+    """What length and marks of texts that ended tell of their being right, in puzzles with texts of both kinds.
+
+    shorter, fewer: AUC, the share of pairs of a right and a wrong text in which the right one is, ties half. By number
+    of marks: texts, and the share of them that is right.
+    """
+    shorter, fewer, counts = list[float](), list[float](), dict[int, list[int]]()
+    for pool in (trace for trace in traces if trace["kind"] == "pool"):
+        told = [
+            (length, text.count(mark), right)
+            for length, text, right, ended in zip(
+                pool["lengths"], pool["texts"], pool["right"], pool["ended"], strict=True
+            )
+            if ended
+        ]
+        for _, marks, right in told:
+            counts.setdefault(marks, []).append(right)
+        right, wrong = ([each[:2] for each in told if each[2] == kind] for kind in (1, 0))
+        if right and wrong:
+            for column, found in enumerate((shorter, fewer)):
+                pairs = [
+                    (one[column] < two[column]) + (one[column] == two[column]) / 2 for one in right for two in wrong
+                ]
+                found.append(sum(pairs) / len(pairs))
+    by_marks = {str(marks): [len(each), round(sum(each) / len(each), 4)] for marks, each in sorted(counts.items())}
+    found = {name: round(sum(each) / len(each), 4) for name, each in (("shorter", shorter), ("fewer", fewer)) if each}
+    return {"mark": mark, "puzzles": len(shorter), **found, "by_marks": by_marks}
 
 
 def main() -> None:
@@ -133,7 +227,10 @@ def main() -> None:
                 print(f"{name}: {last} %, {what}", flush=True)
 
         job.run(told)
-        shutil.copyfile(folder / "results.json", options.out / f"search-{name}.json")
+        found = json.loads((folder / "results.json").read_text("utf-8"))
+        if TABLES[name].mark:
+            found["signs"] = signs(read_traces(folder / TRACES), TABLES[name].mark)
+        (options.out / f"search-{name}.json").write_text(dump(found), "utf-8")
 
 
 if __name__ == "__main__":

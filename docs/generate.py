@@ -37,6 +37,7 @@ import plots
 import remembering
 import sampling
 import searching
+import seeking
 import steering
 import timing
 import watching
@@ -164,6 +165,7 @@ MADE: dict[str, Callable[[], str]] = {
     **steering.SECTIONS,
     **sampling.SECTIONS,
     **searching.SECTIONS,
+    **seeking.SECTIONS,
     **filling.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,

@@ -110,26 +110,28 @@ STEPS = (
 )
 """Of `value-guided` the points are those of `dvts`."""
 PRESETS = "noisy", "hackable", "constant"
+SEEING = "clean", "noisy", "hackable"
+"""Of rewards that do not differ on these puzzles."""
 SAMPLES = "best-of-n", "weighted-vote", "self-consistency"
 
 
-def searches(result: str, names: Sequence[str], cost: str, axis: str) -> str:
+def searches(result: str, names: Sequence[str], cost: str, axis: str, presets: Sequence[str] = PRESETS) -> str:
     """Searches on puzzles by what they spend, a panel for each reward."""
     rows = load(result)["rows"]
     panels = {}
-    for reward in dict.fromkeys(row["reward"] for row in rows if _shown(row["reward"])):
+    for reward in dict.fromkeys(row["reward"] for row in rows if _shown(row["reward"], presets)):
         lines = []
         for name in ("pass@n", *names):
             of = [row for row in rows if _named(row, name) and row["reward"] in (reward, "") and row[cost]]
             if points := sorted((row[cost], row["accuracy"]) for row in of):
                 lines.append(Line(name, tuple(points), bound=name == "pass@n"))
-        panels[f"reward: {_shown(reward)}"] = lines
+        panels[f"reward: {_shown(reward, presets)}"] = lines
     return plot(f"Share of puzzles solved by {axis}", axis, panels)
 
 
-def _shown(reward: str) -> str:
+def _shown(reward: str, presets: Sequence[str]) -> str:
     """A reward's name above its panel, "" for those that have none: they look like another one."""
-    return "a head trained on rollouts" if "head=rollouts" in reward else reward if reward in PRESETS else ""
+    return "a head trained on rollouts" if "rollouts" in reward else reward if reward in presets else ""
 
 
 def _named(row: dict[str, Any], name: str) -> bool:
@@ -228,6 +230,31 @@ def _curve(rows: Sequence[dict[str, Any]], of: str, way: str) -> tuple[tuple[flo
         tokens = sum(row["tokens_per_pass"] * row["passes"] * row["prompts"] for row in own) / passes
         points.append((tokens, sum(row["right"] for row in own) / count))
     return tuple(sorted(points))
+def finishing() -> str:
+    """What waiting for the shortest text finds, beside votes, by what is written."""
+    rows, lines = load("search-finish")["rows"], list[Line]()
+    for method in ("pass@n", "self-consistency", "first-finish"):
+        points = sorted((row["tokens"], row["accuracy"]) for row in rows if row["method"] == method)
+        lines.append(Line(method, tuple(points), bound=method == "pass@n"))
+    return plot("Share of puzzles solved where slips are taken back", "generated tokens", {"slips taken back": lines})
+
+
+def escalating() -> str:
+    """What a share of steps by the larger model is worth, by who decides which."""
+    figures, lines = load("search-pair")["figures"], list[Line]()
+    for name, begin in (
+        ("oracle", "arbitrage, oracle,"),
+        ("router", "arbitrage, router,"),
+        ("noisy scorer", "spec-reason, noisy,"),
+        ("chance", "spec-reason, chance,"),
+    ):
+        points = []
+        for each in (row for kind, row in figures.items() if kind.startswith(begin)):
+            counts = each["counts"]
+            own = counts.get("escalated", 0) + counts.get("rewritten", 0)
+            points.append((100 * own / (own + counts["kept"]), each["share"]))
+        lines.append(Line(name, tuple(sorted(points))))
+    return plot("Share of puzzles solved by two models", "% of steps by the larger one", {"two models": lines})
 
 
 def judges() -> str:
@@ -252,7 +279,12 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-tokens.svg": partial(searches, "search-steps", STEPS, "tokens", "generated tokens"),
     RESULTS / "search-scorer-calls.svg": partial(searches, "search-steps", STEPS, "scorer_calls", "scorer calls"),
     RESULTS / "search-depth.svg": partial(searches, "search-steps", STEPS, "depth", "passes one after another"),
+    RESULTS / "search-countdown.svg": partial(
+        searches, "search-countdown", STEPS, "tokens", "generated tokens", SEEING
+    ),
     RESULTS / "search-judges.svg": judges,
+    **({RESULTS / "search-finish.svg": finishing} if recorded("search-finish") else {}),
+    **({RESULTS / "search-pair.svg": escalating} if recorded("search-pair") else {}),
     RESULTS / "canvases.svg": canvases,
     RESULTS / "canvas-grid.svg": grid,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),

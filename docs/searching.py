@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from figures import load, table
@@ -31,16 +32,17 @@ def puzzles() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def steps() -> str:
+def steps(name: str) -> str:
     """What searches over steps find on puzzles, and what they gain over best-of-n at as many tokens."""
-    result = load("search-steps")
+    result = load(name)
     rows = []
     for row in result["rows"]:
         even = f"{row['even']:+.3f} ({row['even_low']:+.3f} to {row['even_high']:+.3f})" if "even" in row else ""
         shown = f"{row['accuracy']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         costs = [f"{row[name]:.0f}" for name in ("tokens", "scorer_calls", "depth")]
         method = row["method"].replace("scorer={scorer},", "").replace("delimiter={delimiter},", "")
-        rows.append([f"`{method}`", row["reward"], str(row["n"]), shown, even, *costs])
+        reward = "a trained head" if row["reward"].startswith("process-reward") else row["reward"]
+        rows.append([f"`{method}`", reward, str(row["n"]), shown, even, *costs])
     head = ["method", "reward", "n", "accuracy (95 %)", "over best-of-n at equal tokens (95 %)"]
     settings = result["settings"]
     about = (
@@ -73,7 +75,8 @@ def countdown() -> str:
         f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
         f"{settings['temperature']:g}, a pool of {settings['pool']}; 95 % intervals are up to {widest:.2f} either way."
     )
-    head = ["method", "n", *settings["rewards"], "noisy: over best-of-n at equal tokens (95 %)", "tokens", "depth"]
+    rewards = ["a trained head" if each.startswith("process-reward") else each for each in settings["rewards"]]
+    head = ["method", "n", *rewards, "noisy: over best-of-n at equal tokens (95 %)", "tokens", "depth"]
     return f"{about}\n\n{table(head, rows)}"
 
 
@@ -155,7 +158,7 @@ def programs() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def _share(cell: dict[str, Any]) -> str:
+def share_of(cell: dict[str, Any]) -> str:
     low, high = cell["interval"]
     return f"{cell['share']:.3f} ({low:.3f} to {high:.3f})"
 
@@ -167,10 +170,11 @@ def labels() -> str:
     for name, each in found.items():
         if isinstance(each, dict) and "labelling_tokens" in each:
             cells = [f"{each['labelling_tokens']}", f"{each['auc_of_steps']:.3f}", f"{each['auc_of_texts']:.3f}"]
-            rows.append([name, *cells, _share(each["best_of_8"]), _share(each["weighted_vote_of_8"])])
+            rows.append([name, *cells, share_of(each["best_of_8"]), share_of(each["weighted_vote_of_8"])])
     about = (
         f"{found['problems']} problems with {found['solutions']} solutions each; {result['settings']['prompts']} other "
-        f"puzzles, of which one text solves {_share(found['one text'])} and a vote of 8 {_share(found['vote of 8'])}."
+        f"puzzles, of which one text solves {share_of(found['one text'])} and a vote of 8 "
+        f"{share_of(found['vote of 8'])}."
     )
     head = ["labels", "tokens written for them", "AUC of steps", "AUC of texts", "best of 8", "weighted vote of 8"]
     return f"{about}\n\n{table(head, rows)}"
@@ -201,7 +205,7 @@ def grid() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "puzzles": puzzles,
-    "steps": steps,
+    "steps": partial(steps, "search-steps"),
     "countdown": countdown,
     "gsm8k": gsm8k,
     "programs": programs,

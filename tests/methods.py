@@ -152,6 +152,7 @@ from decodery.sample import (
 )
 from decodery.sample.no_citation import Citations
 from decodery.score.base import Candidates, Scorer
+from decodery.score.budgeted import Budgeted
 from decodery.score.corrupted import Corrupted
 from decodery.score.curiosity import Curiosity
 from decodery.score.infalign import InfAlign
@@ -525,6 +526,7 @@ CHOOSING = {"momentum": Sampler([Momentum()])}
 """Warps that rank tokens and leave no law, which some rules and all searches refuse."""
 
 SCORERS: dict[str, Scorer] = {
+    "budgeted": Budgeted(Even(), most=2, spare=5),
     "corrupted": Corrupted(Even(), confidence=2.0, optimism=1.0, noise=1.0, exploit=3.0, pattern=(7, 3), length=8),
     "curiosity": Curiosity(Even(), peak=3.0, width=2.0),
     "length-normalised": LengthNormalised(LogProbability("sum"), penalty=0.7),

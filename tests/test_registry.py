@@ -298,6 +298,7 @@ LOCAL = {
     ("sample", "no-citation", "texts"),
     ("diffuse", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),
+    *(("search", "edge", file) for file in ("adapter", "switch")),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
     *(("draft", name, "model") for name in ("auto", "deer", "draft-model", "easyspec", "nested", "pearl", "rapid")),
     *(

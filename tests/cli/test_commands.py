@@ -270,6 +270,21 @@ def test_a_value_head_from_judged_texts_steers(loaded: LM, tmp_path: Path) -> No
     assert "line 1 of" in failure("train", "value", str(texts), "--out", str(head))
 
 
+def test_a_switch_tells_by_the_prompt_who_answers(loaded: LM, tmp_path: Path) -> None:
+    texts, switch = tmp_path / "texts.jsonl", tmp_path / "switch.safetensors"
+    asked = [("What is blue?", 1), ("Count all the stars.", 0), ("What is red?", 1), ("Count the grains.", 0)]
+    texts.write_text("\n".join(json.dumps({"prompt": each, "text": "It is.", "reward": r}) for each, r in asked))
+    code, output, errors = inside("train", "value", str(texts), "--switch", "--out", str(switch))
+    assert (code, errors) == (0, "") and f"edge:switch={switch},adapter=DIR" in output
+    search = f"edge:switch={switch},n=2,most=none,scorer=log-probability,choose=best"
+    settings = ("--max-new-tokens", "4", "--temperature", "1", "--json", "--search", search)
+    reasoned = [json.loads(inside("generate", prompt, *settings)[1]) for prompt, _ in asked]
+    assert [each["trace"]["ledger"]["counts"].get("reasoned", 0) for each in reasoned] == [0, 1, 0, 1]
+    assert "--restart or for --switch" in failure(
+        "train", "value", str(texts), "--switch", "--restart", "--out", str(switch)
+    )
+
+
 def test_methods() -> None:
     listed = json.loads(inside("methods", "--json")[1])
     keys = {"name", "family", "paper", "year", "guarantee", "lossless", "needs", "gives", "summary"}

@@ -63,6 +63,10 @@ def test_one_token_is_one_character_and_few_are_enough() -> None:
         # Two errors that make up for each other.
         ("chain", "7+3*2-5%10=", "7+3=5;5*2=0;0-5=5;#5", False, [False] * 4),
         ("chain", "7+3*2-5%10=", "7+3=0;0*2=0;0-5=5;#5#", False, [True, True, True, False]),
+        ("direct-chain", "7+3*2-5%10=", "#5", True, [True]),
+        ("direct-chain", "7+3*2-5%10=", "7+3=1;1*2=2;2-5=7;#5", True, [True] * 4),
+        ("direct-chain", "7+3*2-5%10=", "#55", False, [False]),
+        ("direct-chain", "7+3*2-5%10=", "5", False, [False]),
         ("retry-chain", "7*3+1%10=", "7*3=2!7*3=1;1+1=2;#2", True, [True, True, True]),
         ("retry-chain", "7*3+1%10=", "7*3=2;2+1=3;#3", False, [False, False, False]),
         ("countdown", "3 5 6 9>24=", "9-5=4 left 3 4 6;6-3=3 left 3 4;4*3=12 left 12;#24", False, [False] * 4),

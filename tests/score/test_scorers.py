@@ -21,6 +21,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.registry import resolve
 from decodery.sample import Sampler
 from decodery.score.base import Candidates, Scorer, judge, log_scores
+from decodery.score.budgeted import Budgeted
 from decodery.score.corrupted import Corrupted
 from decodery.score.length_normalised import LengthNormalised
 from decodery.score.log_probability import LogProbability
@@ -149,6 +150,17 @@ def test_normalised_scores_are_divided_by_a_power_of_the_length() -> None:
     assert score(LengthNormalised("log-probability(of=sum)", 0.0), *outputs) == pytest.approx(whole)
 
 
+def test_budgets_take_from_what_is_longer_and_from_nothing_else() -> None:
+    outputs = [[2] * length for length in (1, 4, 5, 6, 8, 9)]
+    whole = score(Even(), *outputs)
+    shares = [1.0, 1.0, 0.75, 0.5, 0.0, 0.0]
+    assert all(whole)
+    assert score(Budgeted(Even(), most=4, spare=4), *outputs) == pytest.approx(
+        [value * share for value, share in zip(whole, shares, strict=True)]
+    )
+    assert score(Budgeted(Even(), most=9, spare=4), *outputs) == pytest.approx(whole)
+
+
 def test_products_multiply_weights_and_what_is_ruled_out_stays_so() -> None:
     product = Product((LogProbability("sum"), Even()), (0.5, 2.0))
     (logprob,), (even,) = score(LogProbability("sum"), [4, 7, 6]), score(Even(), [4, 7, 6])
@@ -233,6 +245,8 @@ def test_what_a_scorer_cannot_score_is_said() -> None:
         (lambda: drive(judge(LogProbability(), Candidates([1], [[2]], [True]))), "asks a model"),
         (lambda: LengthNormalised(Even()), "divides logarithms"),
         (lambda: Corrupted(LogProbability()), "bounds are 0 and 1"),
+        (lambda: Budgeted(LogProbability()), "at least 0: give it a verifier"),
+        (lambda: Budgeted(Even(), spare=0), "1 to spare"),
         (lambda: Corrupted(Even(), exploit=1.0), "a pattern"),
         (lambda: Product(()), "needs factors"),
         (lambda: LogProbability("max"), "sum, the mean and the min"),

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
+import torch
 
 from decodery.errors import SettingsError
+from decodery.model.adapters import Adapter, Thin, tuned
+from decodery.model.batch import Batch, Segment
+from decodery.model.transformer import Transformer
 from decodery.sample import Sampler
+from decodery.score.base import Candidates
+from decodery.score.value_head import LinearValue
 from decodery.search.best_of_n import BestOfN
 from decodery.search.edge import Edge, _begun
 from decodery.search.weighted_vote import WeightedVote
-from decodery.testing import decode
+from decodery.testing import decode, tiny_transformer
+from decodery.train.value import fit_switch, states_of
 from methods import DRAFTERS, Even
 from sampled import MODEL, OTHER, PROMPT, plain, run, told
 
 NOT_SEEN = 63, 62
+
+
+class Shifted(Even):
+    """Weights, some of which a linear head would have put below 0."""
+
+    bounds = -1.0, 1.0
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        return super().score(candidates) - 0.5
+
+
+WRITER = tiny_transformer(3)
 
 
 def test_without_a_budget_it_is_a_weighted_vote_or_best_of_n() -> None:
@@ -21,6 +43,15 @@ def test_without_a_budget_it_is_a_weighted_vote_or_best_of_n() -> None:
         edge = Edge(Even(), n=4, most=most, end=NOT_SEEN, answer="number")
         assert told(run(edge)) == told(run(WeightedVote(Even(), n=4, answer="number")))
     assert told(run(Edge(Even(), n=4, most=None, choose="best"))) == told(run(BestOfN(Even(), n=4)))
+
+
+def test_what_a_head_finds_worth_less_than_nothing_has_no_weight() -> None:
+    texts = run(Edge(Shifted(), n=6, most=None, choose="best"))
+    assert min(seq.score or 0.0 for seq in texts) < 0 < max(seq.score or 0.0 for seq in texts)
+    voted = run(Edge(Shifted(), n=6, most=None, answer="whole"))
+    assert voted[0].generated == texts[0].generated and all((seq.score or 0.0) >= 0 for seq in voted)
+    with pytest.raises(SettingsError, match="no less than 0"):
+        run(WeightedVote(Shifted(), n=6, answer="whole"))
 
 
 @pytest.mark.parametrize("drafter", [None, "draft-model"])
@@ -53,3 +84,80 @@ def test_what_it_cannot_do_is_named() -> None:
     ):
         with pytest.raises(SettingsError, match=named):
             make()
+
+
+def _adapter(size: float = 0.4) -> Adapter:
+    draws = torch.Generator().manual_seed(4)
+    width, layers = WRITER.config.hidden_size, range(WRITER.config.num_layers)
+    thin = [
+        [torch.randn(*shape, generator=draws).double() * size for shape in ((width, 2), (2, width))] for _ in layers
+    ]
+    return Adapter({f"layers.{number}.output": Thin(*pair) for number, pair in enumerate(thin)})
+
+
+def _behind(adapter: Adapter | None, text: list[int], by: Transformer) -> torch.Tensor:
+    """[len(text), vocab] logits of a text behind `PROMPT`, which `by` has read but for its last token."""
+    cache = WRITER.new_cache()
+    by.forward(Batch([Segment.chunk(PROMPT[:-1], cache, logit_rows=[])]))
+    cache.keep(range(len(PROMPT) - 1))
+    writer = WRITER if adapter is None else tuned(WRITER, adapter)
+    return writer.forward(Batch([Segment.chunk([PROMPT[-1], *text[:-1]], cache)])).logits
+
+
+def test_texts_are_written_by_the_adapter_behind_a_prompt_that_the_model_itself_has_read() -> None:
+    adapter = _adapter()
+    greedy = {"model": WRITER, "sampler": Sampler.from_settings(), "eos_ids": ()}
+    edge = Edge(Even(), n=1, most=None, choose="best", adapter=adapter)
+    text = run(edge, **greedy)[0].generated
+    assert text == _behind(adapter, text, WRITER).argmax(dim=1).tolist()
+    # Where the adapter reads the prompt, too, or writes nothing, other texts come.
+    whole, alone = tuned(WRITER, adapter), plain(1, **greedy)[0]
+    assert text != plain(1, **greedy | {"model": whole})[0] and text != alone
+    assert text != _behind(adapter, text, whole).argmax(dim=1).tolist()
+    # Keys and values of the prompt are the model's to the bit, those behind it are not.
+    (found,), (other,) = run(edge, **greedy), run(replace(edge, adapter=None), **greedy)
+    for layer in range(1, WRITER.config.num_layers):
+        for mine, theirs in zip(found.cache.view(layer), other.cache.view(layer), strict=True):
+            shared = len(PROMPT) - 1
+            assert torch.equal(mine[:, :shared], theirs[:, :shared])
+            assert not torch.equal(mine[:, shared : shared + 1], theirs[:, shared : shared + 1])
+    # The model is as it was, and what adds nothing changes nothing.
+    assert plain(1, **greedy)[0] == alone
+    assert run(replace(edge, adapter=_adapter(0.0)), **greedy)[0].generated == alone
+    # All texts share one reading, and each is what it is alone.
+    sampled = {"model": WRITER, "eos_ids": ()}
+    several = run(replace(edge, n=3), **sampled)
+    assert sorted(seq.generated for seq in several) == sorted(
+        run(edge, **sampled, seed=seed)[0].generated for seed in (7, 8, 9)
+    )
+    assert several[0].trace.ledger.counts["reasoned"] == 1
+    assert several[0].trace.ledger.rows["model"] == len(PROMPT) - 1 + 3 * 12
+
+
+def test_a_switch_decides_once_and_without_it_nothing_changes() -> None:
+    settings = {"model": WRITER, "eos_ids": ()}
+    head = LinearValue(torch.zeros(WRITER.config.hidden_size), torch.tensor(0.4), WRITER.config.num_layers)
+    edge = Edge(Even(), n=3, most=5, end=NOT_SEEN, choose="best", adapter=_adapter(), switch=head)
+    (found,) = run(edge, **settings)
+    assert found.generated == plain(1, **settings)[0] and "reasoned" not in found.trace.ledger.counts
+    on = run(replace(edge, threshold=0.3), **settings)
+    assert [seq.generated for seq in on] == [seq.generated for seq in run(replace(edge, switch=None), **settings)]
+    with pytest.raises(SettingsError, match="trained for this model"):
+        run(replace(edge, switch=replace(head, weight=torch.zeros(3))), **settings)
+
+
+def test_a_switch_learns_from_the_mean_of_a_prompts_states() -> None:
+    random = Random(3)
+    prompts = [[random.randrange(64) for _ in range(9)] for _ in range(120)]
+    width, layers = WRITER.config.hidden_size, WRITER.config.num_layers
+    way = torch.randn(width, generator=torch.Generator().manual_seed(1)).double()
+    told = [float(states_of(WRITER, (), prompt, layers)[:-1].mean(dim=0) @ way) for prompt in prompts]
+    hard = [each > sorted(told)[60] for each in told]
+    head = fit_switch(WRITER, zip(prompts[:90], hard, strict=False))
+    edge = Edge(Even(), switch=head, adapter=_adapter())
+    said = [edge._hard(states_of(WRITER, (), prompt, head.tap)[:-1]) >= 0.5 for prompt in prompts[90:]]
+    right = sum(map(bool.__eq__, said, hard[90:]))
+    wrong = sum(map(bool.__eq__, said, hard[:30]))
+    assert right >= 26 > 22 > wrong
+    with pytest.raises(SettingsError, match="of both kinds"):
+        fit_switch(WRITER, [(prompt, True) for prompt in prompts[:3]])

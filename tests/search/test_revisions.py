@@ -59,6 +59,27 @@ def test_an_attempt_is_shown_the_last_ones_of_its_chain_and_what_is_remarked_on_
     assert all(asked.verify(each, "push2 add.") for each in wanted) and len({each.seed for each in lm.asked}) == 8
 
 
+def test_iad_shows_attempts_in_the_form_a_model_has_learned() -> None:
+    asked = puzzle("prog:attempts=4")
+    prompt = "1>3;4>6;5>7|"
+    texts = ["dup.", "push6.", "push2 sub.", "neg.", "push2 add.", "push1."]
+    scorer = PuzzleExamples(asked, decode=lambda tokens: prompt)
+    for feedback in ("best-worst", "best"):
+        lm = said(texts)
+        found = lm.search(prompt, IAD(scorer, n=2, rounds=4, feedback=feedback, shown="{attempt}{remark}|"), raw=True)  # type: ignore[arg-type]
+        assert found[0].text == "push2 add."
+        # push6 is right once of three times, so that it is the best one; equal ones keep the order they came in.
+        worst, best = "dup.!1>3 got 1|", "push6.!1>3 got 6|"
+        second = prompt + (worst if feedback == "best-worst" else "") + best
+        assert [each.prompt for each in lm.asked[:3]] == [prompt, prompt, second]
+        shown = [each.prompt for each in lm.asked if each.prompt != prompt]
+        assert all(asked.verify(each, "push2 add.") for each in shown)
+    with pytest.raises(SettingsError, match="attempts alone"):
+        IAD(scorer, feedback="score", shown="{attempt}|")
+    with pytest.raises(SettingsError, match=r"write \{attempt\}"):
+        IAD(scorer, shown="again")
+
+
 def test_what_is_cut_off_is_told_and_the_rest_found() -> None:
     lm = ScriptedLM([Said("one 0.5"), Said("two 0.6"), Said("three", gone=True), Said("four 1.0")])
     with pytest.warns(UserWarning, match="found before"):

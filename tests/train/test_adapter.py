@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +22,23 @@ from decodery.model.int8 import Int8Linear
 from decodery.model.load import LoadedModel, load
 from decodery.model.protocol import LanguageModel, Reader
 from decodery.model.transformer import Transformer
-from decodery.model.weights import Dense
+from decodery.model.weights import Dense, Kept
 from decodery.source.adapter import Tuned
 from decodery.testing import tiny_transformer
 from decodery.train.adapter import LoRARemaking, S2FTRemaking, train_adapter
 from decodery.train.corpus import Corpus
 from decodery.train.data import write_texts
-from decodery.train.remade import CopyRecipe, Course
+from decodery.train.lesson import lesson, predictions
+from decodery.train.remade import CopyRecipe, Course, Remade, written_rows
 from decodery.transform import Int4, Int8
-from decodery.transform.base import transformed
+from decodery.transform.base import LINEARS, transformed
 from decodery.transform.folder import save
 from scripted import Unigram
 from tiny_models import assert_same_logits, make_model, tiny_loaded
 from tiny_models import save as save_folder
 
 MODEL = tiny_transformer(0)
+EVERY = tiny_loaded().model.vocab_size
 IDS = np.random.default_rng(9).integers(0, 64, 20)
 
 
@@ -169,6 +172,37 @@ def test_an_adapter_learns_what_texts_teach(kind: str, target: LoadedModel, taug
     assert count == kept.facts["parameters"]
     with pytest.raises(SettingsError, match="another model"):
         tuned(tiny_transformer(1, vocab_size=target.model.vocab_size), kept)
+
+
+def test_one_that_is_masked_learns_behind_what_the_model_itself_has_read(
+    target: LoadedModel, taught: Corpus, tmp_path: Path
+) -> None:
+    assert isinstance(target.model, Transformer)
+    recipe = CopyRecipe(steps=40, batch=8, lr=1e-2)
+    found = train_adapter(target, taught, tmp_path, LoRARemaking(4, masked=True), recipe=recipe)
+    scores = found.facts["validation"]
+    assert scores["with"]["cross_entropy"] < scores["without"]["cross_entropy"] - 0.01
+    assert "--search 'edge:adapter=THIS_FOLDER" in (tmp_path / "README.md").read_text()
+    # One forward with a mask is a prompt read by the model, and the rest by the adapter behind that.
+    masked, text = LoRARemaking(4, masked=True), taught[0]
+    tokens, begin = text.tokens[:-1].tolist(), text.written - 1
+    said = []
+    for remaking in (masked, replace(masked, masked=False)):
+        remade = Remade(target.model, remaking)
+        for index, layer in enumerate(remade.model.weights.layers):
+            for name in LINEARS:
+                part, known = getattr(layer, name).part, found.parts[f"layers.{index}.{name}"]
+                part.first.data.copy_(known.first)
+                part.second.data.copy_(known.second)
+        taught_here = lesson([text], Kept(torch.arange(EVERY), torch.arange(EVERY)), np.arange(EVERY))
+        remade.course.written = written_rows(taught_here, remade.model)
+        with torch.no_grad():
+            said.append(predictions(remade.model, taught_here)[0][: taught_here.count])
+    cache = target.model.new_cache()
+    target.model.forward(Batch([Segment.chunk(tokens[:begin], cache, logit_rows=[])]))
+    cache.keep(range(begin))
+    apart = tuned(target.model, found).forward(Batch([Segment.chunk(tokens[begin:], cache)])).logits.log_softmax(dim=1)
+    assert (said[0] - apart).abs().max() < 1e-4 < 1e-3 < (said[1] - apart).abs().max()
 
 
 @pytest.mark.parametrize("command", [["s2ft", "--channels", "0.1"], ["lora", "--rank", "2"]])

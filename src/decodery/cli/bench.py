@@ -151,7 +151,7 @@ _PATH = click.Path(path_type=Path)
 @_search(
     "--puzzle",
     metavar="SPEC",
-    help="chain, retry-chain, countdown, dyck, robot, prog or kvhop, as in chain:operations=12 (chain).",
+    help="chain, retry-chain, direct-chain, countdown, dyck, robot, prog or kvhop, as in chain:operations=12 (chain).",
 )
 @_search(
     "--rewards",

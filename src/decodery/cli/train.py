@@ -208,18 +208,25 @@ def thresholds(solutions: Path, model: str) -> None:
 @click.option("--ridge", default=1e-2, show_default=True, help="Higher is more cautious.")
 @click.option("--raw", is_flag=True, help="The prompts are plain text, without the chat template.")
 @click.option("--restart", is_flag=True, help="Learn how likely another text is not better (for adaptive-sampling).")
-def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool, restart: bool) -> None:
+@click.option("--switch", is_flag=True, help="Learn by the prompt alone whether texts fail (for edge).")
+def value(
+    texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw: bool, restart: bool, switch: bool
+) -> None:
     """Learn from judged TEXTS how good a text will become, by its beginning.
 
     TEXTS holds one object a line: {"prompt": ..., "text": ..., "reward": number}. Every text is read once. The file is
     for --source "controlled-decoding:value=value-head(head=FILE),strength=5" and for the search controlled-blocks. With
     --restart, which needs several texts of each prompt, it is for the searches adaptive-sampling and early-pruning.
+    With --switch it tells of prompts how likely a reward below 0.5 is, for the search edge.
     """
     from .. import load
+    from ..errors import SettingsError
     from ..model.store import terminal_progress
     from ..train.restart import compared
-    from ..train.value import fit_value, read_judged
+    from ..train.value import fit_switch, fit_value, read_judged
 
+    if restart and switch:
+        raise SettingsError("a head is for --restart or for --switch: leave one of the two out")
     found = read_judged(texts)
     if restart:
         found = compared(found)
@@ -232,9 +239,15 @@ def value(texts: Path, out: Path, model: str, tap: int | None, ridge: float, raw
                 yield lm.encode(prompt, raw=raw), lm.tokenizer.encode(text, special=False), reward
             progress("reading texts", len(found), len(found))
 
-        head = fit_value(lm.model, judged(), tap=tap, ridge=ridge)
+        if switch:
+            hard = ((prompt, reward < 0.5) for prompt, _, reward in judged())
+            head = fit_switch(lm.model, hard, tap=tap, ridge=ridge)
+        else:
+            head = fit_value(lm.model, judged(), tap=tap, ridge=ridge)
     head.save(out)
-    if restart:
+    if switch:
+        click.echo(f'The switch is ready: --search "edge:switch={out},adapter=DIR,scorer=..."')
+    elif restart:
         click.echo(f'The value head is ready: --search "adaptive-sampling:scorer=value-head(head={out})"')
     else:
         click.echo(f'The value head is ready: --source "controlled-decoding:value=value-head(head={out})"')

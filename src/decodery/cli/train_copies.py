@@ -176,7 +176,7 @@ def _adapt(
     remaking: Callable[[ModelConfig], S2FTRemaking | LoRARemaking],
 ) -> None:
     from ..model.load import load
-    from ..train.adapter import check_folder, train_adapter
+    from ..train.adapter import check_folder, train_adapter, usage
     from ..train.corpus import Corpus
     from ..train.data import cut_files
     from ..transform.base import transformable
@@ -192,7 +192,7 @@ def _adapt(
             corpus = cut_files(texts, out / "text", tokenizer=made, vocab_size=size, length=length, progress=progress)
         found = train_adapter(loaded, corpus, out, tuning, recipe=recipe, command=command_line(), progress=progress)
     click.echo(json.dumps(found.facts["validation"], indent=1))
-    click.echo(f"The adapter is ready: --source adapter:file={out}")
+    click.echo(f"The adapter is ready: {usage(found).replace('THIS_FOLDER', str(out))}")
 
 
 @click.command(short_help="Tune some heads and channels, for --source adapter.")
@@ -220,9 +220,10 @@ def s2ft(
 @_adapting
 @click.option("--rank", default=8, show_default=True, help="Of what is added to a matrix.")
 @click.option("--alpha", default=16.0, show_default=True, help="What is added counts alpha / rank.")
+@click.option("--masked", is_flag=True, help="Prompts are read without it: for --search edge:adapter=DIR.")
 def lora(
     texts: tuple[Path, ...], out: Path, model: str, length: int, steps: int, batch: int, lr: float, seed: int,
-    rank: int, alpha: float,
+    rank: int, alpha: float, masked: bool,
 ) -> None:  # fmt: skip
     """Tune low-rank parts of MODEL on TEXTS, kept as an adapter that requests choose: --source adapter:file=DIR.
 
@@ -233,4 +234,4 @@ def lora(
     from ..train.remade import CopyRecipe
 
     recipe = CopyRecipe(steps, batch, lr, seed)
-    _adapt(texts, out, model, length, recipe, lambda config: LoRARemaking(rank, alpha, seed=seed))
+    _adapt(texts, out, model, length, recipe, lambda config: LoRARemaking(rank, alpha, seed=seed, masked=masked))

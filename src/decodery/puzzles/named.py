@@ -10,6 +10,7 @@ from ..spec import given, parts
 from .base import Puzzle
 from .chain import Chain
 from .countdown import Countdown
+from .direct_chain import DirectChain
 from .dyck import Dyck
 from .kvhop import KVHop
 from .prog import Prog
@@ -18,6 +19,7 @@ from .robot import Robot
 
 PUZZLES: dict[str, type[Puzzle]] = {
     "chain": Chain,
+    "direct-chain": DirectChain,
     "countdown": Countdown,
     "dyck": Dyck,
     "retry-chain": RetryChain,

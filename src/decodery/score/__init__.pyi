@@ -1,4 +1,5 @@
 # Written by docs/generate.py.
+from .budgeted import Budgeted as Budgeted
 from .base import Candidates as Candidates
 from .corrupted import Corrupted as Corrupted
 from .curiosity import Curiosity as Curiosity

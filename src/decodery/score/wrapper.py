@@ -43,5 +43,9 @@ class Wrapper(Scorer):
     def bind(self, tokenizer: Tokenizer) -> Self:
         return replace(self, scorer=self.inner.bind(tokenizer))
 
+    def remark(self, prompt: str, text: str) -> str:
+        """See `Scorer.remark`."""
+        return self.inner.remark(prompt, text)
+
     def fits(self, model: Reader) -> None:
         self.inner.fits(model)

@@ -6,16 +6,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from ..core.ask import Asking, together
 from ..core.ledger import count
 from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step, Trace
-from ..errors import SettingsError
+from ..decode.schedule import share_prompt
+from ..errors import SettingsError, UnsupportedModel
+from ..model.adapters import Adapter, tuned
+from ..model.cache import KVCache
 from ..model.store import Progress, silent
 from ..registry import register
+from ..sample.base import require_number
+from ..score.value_head import LinearValue, ValueHead
 from .answers import Answers, Kind
 from .base import require_written
+from .handed import hand_over, read_prompt
 from .judged import Judged
 from .marks import force
 from .pool import Pool, require_count, scored
@@ -42,9 +50,15 @@ class Edge(Judged):
     the model has of a text already, so that verifying costs a row per text and no second model. most: tokens of
     thinking, None for no bound; behind them `end` and then `cue` are written in one pass, and the text goes on to its
     answer. end, cue: texts or token ids; a mark that the model has begun is completed. choose: "vote" weights answers
-    as weighted-vote does (answer, pattern), "best" is best-of-n. n, most: no numbers are published. The method is more
-    than decoding: adapters that only what is written goes through, the switch that turns them on, and the training that
-    makes thinking short are not here. The trace counts the tokens that were "forced". Memory: a cache per text.
+    as weighted-vote does (answer, pattern), but that what a linear head finds worth less than nothing counts as
+    nothing; "best" is best-of-n. n, most: no numbers are published.
+
+    adapter: what texts are written with, a file of `decodery train lora --masked` or an `Adapter`. The prompt is read
+    by the model as it is, but for its last token, and all texts share that, whoever writes them. switch: a head on the
+    model's states of the prompt, made by `decodery train value --switch`; where their mean says less than `threshold`,
+    the text is one that the model writes by itself, without adapter, budget and vote. Passes with an adapter have no
+    drafts. The trace counts the tokens that were "forced", and 1 as "reasoned" where texts think. Memory: a cache per
+    text, and see the source adapter.
     """
 
     n: int = 4
@@ -54,9 +68,15 @@ class Edge(Judged):
     choose: Literal["vote", "best"] = "vote"
     answer: Kind = "auto"
     pattern: str = ""
+    adapter: Adapter | str | None = None
+    switch: LinearValue | str | None = None
+    threshold: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.switch, str):
+            object.__setattr__(self, "switch", LinearValue.load(self.switch))
+        require_number("the threshold of edge", self.threshold)
         require_count("edge", "n", self.n)
         if self.most is not None:
             require_count("edge", "most", self.most)
@@ -70,7 +90,14 @@ class Edge(Judged):
 
     @property
     def needs(self) -> Needs:
-        return Needs(rows=True, taps=self.judge.needs.taps)
+        own = () if self.switch is None else (self._switch.tap,)
+        changed = self.adapter is not None or self.switch is not None
+        return Needs(rows=True, taps=tuple(dict.fromkeys((*self.judge.needs.taps, *own))), alone=changed)
+
+    @property
+    def _switch(self) -> LinearValue:
+        assert isinstance(self.switch, LinearValue)
+        return self.switch
 
     def bind(self, tokenizer: Tokenizer) -> Edge:
         def ids(words: str | tuple[int, ...]) -> tuple[int, ...]:
@@ -84,9 +111,9 @@ class Edge(Judged):
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         if any(isinstance(words, str) and words for words in (self.end, self.cue)) and self.most is not None:
             raise SettingsError("edge has texts: give token ids, or search through `LM`")
-        pool = Pool(engine, request, self, self.n)
+        pool = Pool(engine, request, self, 1)
         self.fits(pool.texts[0].model)
-        if self.most is not None:
+        if (yield from self._opened(engine, pool)) and self.most is not None:
             yield from self._think(pool, self.most, progress)
         yield from pool.write(progress)
         scores = yield from scored(self.judge, pool.texts)
@@ -94,10 +121,41 @@ class Edge(Judged):
         texts, worth = [seq for seq, _ in judged], [score for _, score in judged]
         if self.choose == "vote":
             answers = Answers(self.answer, self.pattern).of_texts(texts)
-            return pool.finish(elected(texts, answers, vote_weights(self.judge, worth)))
+            sure = worth if self.judge.log else [max(each, 0.0) for each in worth]
+            return pool.finish(elected(texts, answers, vote_weights(self.judge, sure)))
         for seq, score in judged:
             seq.score = score
         return pool.finish([texts[number] for number in sorted(range(len(texts)), key=lambda number: -worth[number])])
+
+    def _opened(self, engine: Engine, pool: Pool) -> Asking[bool]:
+        """Open the texts; whether they are to think."""
+        if self.adapter is None and self.switch is None:
+            pool.open(self.n)
+            return True
+        (first,) = pool.texts
+        if not isinstance(first.cache, KVCache) or not first.cache.plain or first.cache.prefix:
+            raise UnsupportedModel("edge shares the keys and values of a prompt: leave cache policies out")
+        if self.switch is not None:
+            ValueHead(self._switch).fits(first.model)
+            # It looks at all of the prompt, also at what earlier texts have read of it.
+            first.cache.truncate(0)
+        states = yield from read_prompt(first, engine.prefill_chunk, () if self.switch is None else (self._switch.tap,))
+        if states and self._hard(states[self._switch.tap]) < self.threshold:
+            return False
+        count("reasoned")
+        pool.open(self.n)
+        for seq in pool.texts[1:]:
+            share_prompt(seq, first)
+        if self.adapter is not None:
+            loaded = Adapter.load(self.adapter) if isinstance(self.adapter, str) else self.adapter
+            for seq in pool.texts:
+                hand_over(seq, tuned(seq.model, loaded))
+        return True
+
+    def _hard(self, states: torch.Tensor) -> float:
+        """What the switch says of a prompt. states: [rows, hidden]."""
+        head = self._switch
+        return float(states.to(head.weight).mean(dim=0) @ head.weight + head.bias)
 
     def _think(self, pool: Pool, most: int, progress: Progress) -> Asking[None]:
         """Let all texts think, up to the mark or `most` tokens, and write the mark where it did not come by itself."""

@@ -14,7 +14,7 @@ from ..decode.calls import Calls
 from ..errors import SettingsError
 from ..model.store import Progress
 from ..registry import register
-from .judged import Judged
+from .judged import Judged, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
 
@@ -34,6 +34,7 @@ Feedback = Literal["none", "score", "best", "best-worst", "critique"]
     paper="Review, Refine, Repeat: Understanding Iterative Decoding of AI Agents (2025)",
     guarantee="the score of what is returned never falls from round to round; feedback=none is best-of-n",
     needs=("a scorer of answers", "a prompt that is text or chat"),
+    texts=("shown",),
 )
 @dataclass(frozen=True)
 class IAD(Judged, Pipeline):
@@ -43,13 +44,17 @@ class IAD(Judged, Pipeline):
     prompts show, each level with what those before it show: "none" nothing, which is best-of-n of all rounds, "score"
     the best score, "best" the best text and what the scorer remarks on it, such as the first test that fails,
     "best-worst" the worst one too, "critique" also what the model says of the best one. A text takes the place of the
-    best only where its score is higher. It ends early where the largest score
-    there can be is reached, or no better text was found in 2 rounds. Memory: a cache per text of a round.
+    best only where its score is higher. It ends early where the largest score there can be is reached, or no better
+    text was found in 2 rounds. Memory: a cache per text of a round.
+
+    shown: all this is said in words where it is "". A model that was trained to revise wants the form it learned, see
+    revisions; then attempts stand behind the prompt, the worst one first, and without scores.
     """
 
     n: int = 4
     rounds: int = 3
     feedback: Feedback = "best-worst"
+    shown: str = ""
 
     def __post_init__(self) -> None:
         require_count("iad", "n", self.n)
@@ -57,6 +62,12 @@ class IAD(Judged, Pipeline):
             raise SettingsError(f"iad needs 0 rounds with feedback or more, not {self.rounds!r}")
         super().__post_init__()
         require_texts(self.judge, "iad")
+        if self.shown:
+            require_attempt("iad", self.shown)
+            if self.feedback not in ("none", "best", "best-worst"):
+                raise SettingsError(
+                    f"iad shows attempts alone where shown is given: leave feedback={self.feedback} out"
+                )
 
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
         self.judge.fits(calls.engine.model)
@@ -88,6 +99,9 @@ class IAD(Judged, Pipeline):
     def _prompt(self, calls: Calls, seen: Ordered[Sequence]) -> Asking[str]:
         """The task again, and what is known of the answers so far."""
         task, best, worst = calls.conversation.question, seen[0], seen[-1]
+        if self.shown:
+            attempts = [worst] if self.feedback == "best-worst" and worst is not best else []
+            return task + "".join(self.as_shown(self.shown, task, _text(each)) for each in (*attempts, best))
         parts = [task, ""]
         if self.feedback == "score":
             parts += [f"The best answer so far reached a score of {best.score:.4g}. Write a better one."]

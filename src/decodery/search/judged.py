@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 from ..core.needs import Needs
+from ..errors import SettingsError
 from ..model.protocol import Reader
 from ..registry import resolve
 from ..score.base import Scorer
@@ -13,6 +14,12 @@ from .base import Search
 
 if TYPE_CHECKING:
     from ..model.tokenizer import Tokenizer
+
+
+def require_attempt(name: str, form: str) -> None:
+    """Raise SettingsError for a form in which no attempt is shown."""
+    if "{attempt}" not in form:
+        raise SettingsError(f"{name} shows attempts: write {{attempt}} where one stands in shown")
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,13 @@ class Judged(Search):
     def fits(self, model: Reader) -> None:
         """Raise SettingsError where texts of this model cannot be judged."""
         self.judge.fits(model)
+
+    def as_shown(self, form: str, question: str, attempt: str) -> str:
+        """An attempt as a later one is shown it: `form`, in which {attempt} and {remark} stand for it and what the
+        scorer remarks on it.
+        """
+        remark = self.judge.remark(question, attempt) if "{remark}" in form else ""
+        return form.replace("{remark}", remark).replace("{attempt}", attempt)
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         return replace(self, scorer=self.judge.bind(tokenizer))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking, score_all
-from ..core.embedded import reading
+from ..core.ask import Asking
 from ..core.ledger import charged, count
 from ..core.needs import Needs
 from ..core.noise import draw, mix
@@ -23,6 +22,7 @@ from ..model.transformer import Transformer
 from ..registry import register
 from ..sample.base import require_number
 from .base import Search, credit
+from .handed import hand_over, read_prompt
 
 if TYPE_CHECKING:
     from ..decode.engine import Engine
@@ -73,11 +73,8 @@ class QueryTTT(Search):
             raise UnsupportedModel("query-ttt trains weights in float32: load the model with dtype=float32")
         if not isinstance(seq.cache, KVCache) or not seq.cache.plain or seq.cache.prefix:
             raise UnsupportedModel("query-ttt needs all keys and values of the prompt: leave cache policies out")
-        yield from _read(seq, engine.prefill_chunk)
-        if seq.branches is not None:
-            # What is read so far is the other model's, so nobody may have it read again by this one.
-            seq.branches.pop(id(seq), None)
-        seq.model = self.adapted(model, seq.tokens, seq.cache, progress)
+        yield from read_prompt(seq, engine.prefill_chunk)
+        hand_over(seq, self.adapted(model, seq.tokens, seq.cache, progress))
         while not seq.finished:
             yield from engine.write([seq], seq.trace)
             progress("query-ttt", seq.position, seq.max_new_tokens)
@@ -112,11 +109,3 @@ class QueryTTT(Search):
             begin = perf_counter()
             progress("training queries", step + 1, self.steps)
         return with_queries(model, [each.detach() for each in queries])
-
-
-def _read(seq: Sequence, chunk: int) -> Asking[None]:
-    """All of the prompt but its last token, by the model as it is."""
-    while (start := seq.cache.next_position) < len(seq.tokens) - 1:
-        rows = seq.tokens[start : min(start + chunk, len(seq.tokens) - 1)]
-        yield from score_all(seq.model, [reading(seq, rows, [])])
-        seq.cache.keep(range(len(rows)))

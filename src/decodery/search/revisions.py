@@ -9,11 +9,10 @@ from ..core.ask import Asking
 from ..core.ledger import count
 from ..core.sequence import Sequence
 from ..decode.calls import Calls
-from ..errors import SettingsError
 from ..model.store import Progress
 from ..registry import register
 from .answers import Answers, Kind, vote
-from .judged import Judged
+from .judged import Judged, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
 from .votes import elected, no_answer, vote_weights
@@ -54,8 +53,7 @@ class Revisions(Judged, Pipeline):
         for name in ("n", "length", "window"):
             require_count("revisions", name, getattr(self, name))
         require_texts(self.judge, "revisions")
-        if "{attempt}" not in self.shown:
-            raise SettingsError("revisions shows attempts: write {attempt} where one stands in shown")
+        require_attempt("revisions", self.shown)
         self._answers()
 
     def _answers(self) -> Answers:
@@ -89,13 +87,7 @@ class Revisions(Judged, Pipeline):
 
     def _prompt(self, question: str, chain: Ordered[Sequence]) -> str:
         written = [text.text.text for text in chain[-self.window :] if text.text is not None]
-        shown = [
-            self.shown.replace("{remark}", self._remark(question, each)).replace("{attempt}", each) for each in written
-        ]
-        return "".join([question, *shown, self.ask])
-
-    def _remark(self, question: str, attempt: str) -> str:
-        return self.judge.remark(question, attempt) if "{remark}" in self.shown else ""
+        return "".join([question, *(self.as_shown(self.shown, question, each) for each in written), self.ask])
 
     def _elected(self, chains: Ordered[Ordered[Sequence]], scores: Ordered[float | None]) -> list[Sequence]:
         """A text for each answer that some chain elects, that of most weight first. scores: chain after chain."""

@@ -29,10 +29,13 @@ check_folder = partial(refuse_others, made=FILE, what="is no adapter")
 
 
 class Tuning(Form):
-    """A linear layer that stays, and what is added to it. part: None where nothing is."""
+    """A linear layer that stays, and what is added to it. part: None where nothing is.
 
-    def __init__(self, whole: Dense, part: Columns | Thin | None) -> None:
-        self.whole, self.part = whole, part
+    course: whose `written` rows alone it is added to, None for all rows.
+    """
+
+    def __init__(self, whole: Dense, part: Columns | Thin | None, course: Course | None = None) -> None:
+        self.whole, self.part, self.course = whole, part, course
 
     @property
     def parameters(self) -> Mapping[str, torch.Tensor]:
@@ -44,7 +47,12 @@ class Tuning(Form):
         if isinstance(self.part, Columns):
             # Only what enters these columns is kept for the way back.
             return plain + rows[:, self.part.columns] @ self.part.delta.T
-        return plain if self.part is None else plain + rows @ self.part.second.T @ self.part.first.T
+        if self.part is None:
+            return plain
+        thin = rows @ self.part.second.T
+        if self.course is not None and self.course.written is not None:
+            thin = thin * self.course.written
+        return plain + thin @ self.part.first.T
 
     def made(self, itemsize: int) -> Made:
         weight = self.whole.weight if self.part is None else self.part.added(self.whole.weight)
@@ -95,13 +103,16 @@ class S2FTRemaking(Remaking):
 class LoRARemaking(Remaking):
     """LoRA: Low-Rank Adaptation of Large Language Models (2021), of these linear layers.
 
-    alpha: what is added counts alpha / rank. Matrices that are kept as one are tuned as one.
+    alpha: what is added counts alpha / rank. Matrices that are kept as one are tuned as one. masked: prompts but for
+    their last tokens are read without it, as Efficient Reasoning on the Edge (2026) has it, so that its texts share
+    what the model itself has read; for the search edge.
     """
 
     rank: int = 8
     alpha: float = 16.0
     layers: tuple[str, ...] = LINEARS
     seed: int = 0
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0 or not self.layers or not set(self.layers) <= set(LINEARS):
@@ -120,7 +131,8 @@ class LoRARemaking(Remaking):
         # The scale is in what is drawn: a step of the other then moves the product as far as in the paper.
         drawn = draws.uniform(-1.0, 1.0, (self.rank, inputs)) * inputs**-0.5 * self.alpha / self.rank
         second = torch.from_numpy(drawn).to(weight)
-        return Tuning(whole, Thin(torch.zeros(outputs, self.rank).to(weight), second))
+        part = Thin(torch.zeros(outputs, self.rank).to(weight), second)
+        return Tuning(whole, part, course if self.masked else None)
 
 
 def train_adapter(
@@ -163,11 +175,21 @@ def train_adapter(
         "command": command,
     }
     found = Adapter(parts, facts, original.fingerprint)
-    scores = {"without": judged(original, learned.held), "with": judged(tuned(original, found), learned.held)}
+    # One that is masked is no model of its own, and is judged as it learned.
+    masked = isinstance(remaking, LoRARemaking) and remaking.masked
+    after = remade.model if masked else tuned(original, found)
+    scores = {"without": judged(original, learned.held), "with": judged(after, learned.held)}
     found = Adapter(parts, facts | {"validation": scores}, original.fingerprint)
     found.save(out / FILE)
     write_text(out / CARD, _card(target, found))
     return found
+
+
+def usage(adapter: Adapter) -> str:
+    """The option that writes with an adapter."""
+    if "masked=True" in adapter.facts["made"]:
+        return "--search 'edge:adapter=THIS_FOLDER,scorer=...'"
+    return "--source adapter:file=THIS_FOLDER"
 
 
 def _said(remaking: S2FTRemaking) -> str:
@@ -180,7 +202,7 @@ def _card(target: LoadedModel, adapter: Adapter) -> str:
     rows = [f"| {name} | {before[name]:.4f} | {after[name]:.4f} |" for name in after]
     return f"""# An adapter for {target.name}
 
-    decodery generate "..." -m {target.name} --source adapter:file=THIS_FOLDER
+    decodery generate "..." -m {target.name} {usage(adapter)}
 
 ## How it was made
 

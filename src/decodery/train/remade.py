@@ -41,9 +41,14 @@ _HELD = 32
 
 @dataclass
 class Course:
-    """How far a training has come. done: share of its steps, 1 when it is over and when what it came to is judged."""
+    """How far a training has come. done: share of its steps, 1 when it is over and when what it came to is judged.
+
+    written: [N, 1] of the rows of the pass, 1 for what was written and the last token of its prompt, else 0; None
+    where nobody said.
+    """
 
     done: float = 1.0
+    written: torch.Tensor | None = None
 
 
 class Form(Contract):
@@ -201,10 +206,11 @@ def learn(
     def loss(step: int) -> torch.Tensor:
         remade.course.done = step / recipe.steps
         taught = lesson([corpus[learned[each]] for each in batch(step)], kept, every)
+        remade.course.written = written_rows(taught, remade.model)
         return distance(predictions(remade.model, taught), taught)
 
     def validate() -> dict[str, float]:
-        remade.course.done = 1.0
+        remade.course.done, remade.course.written = 1.0, written_rows(validation, remade.model)
         return judged(remade.model, validation)
 
     history = train(
@@ -221,6 +227,14 @@ def learn(
     )
     remade.course.done = 1.0
     return Learned(history, validation)
+
+
+def written_rows(taught: Lesson, model: Transformer) -> torch.Tensor:
+    """[N, 1] of a lesson's rows, see `Course.written`."""
+    found = torch.zeros(sum(map(len, taught.batch.segments)), 1, dtype=model.dtype, device=taught.rows.device)
+    # Those behind `count` only fill up.
+    found[taught.rows[: taught.count]] = 1.0
+    return found
 
 
 def train_copy(

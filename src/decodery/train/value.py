@@ -105,6 +105,32 @@ def fit_value(
     return LinearValue(found[:-1].float(), found[-1].float(), tap, model.fingerprint)
 
 
+def fit_switch(
+    model: LanguageModel, prompts: Iterable[tuple[Ordered[int], bool]], *, tap: int | None = None, ridge: float = 1e-2
+) -> LinearValue:
+    """The linear head that tells by a prompt whether it is one to reason about; for the search edge.
+
+    prompts: (token ids, whether it is). The head reads the mean of the states of all tokens but the last, and its
+    values are probabilities as far as least squares make them. tap, ridge, errors: see `fit_value`.
+    """
+    tap = model.config.num_layers if tap is None else tap
+    pooled, hard = list[torch.Tensor](), list[float]()
+    for prompt, label in prompts:
+        states = states_of(model, (), prompt, tap)[:-1]
+        if len(states):
+            pooled.append(states.mean(dim=0))
+            hard.append(float(label))
+    if len(set(hard)) < 2:
+        raise SettingsError("a switch learns from prompts of both kinds: give some that need reasoning, and others")
+    rows, labels = torch.stack(pooled), torch.tensor(hard, dtype=torch.float64)
+    centre, mean = rows.mean(dim=0), labels.mean()
+    centred = rows - centre
+    moments = centred.T @ centred
+    moments.diagonal()[:] += ridge * moments.diagonal().mean()
+    weight = torch.linalg.solve(moments, centred.T @ (labels - mean))
+    return LinearValue(weight.float(), (mean - weight @ centre).float(), tap, model.fingerprint)
+
+
 def read_judged(path: Path) -> list[tuple[str, str, float]]:
     """Prompts, texts and rewards of a file of JSON lines {"prompt": text, "text": text, "reward": number}."""
     found = []

@@ -1,0 +1,32 @@
+"""A prompt that one model has read, and another one goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import torch
+
+from ..core.ask import Asking, score_all
+from ..core.embedded import reading
+from ..core.sequence import Sequence
+from ..model.protocol import Reader
+from ..model.sites import Tap
+
+
+def read_prompt(seq: Sequence, chunk: int, taps: Ordered[Tap] = ()) -> Asking[dict[Tap, torch.Tensor]]:
+    """Have the text's own model read all of its prompt but the last token; [rows, hidden] of what was read, by tap."""
+    found: list[dict[Tap, torch.Tensor]] = []
+    while (start := seq.cache.next_position) < len(seq.tokens) - 1:
+        rows = seq.tokens[start : min(start + chunk, len(seq.tokens) - 1)]
+        (scored,) = yield from score_all(seq.model, [reading(seq, rows, [])], taps)
+        seq.cache.keep(range(len(rows)))
+        found.append({tap: scored.hidden[tap] for tap in taps})
+    return {tap: torch.cat([each[tap] for each in found]) for tap in taps} if found else {}
+
+
+def hand_over(seq: Sequence, model: Reader) -> None:
+    """Let another model go on with a text, whose keys and values stay."""
+    if seq.branches is not None:
+        # What is read so far is the first model's, so nobody may have it read again by the other one.
+        seq.branches.pop(id(seq), None)
+    seq.model = model
