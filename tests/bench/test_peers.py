@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,16 @@ from gguf.quants import dequantize
 import decodery
 import tiny_gguf
 import tiny_models
-from decodery.bench.job import open_subjects
-from decodery.bench.peers import PEERS, UnavailableError, installed, open_peer
-from decodery.bench.peers.base import Peer, Told, checkpoint, dense_dtype
+from decodery.bench.job import check_methods, open_subjects
+from decodery.bench.peers import PEERS, UnavailableError, installed, is_peer, open_peer
+from decodery.bench.peers.apart import Apart, open_apart
+from decodery.bench.peers.base import Order, Peer, Told, checkpoint, dense_dtype
 from decodery.bench.peers.llama_cpp import main_type, requantize
 from decodery.bench.record import Prompt, Record
 from decodery.bench.rows import make_rows
 from decodery.bench.settings import Settings
 from decodery.bench.subject import Own
-from decodery.errors import SettingsError
+from decodery.errors import DecoderyError, SettingsError, UnknownMethod
 from decodery.lm import LM
 
 
@@ -42,7 +44,7 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
     prompts = [lm.encode(text, raw=True) for text in ("abcabcabcabc", "one two one two one")]
     expected = Own(lm, "none", 0.0).decode(prompts, max_new_tokens=20, seed=0)
     for name in ("transformers", "transformers-lookup"):
-        peer = open_peer(name, lm, settings)
+        peer = open_peer(Order.of(name, lm, settings))
         run = peer.decode(prompts, max_new_tokens=20, seed=0)
         assert run.outputs == expected.outputs and peer.dtype == "float32"
         assert run.seconds > 0 and run.prefill_seconds > 0
@@ -55,10 +57,23 @@ def test_transformers_writes_what_we_write(lm: LM, folder: Path) -> None:
 def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
     prompt = lm.encode("abcabc", raw=True)
     (whole,) = Own(lm, "none", 0.0).decode([prompt], max_new_tokens=12, seed=0).outputs
-    peer = open_peer("transformers", lm, Settings(model=str(folder)))
-    peer.eos_ids = (whole[4],)
+    order = Order.of("transformers", lm, Settings(model=str(folder)))
+    peer = open_peer(replace(order, eos_ids=(whole[4],)))
     (cut,) = peer.decode([prompt], max_new_tokens=12, seed=0).outputs
     assert cut == whole[: whole.index(whole[4]) + 1]
+
+
+def test_a_peer_in_a_process_of_its_own(lm: LM, folder: Path) -> None:
+    order = Order.of("transformers", lm, Settings(model=str(folder)))
+    peer, here = open_apart(order), open_peer(order)
+    assert isinstance(peer, Apart) and (peer.name, peer.dtype, peer.own) == (here.name, here.dtype, here.own)
+    with pytest.raises(DecoderyError, match=r"transformers failed .*: leave it out"):
+        peer.generate([10**9], 4, 0)
+    prompt = lm.encode("one two one two", raw=True)
+    assert peer.generate(prompt, 8, 0).tokens == here.generate(prompt, 8, 0).tokens, "one failure does not end it"
+    peer.process.kill()
+    with pytest.raises(DecoderyError, match="the process of transformers ended while it was measured"):
+        peer.generate(prompt, 8, 0)
 
 
 @pytest.mark.parametrize(
@@ -68,27 +83,52 @@ def test_transformers_stops_where_we_stop(lm: LM, folder: Path) -> None:
         ("economize", "economize", "economize is not installed"),
         ("economize-lookup", "economize", "economize is not installed"),
         ("llama.cpp", "llama_cpp", "llama-cpp-python is not installed"),
+        ("openvino-lookup", "openvino_genai", "openvino-genai is not installed"),
     ],
 )
-def test_a_missing_package_is_said_in_a_row(
+def test_a_missing_package_is_said(
     lm: LM, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, package: str, sentence: str
 ) -> None:
     for module in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
-    settings = Settings(model=str(folder), methods=(name,))
+    with pytest.raises(UnavailableError, match=sentence):
+        open_peer(Order.of(name, lm, Settings(model=str(folder))))
+
+
+def test_a_missing_peer_has_a_row(lm: LM, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = Settings(model=str(folder), methods=("llama.cpp",))
     subjects, unavailable = open_subjects(lm, settings)
-    assert [subject.name for subject in subjects] == ["none"] and unavailable == {name: sentence}
+    sentence = "llama-cpp-python is not installed"
+    assert [subject.name for subject in subjects] == ["none"] and unavailable == {"llama.cpp": sentence}
     record = Record.of(subjects[0], Prompt("built-in", "qa", "qualitative", "1"), [[1, 2, 3]])
     record.add(subjects[0].decode([[1, 2, 3]], max_new_tokens=4, seed=0))
     rows = make_rows([record], settings, unavailable)
-    (row,) = [row for row in rows if row["method"] == name]
+    (row,) = [row for row in rows if row["method"] == "llama.cpp"]
     assert (row["note"], row["prompts"], row["category"], row["speedup"]) == (sentence, 0, "all", None)
 
 
-def test_llama_cpp_needs_a_gguf_file(lm: LM, folder: Path) -> None:
-    with pytest.raises(UnavailableError):
-        open_peer("llama.cpp", lm, Settings(model=str(folder)))
+def test_programs_that_read_gguf_files_refuse_others(lm: LM, folder: Path, tmp_path: Path) -> None:
+    order = Order.of("llama.cpp-draft", lm, Settings(model=str(folder)))
+    with pytest.raises(UnavailableError, match=r"name it as llama\.cpp-draft:model=FILE\.gguf"):
+        order.draft()
+    for setting in ("model=", "file=tiny.gguf"):
+        with pytest.raises(UnavailableError, match="name it as"):
+            replace(order, name=f"llama.cpp-draft:{setting}").draft()
+    with pytest.raises(UnavailableError, match=r"tiny is no \.gguf file"):
+        replace(order, name=f"llama.cpp-draft:model={folder}").draft()
+    with pytest.raises(UnavailableError, match=r"there is no file .*none.gguf"):
+        replace(order, name=f"llama.cpp-draft:model={tmp_path / 'none.gguf'}").draft()
+
+
+def test_a_peer_by_its_name_and_draft() -> None:
+    assert is_peer("openvino") and is_peer("llama.cpp-draft:model=tiny.gguf")
+    assert not is_peer("prompt-lookup:length=5")
+    check_methods(("llama.cpp-draft:model=tiny.gguf", "none"))
+    with pytest.raises(UnknownMethod, match="the peers are transformers,"):
+        check_methods(("llama-cpp",))
 
 
 def test_every_peer_has_its_module() -> None:
@@ -103,12 +143,13 @@ class Three(Peer):
 
 
 def test_prompts_of_a_peer_are_added_up() -> None:
-    run = Three("three", "float32", 0.0, ()).decode([[1], [2]], max_new_tokens=5, seed=7)
+    three = Three(Order("three", "", "float32", 0.0, (), 64, "cpu", 1), "float32")
+    run = three.decode([[1], [2]], max_new_tokens=5, seed=7)
     assert run.outputs == [[7] * 5, [8] * 5]
     assert (run.passes, run.rows, run.new_tokens, dict(run.emitted)) == (4, 12, 8, {1: 2, 3: 2})
     assert (run.seconds, run.prefill_seconds, run.parts) == (1.0, 0.5, None)
     with pytest.raises(SettingsError, match="one prompt at a time"):
-        Three("three", "float32", 0.0, ()).decode([[1], [2]], max_new_tokens=5, seed=7, concurrency=2)
+        three.decode([[1], [2]], max_new_tokens=5, seed=7, concurrency=2)
 
 
 def test_the_checkpoint_behind_a_name(folder: Path, smollm2_int8: LM, lm: LM) -> None:

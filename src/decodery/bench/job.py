@@ -12,7 +12,8 @@ from ..core.noise import nth_seed
 from ..errors import UnknownMethod
 from ..lm import LM
 from ..resolving import resolve_drafter
-from .peers import PEERS, UnavailableError, open_peer
+from .peers import PEERS, Order, UnavailableError, is_peer
+from .peers.apart import open_apart
 from .report import save
 from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
@@ -120,7 +121,7 @@ class Job:
 def check_methods(methods: tuple[str, ...]) -> None:
     """Raise UnknownMethod or SettingsError for a method that is neither a drafter nor a peer."""
     for method in methods:
-        if method not in PEERS:
+        if not is_peer(method):
             try:
                 resolve_drafter(method)
             except UnknownMethod as error:
@@ -133,11 +134,11 @@ def open_subjects(lm: LM, settings: Settings) -> tuple[list[Subject], dict[str, 
     subjects: list[Subject] = []
     unavailable: dict[str, str] = {}
     for method in settings.methods:
-        if method not in PEERS:
+        if not is_peer(method):
             subjects += own_subjects(lm, method, settings.temperature, max_nodes=settings.max_nodes)
             continue
         try:
-            subjects.append(open_peer(method, lm, settings))
+            subjects.append(open_apart(Order.of(method, lm, settings)))
         except UnavailableError as reason:
             unavailable[method] = str(reason)
     return subjects, unavailable

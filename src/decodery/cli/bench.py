@@ -113,7 +113,8 @@ _PATH = click.Path(path_type=Path)
     "--methods",
     type=_Methods(),
     help="Drafters, such as none,prompt-lookup:length=5, and peers: transformers, transformers-lookup, llama.cpp, "
-    "llama.cpp-q8, economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
+    "llama.cpp-q8, llama.cpp-lookup, llama.cpp-draft:model=FILE, openvino, openvino-lookup, "
+    "economize, economize-lookup (none, prompt-lookup and the installed peers). Of searches: pass@n, "
     "best-of-n, self-consistency, weighted-vote, first-finish, bag-of-tricks (six of a study) and specs with {n} and "
     "{scorer} in them. Of "
     "monitors their testbeds: answers, context, talks, heads, feedback, codes, programs, recall.",

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from ...lm import LM
-from .base import Peer, UnavailableError
-
-if TYPE_CHECKING:
-    from ..settings import Settings
+from .base import Order, Peer, UnavailableError
 
 PEERS = {
     "transformers": "transformers_generate",
@@ -17,28 +12,43 @@ PEERS = {
     "llama.cpp": "llama_cpp",
     "llama.cpp-q8": "llama_cpp",
     "llama.cpp-lookup": "llama_cpp",
+    "llama.cpp-draft": "llama_cpp",
+    "openvino": "openvino",
+    "openvino-lookup": "openvino",
     "economize": "economize_decode",
     "economize-lookup": "economize_decode",
 }
 """Names on the command line and the modules that know them."""
 
+_PACKAGES = {
+    "transformers": "transformers",
+    "llama.cpp": "llama_cpp",
+    "openvino": "openvino_genai",
+    "economize": "economize",
+}
+_ASKED_FOR = ("llama.cpp-q8", "llama.cpp-draft")
+"""What nobody gets without naming it: it needs another file."""
 
-def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
-    """The peer ready to decode; raises UnavailableError, in one sentence, if it is missing or cannot run this."""
-    module = import_module(f".{PEERS[name]}", __package__)
-    return module.open_peer(name, lm, settings)
+
+def is_peer(method: str) -> bool:
+    """Whether a method is a peer: NAME, or NAME:model=FILE of one that drafts with a second model."""
+    return method.partition(":")[0] in PEERS
+
+
+def open_peer(order: Order) -> Peer:
+    """The peer in this process; raises UnavailableError, in one sentence, if it is missing or cannot run this."""
+    return import_module(f".{PEERS[order.peer]}", __package__).open_peer(order)
 
 
 def installed() -> list[str]:
     """Names of the peers whose packages are installed, without importing them."""
     from importlib.util import find_spec
 
-    packages = {"transformers": "transformers", "llama.cpp": "llama_cpp", "economize": "economize"}
     return [
         name
         for name in PEERS
-        if name != "llama.cpp-q8" and find_spec(packages[name.removesuffix("-lookup")]) is not None
+        if name not in _ASKED_FOR and find_spec(_PACKAGES[name.removesuffix("-lookup")]) is not None
     ]
 
 
-__all__ = ["PEERS", "Peer", "UnavailableError", "installed", "open_peer"]
+__all__ = ["PEERS", "Order", "Peer", "UnavailableError", "installed", "is_peer", "open_peer"]

@@ -7,12 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
 
 from ...contract import Contract
 from ...core.noise import nth_seed
 from ...errors import SettingsError
 from ...lm import LM
 from ..subject import Run
+
+if TYPE_CHECKING:
+    from ..settings import Settings
 
 
 class UnavailableError(Exception):
@@ -34,16 +40,63 @@ class Told:
     rows: int = 0
 
 
-@dataclass
-class Peer(Contract):
-    """Another program that decodes the same model from the same token ids, one prompt at a time."""
+@dataclass(frozen=True)
+class Order:
+    """What a peer is to run, told without the loaded model, for it runs in another process.
+
+    name: as in the settings, "llama.cpp" or "llama.cpp-draft:model=FILE". model: as `decodery.load` takes it. dtype:
+    the floating-point precision for a program that cannot run the model's own. max_positions: the model's context.
+    threads: for matrix products.
+    """
 
     name: str
+    model: str
     dtype: str
     temperature: float
     eos_ids: tuple[int, ...]
+    max_positions: int
+    device: str
+    threads: int
+
+    @classmethod
+    def of(cls, name: str, lm: LM, settings: Settings) -> Order:
+        """Of a method of these settings and the model that they name, loaded."""
+        return cls(
+            name,
+            settings.model,
+            dense_dtype(lm),
+            settings.temperature,
+            tuple(lm.tokenizer.eos_ids),
+            lm.model.config.max_positions,
+            str(lm.model.device),
+            torch.get_num_threads(),
+        )
+
+    @property
+    def peer(self) -> str:
+        """Its name in `PEERS`."""
+        return self.name.partition(":")[0]
+
+    def draft(self) -> Path:
+        """The file of the second model. Raises UnavailableError where none is named, or it is not there."""
+        setting, _, file = self.name.partition(":")[2].partition("=")
+        if setting != "model" or not file:
+            raise UnavailableError(f"{self.peer} drafts with a second model: name it as {self.peer}:model=FILE.gguf")
+        return gguf(file)
+
+
+@dataclass
+class Peer(Contract):
+    """Another program that decodes the same model from the same token ids, one prompt at a time. dtype: its own."""
+
+    order: Order
+    dtype: str
     store: str = ""
     own: bool = field(default=False, init=False)
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.order.name
 
     @abstractmethod
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told: ...
@@ -76,6 +129,18 @@ def checkpoint(name: str) -> Path:
         return embedded.gguf_path(name)
     path = Path(name).expanduser()
     return path if path.exists() else hub.snapshot(name)
+
+
+def gguf(name: str) -> Path:
+    """The .gguf file behind a name, for a program that reads nothing else. Raises UnavailableError where it is none."""
+    from ...model import embedded
+
+    path = embedded.gguf_path(name) if name in embedded.EMBEDDED else Path(name).expanduser()
+    if path.suffix != ".gguf":
+        raise UnavailableError(f"{name} is no .gguf file, and this program reads nothing else")
+    if not path.is_file():
+        raise UnavailableError(f"there is no file {name}")
+    return path
 
 
 def dense_dtype(lm: LM) -> str:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...lm import LM
-from .base import Peer, Told, UnavailableError
+from .base import Order, Peer, Told, UnavailableError
 from .transformers_generate import LOOKUP_TOKENS, load_transformers
-
-if TYPE_CHECKING:
-    from ..settings import Settings
 
 
 class Economize(Peer):
@@ -26,7 +22,7 @@ class Economize(Peer):
         def stop(row: torch.Tensor) -> bool:
             """Called after every token with all there are; the first time right after the prompt was read."""
             times.append(perf_counter())
-            return int(row[-1]) in self.eos_ids
+            return int(row[-1]) in self.order.eos_ids
 
         ids = torch.tensor(prompt, device=self.model.base_model.device)
         begin = perf_counter()
@@ -40,24 +36,22 @@ class Economize(Peer):
         return Told(tokens, emitted, end - times[0], times[0] - begin, rows=sum(count for _, count in passes))
 
 
-def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
+def open_peer(order: Order) -> Peer:
     try:
         import economize
         from economize.techniques.lookup import LookupConfig
     except ImportError as error:
         raise UnavailableError("economize is not installed") from error
-    base, dtype = load_transformers(lm, settings)
-    sampled = settings.temperature > 0
+    sampled = order.temperature > 0
     techniques, decoding = [], economize.DecodeConfig(cycle_length=1, sync_interval=1)
-    if name == "economize-lookup":
+    if order.name == "economize-lookup":
         techniques = [LookupConfig()]
         verifier = {"verifier": "rejection"} if sampled else {}
         decoding = economize.DecodeConfig(cycle_length=LOOKUP_TOKENS + 1, **verifier)
-    peer = Economize(name, dtype, settings.temperature, tuple(lm.tokenizer.eos_ids))
-    peer.model = economize.apply(base, *techniques, decoding=decoding)
-    device = str(lm.model.device)
+    peer = Economize(order, order.dtype)
+    peer.model = economize.apply(load_transformers(order), *techniques, decoding=decoding)
     peer.selector = lambda seed: (
-        economize.TopPSampler(temperature=settings.temperature, top_p=1.0, seed=seed, device=device)
+        economize.TopPSampler(temperature=order.temperature, top_p=1.0, seed=seed, device=order.device)
         if sampled
         else None
     )

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...lm import LM
-from .base import Peer, Told, UnavailableError, checkpoint
-
-if TYPE_CHECKING:
-    from ..settings import Settings
-
+from .base import Order, Peer, Told, UnavailableError, gguf
 
 _LOOKUP_TOKENS = 10
 """Tokens copied per lookup, as its own class has them."""
+_DRAFT_TOKENS = 4
+"""Tokens the second model drafts, as many as ours does."""
 
 
 class LlamaCpp(Peer):
@@ -32,11 +29,11 @@ class LlamaCpp(Peer):
         self.passes = []
         tokens, times, begin = [], [], perf_counter()
         for token in self.llama.generate(
-            prompt, temp=self.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
+            prompt, temp=self.order.temperature, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
         ):
             times.append(perf_counter())
             tokens.append(int(token))
-            if token in self.eos_ids or len(tokens) == max_new_tokens:
+            if token in self.order.eos_ids or len(tokens) == max_new_tokens:
                 break
         # The first token is what the pass over the prompt said; drafts may have let that pass say more.
         begins = [at for at, _ in self.passes[1:]] + [times[-1]]
@@ -46,30 +43,22 @@ class LlamaCpp(Peer):
         return Told(tokens, emitted, times[-1] - times[0], times[0] - begin, rows=rows)
 
 
-def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
+def open_peer(order: Order) -> Peer:
     try:
-        from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
     except (ImportError, RuntimeError, OSError) as error:
         raise UnavailableError("llama-cpp-python is not installed") from error
-    import torch
-
-    path = checkpoint(settings.model)
-    if path.suffix != ".gguf":
-        raise UnavailableError("llama.cpp reads .gguf files only, and this model comes from a folder")
-    if name == "llama.cpp-q8":
+    path = gguf(order.model)
+    if order.peer == "llama.cpp-q8":
         path = requantize(path, "Q8_0")
-    threads = torch.get_num_threads()
-    drafts = name == "llama.cpp-lookup"
+    drafter = None
+    if order.peer == "llama.cpp-lookup":
+        drafter = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKUP_TOKENS)
+    elif order.peer == "llama.cpp-draft":
+        drafter = _second(_opened(order.draft(), order, 2048))
     # Drafts are checked by the logits of all rows, which are kept for as many as the context holds.
-    room = min(lm.model.config.max_positions, 2048 if drafts else 8192)
-    lookup = LlamaPromptLookupDecoding(num_pred_tokens=_LOOKUP_TOKENS) if drafts else None
-    counts = {"n_ctx": room, "n_threads": threads, "n_threads_batch": threads}
-    try:
-        llama = Llama(str(path), **counts, verbose=False, draft_model=lookup, logits_all=drafts)
-    except (ValueError, RuntimeError) as error:
-        raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
-    peer = LlamaCpp(name, main_type(path), settings.temperature, tuple(lm.tokenizer.eos_ids))
+    llama = _opened(path, order, 2048 if drafter else 8192, draft_model=drafter, logits_all=drafter is not None)
+    peer = LlamaCpp(order, main_type(path))
     peer.llama, run = llama, llama.eval
 
     def counted(tokens: list[int]) -> None:
@@ -78,6 +67,29 @@ def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
 
     llama.eval = counted
     return peer
+
+
+def _opened(path: Path, order: Order, most_positions: int, **options: Any) -> Any:
+    from llama_cpp import Llama
+
+    room, threads = min(order.max_positions, most_positions), order.threads
+    try:
+        return Llama(str(path), n_ctx=room, n_threads=threads, n_threads_batch=threads, verbose=False, **options)
+    except (ValueError, RuntimeError) as error:
+        raise UnavailableError(f"llama.cpp cannot load {path.name}: {error}") from error
+
+
+def _second(llama: Any) -> Any:
+    """A model that drafts its likeliest tokens; it keeps what it has read of the text."""
+    import numpy as np
+    from llama_cpp.llama_speculative import LlamaDraftModel
+
+    class Second(LlamaDraftModel):  # type: ignore[misc, unused-ignore]
+        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+            said = llama.generate(input_ids.tolist(), temp=0.0, top_k=1, repeat_penalty=1.0)
+            return np.fromiter(islice(said, _DRAFT_TOKENS), dtype=np.intc)
+
+    return Second()
 
 
 def main_type(path: Path) -> str:

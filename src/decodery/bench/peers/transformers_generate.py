@@ -5,15 +5,11 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stderr
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...lm import LM
-from .base import Peer, Told, UnavailableError, checkpoint, dense_dtype
-
-if TYPE_CHECKING:
-    from ..settings import Settings
+from .base import Order, Peer, Told, UnavailableError, checkpoint
 
 LOOKUP_TOKENS = 10
 """Tokens copied per lookup, as its documentation advises."""
@@ -51,8 +47,8 @@ class Transformers(Peer):
             attention_mask=torch.ones_like(ids),
             streamer=clock,
             max_new_tokens=max_new_tokens,
-            eos_token_id=list(self.eos_ids) or None,
-            pad_token_id=(*self.eos_ids, 0)[0],
+            eos_token_id=list(self.order.eos_ids) or None,
+            pad_token_id=(*self.order.eos_ids, 0)[0],
             **self.options,
         )
         emitted = [len(run) for run in clock.runs[1:]]
@@ -60,8 +56,8 @@ class Transformers(Peer):
         return Told(tokens, emitted, clock.times[-1] - clock.times[0], clock.times[0] - begin)
 
 
-def load_transformers(lm: LM, settings: Settings) -> tuple[Any, str]:
-    """The checkpoint as a transformers model, and its dtype: this model's, or the dense one in place of int8."""
+def load_transformers(order: Order) -> Any:
+    """The checkpoint as a transformers model."""
     try:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
@@ -69,26 +65,25 @@ def load_transformers(lm: LM, settings: Settings) -> tuple[Any, str]:
         raise UnavailableError("transformers is not installed") from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    dtype, path = dense_dtype(lm), checkpoint(settings.model)
+    path = checkpoint(order.model)
     place, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
     try:
         # The bar of its GGUF reader cannot be switched off and would write across ours.
         with redirect_stderr(io.StringIO()):
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, dtype), **options)
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=getattr(torch, order.dtype), **options)
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise UnavailableError(f"transformers cannot load {path.name}: {str(error).splitlines()[0]}") from error
     # Its own defaults for sampling must not mix into ours.
     model.generation_config = type(model.generation_config)()
-    return model.eval().to(lm.model.device), dtype
+    return model.eval().to(order.device)
 
 
-def open_peer(name: str, lm: LM, settings: Settings) -> Peer:
-    model, dtype = load_transformers(lm, settings)
-    peer = Transformers(name, dtype, settings.temperature, tuple(lm.tokenizer.eos_ids))
-    peer.model = model
+def open_peer(order: Order) -> Peer:
+    peer = Transformers(order, order.dtype)
+    peer.model = load_transformers(order)
     peer.options = {"do_sample": False}
-    if settings.temperature > 0:
-        peer.options = {"do_sample": True, "temperature": settings.temperature, "top_k": 0, "top_p": 1.0}
-    if name == "transformers-lookup":
+    if order.temperature > 0:
+        peer.options = {"do_sample": True, "temperature": order.temperature, "top_k": 0, "top_p": 1.0}
+    if order.name == "transformers-lookup":
         peer.options["prompt_lookup_num_tokens"] = LOOKUP_TOKENS
     return peer
