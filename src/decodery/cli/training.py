@@ -50,6 +50,17 @@ out_option = click.option(
 )
 
 
+def lists_options(known: str, of_step: str, *, steps: int, lr: float) -> Decorator:
+    """The options of training on tasks about lists. known: what the tasks are; of_step: what `--batch` counts."""
+    return together(
+        click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help=known),
+        click.option("--letters", default=6, show_default=True, help="Letters of the longest list."),
+        click.option("--steps", default=steps, show_default=True, help="Training steps."),
+        click.option("--batch", default=64, show_default=True, help=of_step),
+        click.option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
+    )
+
+
 def model_option(what: str) -> Decorator:
     """`-m`. what: what is done with the model."""
     return click.option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
