@@ -5,25 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from figures import load, runs_of, table
+from figures import load, recorded, runs_of, table
 
 
 def transforms() -> str:
-    """What every copy keeps, and what it is worth as a drafter."""
+    """What every copy keeps and is worth as a drafter, by what a token reads of it, and by the clock where known."""
     found = load("transforms")
+    timed = load("transform-speed") if recorded("transform-speed") else {"rows": {}}
     about = (
         f"{found['calibration']:,} tokens of calibration, {found['held out']:,} held out, {found['drafted']} drafted"
     )
-    head = ["", "bits", "bytes", "macs", "perplexity", "kl", "top-1", "overlap", "tokens per pass", "predicted gain"]
-    return "\n\n".join(
-        [f"`{found['command']}` ({about})", table(head, [_row(name, each) for name, each in found["rows"].items()])]
-    )
+    head = ["", "read", "bits", "macs", "perplexity", "kl", "top-1", "overlap", "tokens per pass", "predicted gain"]
+    head += ["measured gain", "in its place"] if timed["rows"] else []
+    rows = [
+        _row(name, each) + (_clock(timed["rows"].get(name)) if timed["rows"] else [])
+        for name, each in sorted(found["rows"].items(), key=lambda pair: -pair[1]["read"])
+    ]
+    commands = [f"`{found['command']}` ({about})"]
+    if timed["rows"]:
+        commands.append(f"`{timed['command']}` (texts of {timed['written']} tokens, median of {timed['turns']} turns)")
+    return "\n\n".join([*commands, table(head, rows)])
 
 
 def _row(name: str, each: dict[str, Any]) -> list[str]:
-    sizes = [f"{each['bits']:.2f}", f"{each['bytes']:.3f}", f"{each['macs']:.3f}"]
+    sizes = [f"{each['read']:.3f}", f"{each['bits']:.2f}", f"{each['macs']:.3f}"]
     drift = [f"{each['perplexity']:.1f}", f"{each['kl']:.3f}", f"{each['top-1']:.3f}", f"{each['overlap']:.3f}"]
     return [name, *sizes, *drift, f"{each['tokens per pass']:.2f}", f"{each['gain']:.2f}"]
+
+
+def _clock(each: dict[str, Any] | None) -> list[str]:
+    return ["", ""] if each is None else [f"{each[how][0]:.2f}" for how in ("drafting", "alone")]
 
 
 def compression() -> str:
