@@ -2,66 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
-from .options import Decorator, together
-from .training import (
-    FILE,
-    command_line,
-    learning_dtype,
-    model_option,
-    out_option,
-    pieces,
-    resumable,
-    seed_option,
-    texts_options,
-)
-
-
-@dataclass(frozen=True)
-class Learning:
-    """What a part beside a model learns from, and where it goes."""
-
-    files: tuple[Path, ...]
-    out: Path
-    model: str
-    texts: int
-    length: int
-
-    def learn(self, check_folder: Callable[[Path], None], train: Callable[..., object]) -> None:
-        """Train the part. train: called with the model, pieces of the files, the folder, and a command and progress."""
-        from ..model.load import load
-
-        check_folder(self.out)
-        loaded = load(self.model, dtype=learning_dtype())
-        read = pieces(loaded, self.files, self.texts, self.length)
-        with resumable(self.out) as progress:
-            train(loaded, read, self.out, command=command_line(), progress=progress)
-
-
-def _texts(what: str) -> Decorator:
-    """The arguments of commands that read text files. what: what is done with the model."""
-    files = click.argument("files", nargs=-1, required=True, type=FILE)
-    return together(files, out_option, model_option(what), texts_options)
-
-
-def learning(what: str) -> Decorator:
-    """The arguments of commands that train a part beside a model, handed on as `given`; see `_texts`."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def call(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, **others: Any) -> Any:
-            return command(given=Learning(files, out, model, texts, length), **others)
-
-        return _texts(what)(call)
-
-    return decorate
+from .training import Learning, command_line, files_of_text, learning, pieces, seed_option
 
 
 @click.group(short_help="Make what some cache policies need.")
@@ -70,7 +16,7 @@ def kv() -> None:
 
 
 @kv.command("double-sparsity", short_help="Calibrate --kv double-sparsity:calibration=DIR.")
-@_texts("whose keys are looked at")
+@files_of_text("whose keys are looked at")
 def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int) -> None:
     """Find in text FILES which channels of MODEL's keys say most about attention: --kv double-sparsity:calibration=DIR.
 
