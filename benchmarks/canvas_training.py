@@ -19,7 +19,8 @@ import torch
 
 import decodery
 from decodery.bench.canvases.figures import totals
-from decodery.bench.canvases.job import CanvasSettings, measure
+from decodery.bench.canvases.job import measure
+from decodery.bench.canvases.settings import CanvasSettings
 from decodery.model.store import terminal_progress
 from decodery.train.diffusion import MODEL
 from decodery.train.dscd import Distillation, distil

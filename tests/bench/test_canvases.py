@@ -12,7 +12,8 @@ import pytest
 
 from commands import inside
 from decodery.bench.canvases.figures import adaptivity_gap, fastest, table
-from decodery.bench.canvases.job import CanvasSettings, kendall, wilson
+from decodery.bench.canvases.job import kendall, wilson
+from decodery.bench.canvases.settings import CanvasSettings
 from decodery.bench.canvases.tasks import published, right
 from decodery.bench.result import dump, read
 from decodery.errors import SettingsError

@@ -10,7 +10,6 @@ import torch
 from scipy import stats
 
 from decodery.core import noise
-from decodery.model.kernels import kernel_sets
 
 Hash = Callable[[int, int, int, np.ndarray], np.ndarray]
 """(seed, stream, position, tokens [m]) -> uniforms [m]."""
@@ -172,7 +171,6 @@ def test_native_and_other_sweeps_find_the_same(scale: float, monkeypatch: pytest
         assert not torch.equal(noise.gumbel_argmax(rows, 5, positions, noise.GUESS), native)
 
 
-@pytest.mark.skipif(not kernel_sets(), reason="needs the native kernels")
 def test_what_logarithms_cannot_tell_apart_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     row = np.full(1000, -50.0, dtype=np.float32)
     bits = noise._bits(5, 3, np.arange(1000), noise.TOKEN)

@@ -13,7 +13,7 @@ from ..errors import UnknownMethod
 from ..lm import LM
 from ..resolving import resolve_drafter
 from .peers import PEERS, UnavailableError, open_peer
-from .report import page
+from .report import save
 from .result import Result, dump, make_result, records_of, write
 from .runner import Bench
 from .settings import Settings
@@ -58,20 +58,18 @@ class Job:
 
         self._schemas = schemas
 
-        def save() -> None:
+        def keep() -> None:
             nonlocal last
             if self.out is not None and monotonic() - last > _SAVE_EVERY:
                 write(self.out / "results.json", dump(self._result(bench, curve, unavailable, notes, complete=False)))
                 last = monotonic()
 
-        bench.save = save
+        bench.save = keep
         complete = bench.run()
         if complete:
             self._record_timelines(bench, report)
         result = self._result(bench, curve, unavailable, notes, complete=complete)
-        if self.out is not None:
-            write(self.out / "results.json", dump(result))
-            write(self.out / "report.html", page(result))
+        save(result, self.out)
         return result
 
     def _result(

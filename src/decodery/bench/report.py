@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from . import structured
 from .canvases import figures as canvases
 from .contexts import figures as contexts
 from .load import show as load
-from .result import CANVASES, CONTEXTS, LOAD, MONITORS, PASSES, SEARCH, Result
+from .result import CANVASES, CONTEXTS, LOAD, MONITORS, PASSES, SEARCH, Result, dump, write
 from .rows import ALL
 from .searches import figures as searches
 from .watching import figures as watching
@@ -39,6 +40,13 @@ def page(result: Result) -> str:
     for name, value in parts.items():
         text = text.replace("{{" + name + "}}", value, 1)
     return text
+
+
+def save(result: Result, out: Path | None) -> None:
+    """Write the result and its page to the folder `out`, if there is one."""
+    if out is not None:
+        write(out / "results.json", dump(result))
+        write(out / "report.html", page(result))
 
 
 def _embedded(result: Result) -> str:

@@ -96,6 +96,23 @@ def make_result(
     }
 
 
+def heading(
+    kind: str, lm: LM, settings: dict[str, Any], *, complete: bool, seconds: float, before: Result | None = None
+) -> Result:
+    """What a result of one loaded model says before its rows. before: the interrupted one it goes on from."""
+    config = lm.model.config
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "complete": complete,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(seconds + (0.0 if before is None else float(before["seconds"])), 1),
+        "machine": describe(),
+        "model": {"name": lm.name, "dtype": lm.dtype, "layers": config.num_layers, "hidden_size": config.hidden_size},
+        "settings": settings,
+    }
+
+
 def write(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

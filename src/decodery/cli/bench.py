@@ -320,8 +320,7 @@ def _compare(paths: tuple[Path, Path], as_json: bool) -> None:
 
 def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | None, as_json: bool) -> None:
     from ..bench.passes import ROWS, measure
-    from ..bench.report import page
-    from ..bench.result import dump, write
+    from ..bench.report import save
     from ..bench.terminal import progress_bar, show_passes
 
     if strange := sorted(set(given) - {"model", "dtype", "data", "imports"}):
@@ -332,9 +331,8 @@ def _passes(given: dict[str, Any], rows: tuple[int, ...] | None, out: Path | Non
     models = _load_precisions(name, given.get("dtype", "auto"))
     with progress_bar() as report:
         result = measure(models, name, rows or ROWS, report=lambda done, total: report("passes", done, total))
+    save(result, out)
     if out is not None:
-        write(out / "results.json", dump(result))
-        write(out / "report.html", page(result))
         note(f"wrote {out / 'results.json'} and {out / 'report.html'}")
     if as_json:
         click.echo(json.dumps(result, ensure_ascii=False))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import click
 
 from ..errors import SettingsError
+from .decoding import stop_on_interrupt
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
     from ..bench.result import Result
+    from ..lm import LM
+    from ..model.store import Progress
 
     class Described(DataclassInstance, Protocol):
         """Settings that a result file can hold."""
@@ -55,3 +60,17 @@ def settled(
     if earlier["complete"]:
         raise SettingsError(f"the benchmark in {out} is complete: choose another --out to repeat it")
     return settings, earlier
+
+
+def shown(settings: Any, measure: Callable[[LM, Progress, Callable[[], bool]], Result], *, as_json: bool) -> Result:
+    """What `measure` finds, printed. measure: of the model the settings name, what shows progress, and what ends it."""
+    from .. import load
+    from ..bench.report import table
+    from ..bench.result import summary
+    from ..bench.terminal import progress_bar
+
+    lm = load(settings.model, dtype=settings.dtype)
+    with stop_on_interrupt() as stopped, progress_bar() as report:
+        result = measure(lm, report, stopped)
+    click.echo(json.dumps(summary(result), ensure_ascii=False) if as_json else table(result))
+    return result

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from .job import REFERENCE
+from .settings import REFERENCE
 
 Row = dict[str, Any]
 _SHARE = 0.95

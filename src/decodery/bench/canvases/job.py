@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from ...budget.machine import describe
 from ...diffuse.canvas import Canvas
-from ...errors import CorruptFile, SettingsError
 from ...lm import LM
 from ...registry import resolve
-from ...train.lists import LISTS, MOST, known
-from ..result import CANVASES, FORMAT, Result, dump, write
+from ..report import save
+from ..result import CANVASES, Result, heading
+from .settings import CanvasSettings
 from .tasks import DEPENDENT, Item, drawn, knows_letters, published, room
 
-REFERENCE = "static"
-METHODS = (
-    REFERENCE, "random", "static:steps=4", "threshold:tau=0.5", "threshold:tau=0.7", "threshold:tau=0.9",
-    "threshold:tau=0.95", "factor", "local-leap", "r2", "cad", "ccd", "ccd:adaptive=true", "explore-exploit",
-    "explore-exploit:branches=3", "freedave", "freedave-plus", "dystruct:mean=8,least=4,most=8",
-)  # fmt: skip
 _DRAWS = 20
 _TOGETHER = 64
-
-
-@dataclass(frozen=True)
-class CanvasSettings:
-    """methods: ways of filling; static is always among them. tasks: of `lists`; letters: of the longest list that is
-    drawn. prompts: of each task. max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names
-    are, for models that know no lists of letters.
-    """
-
-    model: str
-    dtype: str = "auto"
-    methods: tuple[str, ...] = METHODS
-    tasks: tuple[str, ...] = tuple(LISTS)
-    letters: int = MOST
-    prompts: int = 50
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
-    data: str | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "methods", tuple(dict.fromkeys((REFERENCE, *self.methods))))
-        known(self.tasks, self.letters)
-        if any(task not in LISTS for task in self.tasks):
-            raise SettingsError(f"parallelbench has the tasks {', '.join(LISTS)}")
-        if self.prompts < 1:
-            raise SettingsError(f"prompts must be at least 1, not {self.prompts}")
-        for method in self.methods:
-            resolve("diffuse", method)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> CanvasSettings:
-        """The settings in a result file. Raises CorruptFile for what is none."""
-        try:
-            known = {field.name: raw[field.name] for field in fields(cls)}
-            return cls(**known | {name: tuple(known[name]) for name in ("methods", "tasks")})
-        except (KeyError, TypeError, SettingsError) as error:
-            raise CorruptFile("the result file lacks settings of ways of filling canvases: measure again") from error
 
 
 def measure(
@@ -81,12 +34,18 @@ def measure(
     stopped: asked before every method; what is done is kept, and `complete` is then false. earlier: an interrupted
     result of the same settings, whose methods are not measured again.
     """
-    begin, spent = monotonic(), 0.0 if earlier is None else earlier["seconds"]
+    begin = monotonic()
     items = _items(lm, settings)
     length = settings.max_new_tokens or room(lm, settings.tasks, settings.letters)
     rows: list[dict[str, Any]] = [] if earlier is None else list(earlier["rows"])
     done = list(dict.fromkeys(row["method"] for row in rows))
-    result = _result(lm, settings, rows, length, done, spent)
+
+    def found() -> Result:
+        complete, seconds = len(done) == len(settings.methods), monotonic() - begin
+        head = heading(CANVASES, lm, settings.to_dict(), complete=complete, seconds=seconds, before=earlier)
+        return head | {"places": length, "rows": rows}
+
+    result = found()
     for number, method in enumerate(settings.methods):
         if method in done:
             continue
@@ -95,31 +54,8 @@ def measure(
         report(method, number, len(settings.methods))
         rows += _rows(lm, settings, method, items, length)
         done.append(method)
-        result = _result(lm, settings, rows, length, done, spent + monotonic() - begin)
-        if out is not None:
-            from ..report import page
-
-            write(out / "results.json", dump(result))
-            write(out / "report.html", page(result))
+        save(result := found(), out)
     return result
-
-
-def _result(
-    lm: LM, settings: CanvasSettings, rows: list[dict[str, Any]], length: int, done: Sequence[str], seconds: float
-) -> Result:
-    config = lm.model.config
-    return {
-        "format": FORMAT,
-        "kind": CANVASES,
-        "complete": len(done) == len(settings.methods),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 1),
-        "machine": describe(),
-        "model": {"name": lm.name, "dtype": lm.dtype, "layers": config.num_layers, "hidden_size": config.hidden_size},
-        "settings": {**asdict(settings), "methods": list(settings.methods), "tasks": list(settings.tasks)},
-        "places": length,
-        "rows": rows,
-    }
 
 
 def _items(lm: LM, settings: CanvasSettings) -> list[Item]:

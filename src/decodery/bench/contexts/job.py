@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...budget.machine import describe
 from ...errors import SettingsError, UnsupportedModel
 from ...lm import LM
 from ...model.store import Progress
 from ...registry import resolve
-from ..report import page
-from ..result import CONTEXTS, FORMAT, Result, dump, write
+from ..report import save
+from ..result import CONTEXTS, Result, heading, write
 from .bounds import Oracle, Uniform
 from .errors import Errors
 from .figures import Row, plot
@@ -43,10 +41,9 @@ class ContextJob:
 
         stopped: asked before every row whether to end; what is done is kept, and `complete` is then false.
         """
-        begin, before = monotonic(), 0.0
+        begin = monotonic()
         if self.earlier is not None:
             self._rows, self._full = list(self.earlier["rows"]), dict(self.earlier["full"])
-            before = float(self.earlier["seconds"])
         done = {(row["policy"], row["budget"]) for row in self._rows}
         units = self.settings.units
         bench = Bench(self.lm, self.settings)
@@ -60,27 +57,22 @@ class ContextJob:
             if not self._full:
                 self._full = bench.solved_of_all()
             self._rows.append({"policy": method, "budget": share, **_figures(bench, method, share, errors, recall)})
-            self._seconds = before + monotonic() - begin
+            self._seconds = monotonic() - begin
             self._save(complete=False)
         return self._save(complete=True)
 
     def _save(self, *, complete: bool) -> Result:
         order = {unit: at for at, unit in enumerate(self.settings.units)}
-        result: Result = {
-            "format": FORMAT,
-            "kind": CONTEXTS,
-            "complete": complete,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(self._seconds, 1),
-            "machine": describe(),
-            "model": {"name": self.lm.name, "dtype": self.lm.dtype, "layers": self.lm.model.config.num_layers},
-            "settings": self.settings.to_dict(),
-            "full": self._full,
-            "rows": sorted(self._rows, key=lambda row: order[row["policy"], row["budget"]]),
-        }
+        result = heading(
+            CONTEXTS,
+            self.lm,
+            self.settings.to_dict(),
+            complete=complete,
+            seconds=self._seconds,
+            before=self.earlier,
+        ) | {"full": self._full, "rows": sorted(self._rows, key=lambda row: order[row["policy"], row["budget"]])}
+        save(result, self.out)
         if self.out is not None:
-            write(self.out / "results.json", dump(result))
-            write(self.out / "report.html", page(result))
             write(self.out / "budgets.svg", plot(result["rows"]))
         return result
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ...budget.machine import describe
 from ...errors import DecoderyError
-from ..report import page
-from ..result import FORMAT, LOAD, Result, dump, write
+from ..report import save
+from ..result import FORMAT, LOAD, Result
 from .arrivals import arrivals
 from .figures import row
 from .settings import LoadSettings
@@ -133,7 +133,5 @@ class LoadJob:
             "rows": self._rows,
             "requests": self._requests,
         }
-        if self.out is not None:
-            write(self.out / "results.json", dump(result))
-            write(self.out / "report.html", page(result))
+        save(result, self.out)
         return result

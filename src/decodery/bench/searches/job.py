@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...budget.machine import describe
 from ...errors import CorruptFile
 from ...lm import LM
 from ...puzzles import drawn
-from ..report import page
-from ..result import FORMAT, SEARCH, Result, dump, write
+from ..report import save
+from ..result import SEARCH, Result, heading, write
 from .figures import cells, rows
 from .pools import run, sampled
 from .settings import POOLED, SearchSettings
@@ -90,22 +88,9 @@ class SearchJob:
                 file.write(json.dumps(trace) + "\n")
 
     def _save(self, *, complete: bool) -> Result:
-        config = self.lm.model.config
-        result: Result = {
-            "format": FORMAT,
-            "kind": SEARCH,
-            "complete": complete,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(self._seconds, 1),
-            "machine": describe(),
-            "model": {"name": self.lm.name, "dtype": self.lm.dtype, "layers": config.num_layers},
-            "settings": self.settings.to_dict(),
-            "notes": [],
-            "rows": rows(self.settings, self._traces),
-        }
-        if self.out is not None:
-            write(self.out / "results.json", dump(result))
-            write(self.out / "report.html", page(result))
+        result = heading(SEARCH, self.lm, self.settings.to_dict(), complete=complete, seconds=self._seconds)
+        result |= {"notes": [], "rows": rows(self.settings, self._traces)}
+        save(result, self.out)
         return result
 
 

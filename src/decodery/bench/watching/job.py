@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from ...budget.machine import describe
 from ...lm import LM
 from ...model.store import Progress
-from ..report import page
-from ..result import FORMAT, MONITORS, Result, dump, write
+from ..report import save
+from ..result import MONITORS, Result, heading
 from .settings import WatchSettings
 
 
@@ -55,24 +53,18 @@ class WatchJob:
         return self._save(complete=True)
 
     def _save(self, *, complete: bool) -> Result:
-        config = self.lm.model.config
         whole = {
             part: [each for name in self.settings.methods if name in self._done for each in self._done[name][part]]
             for part in ("rows", "acts", "notes")
         }
-        result: Result = {
-            "format": FORMAT,
-            "kind": MONITORS,
-            "complete": complete,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(self._seconds, 1),
-            "machine": describe(),
-            "model": {"name": self.lm.name, "dtype": self.lm.dtype, "layers": config.num_layers},
-            "settings": self.settings.to_dict(),
-            **whole,
-            "done": self._done,
-        }
-        if self.out is not None:
-            write(self.out / "results.json", dump(result))
-            write(self.out / "report.html", page(result))
+        result = heading(
+            MONITORS,
+            self.lm,
+            self.settings.to_dict(),
+            complete=complete,
+            seconds=self._seconds,
+            before=self.earlier,
+        )
+        result |= whole | {"done": self._done}
+        save(result, self.out)
         return result

@@ -1,0 +1,60 @@
+"""What a benchmark of ways of filling canvases measures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ...errors import CorruptFile, SettingsError
+from ...registry import resolve
+from ...train.lists import LISTS, MOST, known
+
+REFERENCE = "static"
+METHODS = (
+    REFERENCE, "random", "static:steps=4", "threshold:tau=0.5", "threshold:tau=0.7", "threshold:tau=0.9",
+    "threshold:tau=0.95", "factor", "local-leap", "r2", "cad", "ccd", "ccd:adaptive=true", "explore-exploit",
+    "explore-exploit:branches=3", "freedave", "freedave-plus", "dystruct:mean=8,least=4,most=8",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CanvasSettings:
+    """methods: ways of filling; static is always among them. tasks: of `lists`; letters: of the longest list that is
+    drawn. prompts: of each task. max_new_tokens: of a canvas, None for what the tasks need. data: where lists of names
+    are, for models that know no lists of letters.
+    """
+
+    model: str
+    dtype: str = "auto"
+    methods: tuple[str, ...] = METHODS
+    tasks: tuple[str, ...] = tuple(LISTS)
+    letters: int = MOST
+    prompts: int = 50
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    data: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(dict.fromkeys((REFERENCE, *self.methods))))
+        known(self.tasks, self.letters)
+        if any(task not in LISTS for task in self.tasks):
+            raise SettingsError(f"parallelbench has the tasks {', '.join(LISTS)}")
+        if self.prompts < 1:
+            raise SettingsError(f"prompts must be at least 1, not {self.prompts}")
+        for method in self.methods:
+            resolve("diffuse", method)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> CanvasSettings:
+        """The settings in a result file. Raises CorruptFile for what is none."""
+        try:
+            known = {field.name: raw[field.name] for field in fields(cls)}
+            return cls(**known | {name: tuple(known[name]) for name in ("methods", "tasks")})
+        except (KeyError, TypeError, SettingsError) as error:
+            raise CorruptFile("the result file lacks settings of ways of filling canvases: measure again") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as a result file has them."""
+        return {**asdict(self), "methods": list(self.methods), "tasks": list(self.tasks)}
