@@ -16,6 +16,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import CorruptFile, UnsupportedModel
 from decodery.model.batch import Batch, Segment
+from decodery.model.load import load
 from decodery.model.pldrllm import read_pldr
 from tiny_models import VOCAB, make_tokenizer
 
@@ -135,7 +136,9 @@ def test_a_published_folder_is_what_the_formula_says(tmp_path: Path) -> None:
     checkpoint(tmp_path / "halves", reference_rope=False)
     assert (read_pldr(tmp_path / "halves")[0].predicted(torch.tensor([IDS]))[0][0] - logits).abs().max() > 0.1
 
-    # With its operators kept it is causal, and can be drafted for.
+    # With its operators kept it is causal, and can be drafted for; without, it is no model that could be loaded.
+    with pytest.raises(UnsupportedModel, match="read_pldr"):
+        load(tmp_path)
     kept = law.frozen(operators)
     whole = kept.forward(Batch([Segment.chunk(IDS, kept.new_cache(), logit_rows=range(len(IDS)))])).logits
     assert torch.allclose(whole, logits, atol=2e-4)
