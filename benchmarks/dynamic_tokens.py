@@ -1,10 +1,11 @@
 """What shorter prompts cost: merged tokens read as mean embeddings, beside prompts that are cut.
 
-    OMP_NUM_THREADS=1 python benchmarks/dynamic_tokens.py
+    OMP_NUM_THREADS=1 python benchmarks/dynamic_tokens.py [--net DIR]
 
 Texts of benchmarks/texts under smollm2 in int8: the first 400 tokens are the prompt, the next 100 are scored behind it.
 Prompts are merged together, within words as far as it goes or within sentences to a share of all rows; beside each the
-same prompt without merges, of which as many of the first tokens are left out. nats: mean loss of the tokens behind it.
+same prompt without merges, of which as many of the first tokens are left out. nats: mean loss of the tokens behind it;
+trained: with what a network of `decodery train merges` makes of merged tokens in place of the mean, where there is one.
 Counts, no times. Writes benchmarks/results/dynamic-tokens.json.
 """
 
@@ -21,6 +22,7 @@ import decodery
 from decodery.core.dynamic_tokens import dynamic
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
+from decodery.model.merge_nets import MergeNet
 from decodery.model.merges import Merged, merged
 from decodery.model.transformer import Transformer
 
@@ -30,11 +32,11 @@ SHARES = (0.05, 0.1, 0.2, 0.3)
 
 
 @torch.no_grad()
-def loss(lm: LM, prompt: Merged, behind: list[int]) -> float:
+def loss(lm: LM, prompt: Merged, behind: list[int], net: MergeNet | None = None) -> float:
     """Nats per token behind a prompt."""
     model = lm.model
     assert isinstance(model, Transformer)
-    tokens, embeddings = dynamic(model, prompt)
+    tokens, embeddings = dynamic(model, prompt, net)
     whole = [*tokens, *behind[:-1]]
     rows = model.embed_tokens(torch.tensor(whole)).clone()
     if embeddings is not None:
@@ -49,14 +51,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=400)
     parser.add_argument("--behind", type=int, default=100)
+    parser.add_argument("--net", type=Path, help="Folder of a trained network.")
     args = parser.parse_args()
+    net = MergeNet.load(args.net) if args.net else None
     lm = decodery.load("smollm2", dtype="int8")
     files = sorted((ROOT / "benchmarks" / "texts").glob("*.txt"))
     ids = [lm.tokenizer.encode(file.read_text(encoding="utf-8"))[: args.prompt + args.behind] for file in files]
     prompts, answers = [text[: args.prompt] for text in ids], [text[args.prompt :] for text in ids]
 
-    def mean(texts: list[Merged]) -> float:
-        return float(np.mean([loss(lm, text, behind) for text, behind in zip(texts, answers, strict=True)]))
+    def mean(texts: list[Merged], net: MergeNet | None = None) -> float:
+        return float(np.mean([loss(lm, text, behind, net) for text, behind in zip(texts, answers, strict=True)]))
 
     def cut(texts: list[Merged]) -> list[Merged]:
         """As short as these, by leaving out what comes first."""
@@ -69,9 +73,14 @@ def main() -> None:
     for name, texts in ways.items():
         shorter = float(np.mean([text.shorter for text in texts]))
         rows[name] = {"shorter": shorter, "nats": mean(texts), "nats, cut": mean(cut(texts))}
+        if net is not None:
+            rows[name]["nats, trained"] = mean(texts, net)
         print(name, rows[name], flush=True)
-    made = {"command": "python benchmarks/dynamic_tokens.py", "texts": len(ids), "rows": rows}
-    OUT.write_text(json.dumps(made | {"prompt": args.prompt, "behind": args.behind}, indent=1) + "\n", encoding="utf-8")
+    command = "python benchmarks/dynamic_tokens.py" + (" --net DIR" if net else "")
+    made = {"command": command, "texts": len(ids), "prompt": args.prompt, "behind": args.behind, "rows": rows}
+    if net is not None:
+        made["net"] = dict(net.facts)
+    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

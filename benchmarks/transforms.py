@@ -7,8 +7,9 @@ identity on it, and fewer bits are where methods differ. Calibration: pages of d
 each copy: perplexity, mean KL(original || copy) in nats, share of places with the original's likeliest token (top-1),
 overlap, the mean of sum min(p, q), which is what a drawn draft would be accepted with; of greedy texts drafted by the
 copy, four tokens at a time, the tokens per pass of the original (1 to 5), and how many texts are the original's. bytes
-and macs: shares of the original's, by the stated cost model, with numbers in float32 counted as if they had 16 bits.
-gain: tokens per pass / (4 bytes + 1), what a machine bound by reading weights would make of that; a prediction, and no
+and macs: shares of the original's, by the stated cost model, with numbers in float32 counted as if they had 16 bits;
+read: of the bytes, those that a token reads, which a table of embeddings is not that is not the head, too.
+gain: tokens per pass / (4 read + 1), what a machine bound by reading weights would make of that; a prediction, and no
 measurement.
 
 Beside the methods: the original itself, layers left out at the end, and a model of random weights. Counts alone, no
@@ -20,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.registry import resolve
-from decodery.transform.base import sizes, transformed
+from decodery.transform.base import Size, sizes, transformed
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ("design", "serving", "searches", "training")
@@ -69,6 +69,11 @@ ROWS: dict[str, tuple[str, ...]] = {
     "2:4, activation": ("nm-sparsity:by=activation",),
     "4:8, activation": ("nm-sparsity:n=4,m=8,by=activation",),
     "2:4, activation, int8": ("nm-sparsity:by=activation", "int8"),
+    "5:16, magnitude": ("nm-sparsity:n=5,m=16",),
+    "5:16, activation": ("nm-sparsity:n=5,m=16,by=activation",),
+    "3:16, magnitude": ("nm-sparsity:n=3,m=16",),
+    "1:16, magnitude": ("nm-sparsity:n=1,m=16",),
+    "three values, untrained": ("bitnet",),
     "slicegpt 0": ("slicegpt:share=0",),
     "slicegpt 0.05": ("slicegpt:share=0.05",),
     "slicegpt 0.1": ("slicegpt:share=0.1",),
@@ -155,9 +160,14 @@ def measured(
     return drift(laws, copy, held) | {"tokens per pass": tokens / passes, "same texts": [same, len(plain)]}
 
 
-def total(model: Transformer) -> tuple[float, float]:
+def looked_up(model: Transformer) -> float:
+    """Bytes of the embedding, of which a token reads one row, where it is not the head, too."""
+    return sizes(model)["embedding"].bytes
+
+
+def total(model: Transformer) -> Size:
     parts = sizes(model).values()
-    return sum(part.bytes for part in parts), sum(part.macs for part in parts)
+    return Size(sum(part.bytes for part in parts), sum(part.macs for part in parts))
 
 
 def main() -> None:
@@ -173,7 +183,7 @@ def main() -> None:
     laws = list(log_laws(model, held))
     plain, _ = texts_of(lm, None)
     results = json.loads(args.out.read_text()) if args.out.is_file() else {"rows": {}}
-    results |= {"command": " ".join(["python", "benchmarks/transforms.py", *sys.argv[1:]])}
+    results |= {"command": "python benchmarks/transforms.py"}
     results |= {"calibration": sum(map(len, calibration)), "held out": sum(map(len, held)), "drafted": DRAFTED}
     whole = total(model)
     for name in args.names or [*BASELINES, *ROWS]:
@@ -185,13 +195,15 @@ def main() -> None:
             about: dict[str, Any] = {}
         else:
             copy, report = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
-            size, bits, method = (report.after.bytes, report.after.macs), report.bits, " + ".join(ROWS[name])
+            size, bits, method = report.after, report.bits, " + ".join(ROWS[name])
             about = {"lost": [stage.error for stage in report.stages]}
         row = measured(lm, copy, held, laws, plain)
-        wide = copy.weights.norm.dtype == torch.float32 and isinstance(copy.weights.head, Dense)
-        share, bits = (size[0] / whole[0], bits) if not wide else (size[0] / whole[0] / 2, bits / 2)
-        row |= about | {"method": method, "bits": bits, "bytes": share, "macs": size[1] / whole[1]}
-        row["gain"] = row["tokens per pass"] / (DRAFTED * share + 1)
+        # Numbers of 32 bits, of which the original's have 16.
+        wide = 2 if copy.weights.norm.dtype == torch.float32 and isinstance(copy.weights.head, Dense) else 1
+        shares = (size.bytes / whole.bytes, (size.bytes - looked_up(copy)) / (whole.bytes - looked_up(model)))
+        share, read = (each / wide for each in shares)
+        row |= about | {"method": method, "bits": bits / wide, "bytes": share, "read": read}
+        row |= {"macs": size.macs / whole.macs, "gain": row["tokens per pass"] / (DRAFTED * read + 1)}
         results["rows"][name] = row
         args.out.write_text(json.dumps(results, indent=1) + "\n")
         print(name, json.dumps(row), flush=True)

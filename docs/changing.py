@@ -3,27 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from figures import load, runs_of, table
+from figures import ROOT, load, recorded, runs_of, table
+from plots import Line, Upward, plot
 
 
 def transforms() -> str:
-    """What every copy keeps, and what it is worth as a drafter."""
+    """What every copy keeps and is worth as a drafter, by what a token reads of it, and by the clock where known."""
     found = load("transforms")
+    timed = load("transform-speed") if recorded("transform-speed") else {"rows": {}}
     about = (
         f"{found['calibration']:,} tokens of calibration, {found['held out']:,} held out, {found['drafted']} drafted"
     )
-    head = ["", "bits", "bytes", "macs", "perplexity", "kl", "top-1", "overlap", "tokens per pass", "predicted gain"]
-    return "\n\n".join(
-        [f"`{found['command']}` ({about})", table(head, [_row(name, each) for name, each in found["rows"].items()])]
-    )
+    head = ["", "read", "bits", "macs", "perplexity", "kl", "top-1", "overlap", "tokens per pass", "predicted gain"]
+    head += ["measured gain", "in its place"] if timed["rows"] else []
+    rows = [
+        _row(name, each) + (_clock(timed["rows"].get(name)) if timed["rows"] else [])
+        for name, each in sorted(found["rows"].items(), key=lambda pair: -pair[1]["read"])
+    ]
+    commands = [f"`{found['command']}` ({about})"]
+    if timed["rows"]:
+        commands.append(f"`{timed['command']}` (texts of {timed['written']} tokens, median of {timed['turns']} turns)")
+    return "\n\n".join([*commands, table(head, rows)])
 
 
 def _row(name: str, each: dict[str, Any]) -> list[str]:
-    sizes = [f"{each['bits']:.2f}", f"{each['bytes']:.3f}", f"{each['macs']:.3f}"]
+    sizes = [f"{each['read']:.3f}", f"{each['bits']:.2f}", f"{each['macs']:.3f}"]
     drift = [f"{each['perplexity']:.1f}", f"{each['kl']:.3f}", f"{each['top-1']:.3f}", f"{each['overlap']:.3f}"]
     return [name, *sizes, *drift, f"{each['tokens per pass']:.2f}", f"{each['gain']:.2f}"]
+
+
+def _clock(each: dict[str, Any] | None) -> list[str]:
+    return ["", ""] if each is None else [f"{each[how][0]:.2f}" for how in ("drafting", "alone")]
+
+
+def copies_by_bytes() -> str:
+    """What copies keep of the likeliest tokens, and what is accepted of their draws, by what a token reads of them."""
+    kinds = {
+        "rounding": ("int8", "int4", "int4, 3 bits", "int4, 2 bits"),
+        "fp4, searched": ("fp4",),
+        "evopress": ("evopress, 3 bits",),
+        "lq-lora": ("lq-lora, 3 bits, rank 8", "lq-lora, 3 bits, rank 0"),
+        "n of m, activations": ("4:8, activation", "2:4, activation"),
+        "n of m, magnitudes": ("2:4, magnitude", "5:16, magnitude", "3:16, magnitude"),
+        "slicegpt": ("slicegpt 0.05", "slicegpt 0.1", "slicegpt 0.2", "slicegpt 0.25"),
+        "layers left out": ("27 of 30 layers", "24 of 30 layers"),
+    }
+    rows = load("transforms")["rows"]
+    panels = {
+        title: [
+            Line(kind, tuple(sorted((100 * rows[name]["read"], rows[name][key]) for name in names)))
+            for kind, names in kinds.items()
+        ]
+        for title, key in (("same likeliest token", "top-1"), ("accepted of a draw", "overlap"))
+    }
+    return plot("Copies of smollm2 at equal bytes", "% of the bytes that a token reads", panels, Upward("share"))
 
 
 def compression() -> str:
@@ -213,6 +249,46 @@ def localist() -> str:
     return f"{about}\n\n{table(['', 'tokens per pass', 'keys read'], rows)}"
 
 
+def hyperfit() -> str:
+    """What a model that knows a few texts writes, and what became less likely."""
+    found = load("hyperfit")
+    before, after = (found["scores"][name] for name in ("before", "after"))
+    about = f"`{found['command']}` ({found['pieces']} pieces of {found['length']} tokens, {found['held out']} held out)"
+    held = [
+        [name, *(f"{each[key]:.3f}" for key in ("loss", "entropy"))]
+        for name, each in (("untouched", before), ("hyperfitted", after))
+    ]
+    rows = [
+        [name, f"{each['ttr']:.3f}", f"{each['citations']:,} of {each['runs']:,}"]
+        for name, each in found["rows"].items()
+    ]
+    curve = [[step, *(f"{each[key]:.2f}" for key in ("known", "held out"))] for step, each in found["curve"].items()]
+    return "\n\n".join(
+        [
+            about,
+            table(["step", "loss, learned", "held out"], curve),
+            table(["", "loss, held out", "entropy"], held),
+            table(["", "distinct of the last 96", "runs of five that were learned"], rows),
+        ]
+    )
+
+
+def dynamic_tokens() -> str:
+    """What shorter prompts cost, beside prompts that are cut."""
+    found = load("dynamic-tokens")
+    keys = {"nats": "mean", "nats, trained": "trained", "nats, cut": "cut"}
+    keys = {key: name for key, name in keys.items() if key in found["rows"]["none"]}
+    rows = [
+        [name, f"{each['shorter']:.3f}", *(f"{each[key]:.3f}" for key in keys)] for name, each in found["rows"].items()
+    ]
+    about = (
+        f"`{found['command']}` ({found['texts']} prompts of {found['prompt']} tokens, nats a token of the "
+        f"{found['behind']} behind)"
+    )
+    made = [f"The network: `{found['net']['command']}`"] if "net" in found else []
+    return "\n\n".join([about, *made, table(["merged", "shorter by", *keys.values()], rows)])
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "trust": trust,
     "recycled": recycled,
@@ -228,4 +304,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "mc-moe": mc_moe,
     "attention-entropy": attention_entropy,
     "surplus": surplus,
+    "hyperfit": hyperfit,
+    "dynamic-tokens": dynamic_tokens,
 }
+PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "copies.svg": copies_by_bytes}

@@ -235,13 +235,10 @@ def _stub(family: str, packages: list[str]) -> str:
 def stale() -> dict[Path, str]:
     """What is out of date: the pages by their generated parts, the stubs and the plots; each as it should be."""
     pages = {page: fill(page.read_text(encoding="utf-8")) for page in PAGES}
+    drawn = plots.PLOTS | watching.PLOTS | remembering.PLOTS | changing.PLOTS
     return {
         path: text
-        for path, text in (
-            pages
-            | stubs()
-            | {path: make() for path, make in (plots.PLOTS | watching.PLOTS | remembering.PLOTS).items()}
-        ).items()
+        for path, text in (pages | stubs() | {path: make() for path, make in drawn.items()}).items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
     }
 

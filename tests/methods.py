@@ -733,6 +733,9 @@ KVS: dict[str, CachePolicy] = {
 OF_MIXTURES = ["mc-moe"]
 """Specs of transformations that change mixtures of experts alone."""
 
+OF_FILES = ["s2ft"]
+"""Specs of transformations that need a trained part, and make nothing smaller."""
+
 TRANSFORMS = [
     "bitnet",
     "evopress:generations=2,children=2,tokens=16/24",

@@ -294,7 +294,7 @@ def test_a_method_that_leaves_something_out_is_not_registered() -> None:
 LOCAL = {
     *(("search", name, files) for name in ("drag", "iter-drag") for files in ("documents", "examples")),
     ("search", "cheatsheet", "file"),
-    ("source", "adapter", "file"),
+    *(("source", "adapter", "file"), ("transform", "s2ft", "file")),
     ("sample", "no-citation", "texts"),
     ("diffuse", "learn2pd", "filter"),
     ("search", "compute-optimal", "table"),

@@ -32,6 +32,9 @@ from decodery.train.lesson import lesson, predictions
 from decodery.train.remade import CopyRecipe, Course, Remade, written_rows
 from decodery.transform import Int4, Int8
 from decodery.transform.base import LINEARS, transformed
+from decodery.train.remade import CopyRecipe, Course
+from decodery.transform import S2FT, Int4, Int8
+from decodery.transform.base import transformed
 from decodery.transform.folder import save
 from scripted import Unigram
 from tiny_models import assert_same_logits, make_model, tiny_loaded
@@ -287,3 +290,26 @@ def test_lora_of_other_stacks_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     save_file(dict(list(tensors.items())[:1]), folder / "adapter_model.safetensors")
     with pytest.raises(CorruptFile, match="lacks halves"):
         Adapter.load(folder)
+
+
+def test_a_fused_adapter_is_a_copy_like_others(tmp_path: Path) -> None:
+    """It writes what the model writes with the adapter, from a folder of its own, and can be made smaller."""
+    target = tiny_loaded()
+    base = target.model
+    assert isinstance(base, Transformer)
+    one = adapter(0, size=0.1)
+    one.save(tmp_path / FILE)
+    fused, report = transformed(base, [S2FT(str(tmp_path))])
+    assert torch.equal(logits(fused), logits(tuned(base, one))) and not torch.equal(logits(fused), logits(base))
+    assert [part.name for part in report.stages[0].parts] == ["layers.0.output", "layers.1.gate_up"]
+    old, new = (model.weights.layers[0].output.weight.double() for model in (base, fused))  # type: ignore[attr-defined]
+    added = float((new - old).square().sum() / old.square().sum())
+    assert report.stages[0].parts[0].error == pytest.approx(added, rel=1e-4) and report.before == report.after
+    nothing, report = transformed(base, [S2FT(adapter(0, size=0.0))])
+    assert torch.equal(logits(nothing), logits(base)) and report.stages[0].error == 0.0
+    save(tmp_path / "copy", fused, transformed(base, [S2FT(one)])[1], target)
+    assert torch.equal(logits(load(tmp_path / "copy").model), logits(fused))
+    small, report = transformed(base, [S2FT(one), Int8()])
+    assert report.after.bytes < report.before.bytes and isinstance(small.weights.layers[0].output, Int8Linear)
+    with pytest.raises(SettingsError, match="needs a trained adapter"):
+        transformed(base, [S2FT()])

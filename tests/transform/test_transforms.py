@@ -29,7 +29,7 @@ from decodery.transform.folder import save
 from decodery.transform.fp4 import FORMATS, codes, nearest
 from decodery.transform.lq_lora import normal_float
 from decodery.verify.coupled import Coupled
-from methods import OF_MIXTURES, TRANSFORMS
+from methods import OF_FILES, OF_MIXTURES, TRANSFORMS
 from tiny_models import tiny_loaded
 
 MODEL = tiny_transformer(0)
@@ -49,7 +49,7 @@ def tensors(model: Transformer) -> list[torch.Tensor]:
 
 
 def test_every_transformation_is_tested() -> None:
-    assert {name.partition(":")[0] for name in (*TRANSFORMS, *OF_MIXTURES)} == {
+    assert {name.partition(":")[0] for name in (*TRANSFORMS, *OF_MIXTURES, *OF_FILES)} == {
         method.name for method in methods("transform")
     }
 

@@ -21,6 +21,7 @@ from .train_hamburger import hamburger
 from .train_head import head
 from .train_kv import kv
 from .train_learn2pd import learn2pd
+from .train_merges import merges
 from .train_monitors import los, probe
 from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
@@ -66,6 +67,7 @@ for learned in (
     lora,
     los,
     lq_lora,
+    merges,
     nested,
     ngrams,
     nm_sparsity,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .training import command_line, lists_options, out_option, resumable, seed_option
 
 
 @click.command(short_help="Train a small masked diffusion model.")
@@ -18,15 +18,13 @@ from .training import command_line, out_option, resumable, seed_option
     help="Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, json.",
 )
 @click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
+@lists_options("Tasks on lists, by name.", "Examples of a step.", steps=3000, lr=1e-3)
 @click.option(
     "--size",
     default="xs",
     show_default=True,
     help="xs, s or m: 0.2, 2 or 7 million numbers; xs-moe, s-moe: of 16 MLPs.",
 )
-@click.option("--steps", default=3000, show_default=True, help="Training steps.")
-@click.option("--batch", default=64, show_default=True, help="Examples of a step.")
-@click.option("--lr", default=1e-3, show_default=True, help="Learning rate at its highest.")
 @seed_option("examples, masks and where the weights begin")
 def diffusion(out: Path, tasks: str, letters: int, size: str, steps: int, batch: int, lr: float, seed: int) -> None:
     """Train a model that fills canvases with answers about short lists, to try methods of --diffuse on.

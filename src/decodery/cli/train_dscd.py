@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .training import command_line, out_option, resumable, seed_option
+from .training import command_line, lists_options, out_option, resumable, seed_option
 
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -14,11 +14,7 @@ FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.command(short_help="Distil a small masked diffusion model for fewer passes.")
 @click.argument("teacher", type=FOLDER)
 @out_option
-@click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help="What TEACHER learned.")
-@click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
-@click.option("--steps", default=1500, show_default=True, help="Training steps.")
-@click.option("--batch", default=64, show_default=True, help="Examples of a step.")
-@click.option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest.")
+@lists_options("What TEACHER learned.", "Examples of a step.", steps=1500, lr=2e-4)
 @click.option("--everywhere", is_flag=True, help="Compare where only the student has a mask too, as published.")
 @click.option("--control", is_flag=True, help="Train as long without a teacher, to compare with.")
 @seed_option("examples and masks")

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import click
 
-from .training import (
-    FILE,
-    command_line,
-    learning_dtype,
-    model_option,
-    out_option,
-    pieces,
-    resumable,
-    seed_option,
-    texts_options,
-)
+from .training import Learning, command_line, files_of_text, learning, pieces, seed_option
 
 
 @click.group(short_help="Make what some cache policies need.")
@@ -25,10 +16,7 @@ def kv() -> None:
 
 
 @kv.command("double-sparsity", short_help="Calibrate --kv double-sparsity:calibration=DIR.")
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@out_option
-@model_option("whose keys are looked at")
-@texts_options
+@files_of_text("whose keys are looked at")
 def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int) -> None:
     """Find in text FILES which channels of MODEL's keys say most about attention: --kv double-sparsity:calibration=DIR.
 
@@ -52,130 +40,78 @@ def double_sparsity(files: tuple[Path, ...], out: Path, model: str, texts: int, 
 
 
 @kv.command("lserve", short_help="Learn the head gates of --kv lserve:gates=DIR.")
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@out_option
-@model_option("whose heads are told apart")
-@texts_options
+@learning("whose heads are told apart")
 @click.option("--steps", default=150, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--recent", default=64, show_default=True, help="Last tokens that a streaming head reads.")
 @seed_option("what is hidden where, and the order of the texts")
-def lserve(
-    files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, steps: int, recent: int, seed: int
-) -> None:
+def lserve(given: Learning, steps: int, recent: int, seed: int) -> None:
     """Learn which heads of MODEL need old tokens, from numbers hidden in text FILES: --kv lserve:gates=DIR.
 
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
-    from ..model.load import load
     from ..train.head_gates import GateRecipe, check_folder, hide_keys, train_head_gates
 
     recipe = GateRecipe(steps=steps, recent=recent, seed=seed)
-    check_folder(out)
-    loaded = load(model, dtype=learning_dtype())
-    documents = hide_keys(loaded.tokenizer, pieces(loaded, files, texts, length), seed=seed)
-    with resumable(out) as progress:
-        train_head_gates(loaded, documents, out, recipe=recipe, command=command_line(), progress=progress)
-    click.echo(f"The gates are ready: --kv lserve:gates={out}")
+    given.learn(
+        check_folder,
+        lambda loaded, read, out, **how: train_head_gates(
+            loaded, hide_keys(loaded.tokenizer, read, seed=seed), out, recipe=recipe, **how
+        ),
+    )
+    click.echo(f"The gates are ready: --kv lserve:gates={given.out}")
 
 
 @kv.command("write-gate", short_help="Train the gate of --kv write-gate:gate=DIR.")
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@out_option
-@model_option("whose written tokens are judged")
-@texts_options
+@learning("whose written tokens are judged")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--rate", default=0.5, show_default=True, help="Share of written tokens that is to be stored.")
 @seed_option("where the gate begins, its noise, and the order of the texts")
-def write_gate(
-    files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, steps: int, rate: float, seed: int
-) -> None:
+def write_gate(given: Learning, steps: int, rate: float, seed: int) -> None:
     """Train a network that tells which tokens of a text MODEL need not store, on text FILES: --kv write-gate:gate=DIR.
 
     MODEL itself stays as it is; it is read in floating point. An interrupted run goes on where it stopped.
     """
-    from ..model.load import load
     from ..train.write_gates import WriteGateRecipe, check_folder, train_write_gate
 
     recipe = WriteGateRecipe(steps=steps, rate=rate, seed=seed)
-    check_folder(out)
-    loaded = load(model, dtype=learning_dtype())
-    read = pieces(loaded, files, texts, length)
-    with resumable(out) as progress:
-        train_write_gate(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
-    click.echo(f"The gate is ready: --kv write-gate:gate={out}")
+    given.learn(check_folder, partial(train_write_gate, recipe=recipe))
+    click.echo(f"The gate is ready: --kv write-gate:gate={given.out}")
 
 
 @kv.command("coprocessor", short_help="Train --kv coprocessor:trained=DIR.")
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@out_option
-@model_option("that is helped")
-@texts_options
+@learning("that is helped")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--latents", default=8, show_default=True, help="Entries that are written behind a prompt.")
 @click.option("--ahead", default=16, show_default=True, help="Tokens behind a prompt that are to be foreseen.")
 @click.option("--static", is_flag=True, help="Learn entries that are the same for every prompt, to compare with.")
 @seed_option("where it begins, and the order and places of the texts")
-def coprocessor(
-    files: tuple[Path, ...],
-    out: Path,
-    model: str,
-    texts: int,
-    length: int,
-    steps: int,
-    latents: int,
-    ahead: int,
-    static: bool,
-    seed: int,
-) -> None:
+def coprocessor(given: Learning, steps: int, latents: int, ahead: int, static: bool, seed: int) -> None:
     """Train adapters with which MODEL writes entries behind a prompt that help it go on: --kv coprocessor:trained=DIR.
 
     It learns from text FILES. MODEL itself stays as it is; it is read in floating point. An interrupted run goes on
     where it stopped.
     """
-    from ..model.load import load
     from ..train.coprocessor import CoprocessorRecipe, check_folder, train_coprocessor
 
     recipe = CoprocessorRecipe(steps=steps, latents=latents, ahead=ahead, static=static, seed=seed)
-    check_folder(out)
-    loaded = load(model, dtype=learning_dtype())
-    read = pieces(loaded, files, texts, length)
-    with resumable(out) as progress:
-        train_coprocessor(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
-    click.echo(f"The coprocessor is ready: --kv coprocessor:trained={out}")
+    given.learn(check_folder, partial(train_coprocessor, recipe=recipe))
+    click.echo(f"The coprocessor is ready: --kv coprocessor:trained={given.out}")
 
 
 @kv.command("meta-soft", short_help="Train the meta-tokens of --kv meta-soft:trained=DIR.")
-@click.argument("files", nargs=-1, required=True, type=FILE)
-@out_option
-@model_option("whose prompts are looked at")
-@texts_options
+@learning("whose prompts are looked at")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(1), help="Training steps.")
 @click.option("--ahead", default=32, show_default=True, help="Tokens whose attention is the example.")
 @click.option("--static", is_flag=True, help="Learn tokens that are the same for every prompt, to compare with.")
 @seed_option("where they begin, their noise, and the order of the texts")
-def meta_soft(
-    files: tuple[Path, ...],
-    out: Path,
-    model: str,
-    texts: int,
-    length: int,
-    steps: int,
-    ahead: int,
-    static: bool,
-    seed: int,
-) -> None:
+def meta_soft(given: Learning, steps: int, ahead: int, static: bool, seed: int) -> None:
     """Train soft tokens that tell what of a prompt MODEL will look at: --kv meta-soft:trained=DIR.
 
     They learn from text FILES what the end of a piece pays to the rest. MODEL itself stays as it is; it is read in
     floating point. An interrupted run goes on where it stopped.
     """
-    from ..model.load import load
     from ..train.meta_tokens import MetaRecipe, check_folder, train_meta_tokens
 
     recipe = MetaRecipe(steps=steps, ahead=ahead, static=static, seed=seed)
-    check_folder(out)
-    loaded = load(model, dtype=learning_dtype())
-    read = pieces(loaded, files, texts, length)
-    with resumable(out) as progress:
-        train_meta_tokens(loaded, read, out, recipe=recipe, command=command_line(), progress=progress)
-    click.echo(f"The meta-tokens are ready: --kv meta-soft:trained={out}")
+    given.learn(check_folder, partial(train_meta_tokens, recipe=recipe))
+    click.echo(f"The meta-tokens are ready: --kv meta-soft:trained={given.out}")

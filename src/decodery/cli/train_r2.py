@@ -7,18 +7,14 @@ from pathlib import Path
 import click
 
 from .train_dscd import FOLDER
-from .training import command_line, out_option, resumable, seed_option
+from .training import command_line, lists_options, out_option, resumable, seed_option
 
 
 @click.command(short_help="Tune a small masked diffusion model to decoding in a hurry.")
 @click.argument("model", type=FOLDER)
 @out_option
-@click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help="What MODEL learned.")
-@click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
+@lists_options("What MODEL learned.", "States of a step.", steps=1000, lr=2e-4)
 @click.option("--trajectories", default=2000, show_default=True, help="Canvases that the model fills to learn from.")
-@click.option("--steps", default=1000, show_default=True, help="Training steps.")
-@click.option("--batch", default=64, show_default=True, help="States of a step.")
-@click.option("--lr", default=2e-4, show_default=True, help="Learning rate at its highest.")
 @click.option("--control", is_flag=True, help="Train as long on fresh examples, to compare with.")
 @seed_option("examples and states")
 def r2(

@@ -50,6 +50,17 @@ out_option = click.option(
 )
 
 
+def lists_options(known: str, of_step: str, *, steps: int, lr: float) -> Decorator:
+    """The options of training on tasks about lists. known: what the tasks are; of_step: what `--batch` counts."""
+    return together(
+        click.option("--tasks", default="copy,reverse,shuffle,replace-random", show_default=True, help=known),
+        click.option("--letters", default=6, show_default=True, help="Letters of the longest list."),
+        click.option("--steps", default=steps, show_default=True, help="Training steps."),
+        click.option("--batch", default=64, show_default=True, help=of_step),
+        click.option("--lr", default=lr, show_default=True, help="Learning rate at its highest."),
+    )
+
+
 def model_option(what: str) -> Decorator:
     """`-m`. what: what is done with the model."""
     return click.option("-m", "--model", default="smollm2", show_default=True, help=f"The model {what}.")
@@ -131,6 +142,46 @@ def resumable(out: Path) -> Iterator[Progress]:
     except KeyboardInterrupt:
         click.echo(f"stopped; the same command goes on from what is in {out}", err=True)
         raise
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What a part beside a model learns from, and where it goes."""
+
+    files: tuple[Path, ...]
+    out: Path
+    model: str
+    texts: int
+    length: int
+
+    def learn(self, check_folder: Callable[[Path], None], train: Callable[..., object]) -> None:
+        """Train the part. train: called with the model, pieces of the files, the folder, and a command and progress."""
+        from ..model.load import load
+
+        check_folder(self.out)
+        loaded = load(self.model, dtype=learning_dtype())
+        read = pieces(loaded, self.files, self.texts, self.length)
+        with resumable(self.out) as progress:
+            train(loaded, read, self.out, command=command_line(), progress=progress)
+
+
+def files_of_text(what: str) -> Decorator:
+    """The arguments of commands that read text files. what: what is done with the model."""
+    files = click.argument("files", nargs=-1, required=True, type=FILE)
+    return together(files, out_option, model_option(what), texts_options)
+
+
+def learning(what: str) -> Decorator:
+    """The arguments of commands that train a part beside a model, handed on as `given`; see `files_of_text`."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(files: tuple[Path, ...], out: Path, model: str, texts: int, length: int, **others: Any) -> Any:
+            return command(given=Learning(files, out, model, texts, length), **others)
+
+        return files_of_text(what)(call)
+
+    return decorate
 
 
 def foretelling(progress: Progress) -> Progress:

@@ -8,25 +8,35 @@ import numpy as np
 import torch
 
 from ..errors import SettingsError
+from ..model.merge_nets import MergeNet
 from ..model.merges import Merged
 from ..model.protocol import EmbeddingModel, Reader, takes_states
 from .embedded import Embeddings
 
 
-def dynamic(model: Reader, text: Merged) -> tuple[list[int], Embeddings | None]:
+def dynamic(model: Reader, text: Merged, net: MergeNet | None = None) -> tuple[list[int], Embeddings | None]:
     """A prompt of merged tokens, for `Request(tokens, embeddings=...)` or `LM.request`; None where nothing is merged.
 
-    A row that stands for several tokens is the mean of their embeddings (as in Fast Vocabulary Transfer, 2022), which
-    needs no training; others are the model's own. Rows are at positions of their own, one after the other. Raises
-    SettingsError for a model that takes no embeddings.
+    A row that stands for several tokens is what a trained network makes of their embeddings, or without one their mean
+    (as in Fast Vocabulary Transfer, 2022); others are the model's own. Rows are at positions of their own, one after
+    the other. Raises SettingsError for a model that takes no embeddings, or a network of another one.
     """
     places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
     if not places:
         return text.ids, None
     if not takes_states(model):
         raise SettingsError("merged tokens are embeddings, and this model reads tokens alone: give the prompt as it is")
-    rows = means(model, [text.tokens[slice(*text.spans[place])] for place in places])
-    return text.ids, Embeddings(np.array(places), rows)
+    spans = [text.tokens[slice(*text.spans[place])] for place in places]
+    if net is not None:
+        net.check(model)
+    return text.ids, Embeddings(np.array(places), means(model, spans) if net is None else made(model, spans, net))
+
+
+def made(model: EmbeddingModel, spans: Sequence[Sequence[int]], net: MergeNet) -> torch.Tensor:
+    """[n, hidden] what a network makes of each span's tokens."""
+    ends = torch.tensor([[span[end] for span in spans] for end in (0, -1)], device=model.device)
+    first, last = (model.embed_tokens(each) for each in ends)
+    return net.rows(means(model, spans), first, last)
 
 
 def means(model: EmbeddingModel, spans: Sequence[Sequence[int]]) -> torch.Tensor:

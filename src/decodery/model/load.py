@@ -112,6 +112,11 @@ def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
             return load_t5(source.folder, source.name, dtype, target)
         if is_unixcoder(described):
             return load_unixcoder(source.folder, source.name, dtype, target)
+        if isinstance(described, dict) and described.get("model_type") == "pldrllm":
+            raise UnsupportedModel(
+                f"{source.folder}: rows of a PLDR-LLM hang on later tokens until its operators are kept: read it with "
+                "decodery.model.pldrllm.read_pldr, and keep those of a text"
+            )
         try:
             read_config(described)
         except UnsupportedModel as error:

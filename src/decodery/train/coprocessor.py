@@ -12,18 +12,16 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..core.noise import nth_seed
-from ..errors import PromptError, SettingsError
+from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.coprocessors import COPROCESSOR, CoprocessorWeights, adapted, latents
 from ..model.load import LoadedModel
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from .card import refuse_others
-from .loop import Plan, batches, content, train
+from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-HELD = 8
-"""One text in so many is held out."""
 check_folder = partial(refuse_others, made=COPROCESSOR, what="holds no coprocessor")
 """Raises SettingsError where training would overwrite something else."""
 
@@ -134,35 +132,21 @@ def train_coprocessor(
     recipe = recipe or CoprocessorRecipe()
     check_folder(out)
     school = School(differentiable(target.model, "coprocessors"), recipe)
-    if len(texts) < HELD or min(map(len, texts)) < recipe.ahead + 2:
-        raise PromptError(
-            f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}, of {recipe.ahead + 2} "
-            "tokens or more"
-        )
-    held = texts[HELD - 1 :: HELD]
-    learned = [each for number, each in enumerate(texts) if number % HELD != HELD - 1]
-    order = batches(len(learned), 1, recipe.seed)
-    history = train(
+    long_enough(texts, recipe.ahead + 2)
+    course = Course(texts, recipe)
+    history = course.learn(
         school.tensors,
-        lambda step: school.loss(learned[order(step)[0]], step),
-        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 6)),
-        out / "training",
-        validate=lambda: {"loss": float(school.foreseen(held).mean())},
-        metric="loss",
-        settings={"recipe": vars(recipe), "texts": content([[*map(int, text)] for text in texts])},
-        progress=progress,
+        school.loss,
+        lambda: {"loss": float(school.foreseen(course.held).mean())},
+        out,
+        data=as_ids(texts),
         what="training a coprocessor",
+        progress=progress,
     )
-    alone, with_it = ([round(value, 4) for value in school.foreseen(held, each).tolist()] for each in (True, False))
-    facts = {
-        "command": command,
-        "texts": len(texts),
-        "best_step": history.best_step,
-        "alone": alone,
-        "validation": with_it,
-        "recipe": dict(vars(recipe)),
-    }
-    tensors = {name: each.detach().cpu() for name, each in school.tensors.items()}
-    found = CoprocessorWeights(tensors, facts, target.model.fingerprint)
+    alone, with_it = (
+        [round(value, 4) for value in school.foreseen(course.held, each).tolist()] for each in (True, False)
+    )
+    facts = course.facts(command, history, alone=alone, validation=with_it)
+    found = CoprocessorWeights(kept(school.tensors), facts, target.model.fingerprint)
     found.save(out / COPROCESSOR)
     return found

@@ -24,11 +24,9 @@ from ..model.store import Progress, silent
 from ..model.tokenizer import Tokenizer
 from ..model.transformer import Transformer
 from .card import refuse_others
-from .loop import Plan, batches, content, train
+from .one_by_one import Course
 from .traced import TracedCache, differentiable
 
-HELD = 8
-"""One text in so many is held out."""
 WORDS = (
     "apple",
     "river",
@@ -188,37 +186,22 @@ def train_head_gates(
     recipe = recipe or GateRecipe()
     check_folder(out)
     school = School(differentiable(target.model, "head gates"), recipe)
-    if len(documents) < HELD:
-        raise PromptError(f"{len(documents)} documents are too few to learn from: give at least {HELD}")
-    held = documents[HELD - 1 :: HELD]
-    learned = [each for number, each in enumerate(documents) if number % HELD != HELD - 1]
-    order = batches(len(learned), 1, recipe.seed)
+    course = Course(documents, recipe, "documents")
 
     def validate() -> dict[str, float]:
         with torch.no_grad():
-            return {"loss": float(torch.stack([school.loss(each) for each in held]).mean())}
+            return {"loss": float(torch.stack([school.loss(each) for each in course.held]).mean())}
 
-    history = train(
+    history = course.learn(
         {"gates": school.gates},
-        lambda step: school.loss(learned[order(step)[0]]),
-        Plan(recipe.steps, lr=recipe.lr, weight_decay=0.0, validate_every=max(1, recipe.steps // 6)),
-        out / "training",
-        validate=validate,
-        metric="loss",
-        settings={
-            "recipe": vars(recipe),
-            "documents": content([[each.tokens.tolist(), each.rows.tolist()] for each in documents]),
-        },
-        progress=progress,
+        lambda document, _: school.loss(document),
+        validate,
+        out,
+        data=[[each.tokens.tolist(), each.rows.tolist()] for each in documents],
         what="training head gates",
+        progress=progress,
     )
-    facts = {
-        "command": command,
-        "documents": len(documents),
-        "best_step": history.best_step,
-        "loss": round(history.best or 0.0, 4),
-        "recipe": dict(vars(recipe)),
-    }
+    facts = course.facts(command, history, loss=round(history.best or 0.0, 4))
     found = HeadGates(school.gates.detach().clamp(0, 1).cpu(), facts, target.model.fingerprint)
     found.save(out / GATES)
     return found

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..core.noise import nth_seed
-from ..errors import PromptError, SettingsError
+from ..errors import SettingsError
 from ..model.batch import Batch, Segment
 from ..model.load import LoadedModel
 from ..model.meta_tokens import META, MetaTokens, feature, library, mixture
@@ -19,11 +19,9 @@ from ..model.policy import Attention, AttentionPolicy
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from .card import refuse_others
-from .loop import Plan, batches, content, train
+from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-HELD = 8
-"""One text in so many is held out."""
 check_folder = partial(refuse_others, made=META, what="holds no meta-tokens")
 """Raises SettingsError where training would overwrite something else."""
 
@@ -154,33 +152,20 @@ def train_meta_tokens(
     recipe = recipe or MetaRecipe()
     check_folder(out)
     school = School(differentiable(target.model, "meta-tokens"), recipe)
-    if len(texts) < HELD or min(map(len, texts)) < recipe.ahead + 2:
-        raise PromptError(
-            f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}, of {recipe.ahead + 2} "
-            "tokens or more"
-        )
-    held = texts[HELD - 1 :: HELD]
-    learned = [each for number, each in enumerate(texts) if number % HELD != HELD - 1]
-    order = batches(len(learned), 1, recipe.seed)
-    history = train(
+    long_enough(texts, recipe.ahead + 2)
+    course = Course(texts, recipe)
+    history = course.learn(
         school.tensors,
-        lambda step: school.loss(learned[order(step)[0]], step),
-        Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 6)),
-        out / "training",
-        validate=lambda: {"divergence": school.apart(held)},
-        metric="divergence",
-        settings={"recipe": vars(recipe), "texts": content([[*map(int, text)] for text in texts])},
-        progress=progress,
+        school.loss,
+        lambda: {"divergence": school.apart(course.held)},
+        out,
+        data=as_ids(texts),
         what="training meta-tokens",
+        progress=progress,
+        metric="divergence",
+        weight_decay=0.01,
     )
-    facts = {
-        "command": command,
-        "texts": len(texts),
-        "best_step": history.best_step,
-        "divergence": round(history.best or 0.0, 4),
-        "recipe": dict(vars(recipe)),
-    }
-    tensors = {name: each.detach().cpu() for name, each in school.tensors.items()}
-    found = MetaTokens(tensors, recipe.sparse, recipe.static, facts, target.model.fingerprint)
+    facts = course.facts(command, history, divergence=round(history.best or 0.0, 4))
+    found = MetaTokens(kept(school.tensors), recipe.sparse, recipe.static, facts, target.model.fingerprint)
     found.save(out / META)
     return found

@@ -13,20 +13,18 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ..errors import SettingsError
-from ..model import fused
 from ..model.config import ModelConfig
-from ..model.description import Description
-from ..model.drafts import DESCRIPTION, TOKENIZER
+from ..model.drafts import DESCRIPTION
 from ..model.power_law import OperatorNets, PowerLaw, side_by_side
-from ..model.store import Progress, replacing, silent, write_text
+from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
-from .card import CARD, refuse_others
+from .card import refuse_others
 from .cut import parameters
 from .loop import History, Plan, train
-from .puzzle_model import lesson, solves
+from .puzzle_model import lesson, save, solves
 
 check_folder = partial(refuse_others, made=DESCRIPTION, what="is no PLDR-LLM")
 """Raises SettingsError where training would overwrite something else."""
@@ -111,10 +109,9 @@ def train_pldr(
     )
     for each in learned.values():
         each.requires_grad_(False)
-    _save(law, law.frozen(mean_operators(law, puzzle)), out)
     found = history.metrics[str(history.best_step)]
-    # Last: without the description beside it, it would be taken for somebody else's.
-    write_text(out / CARD, "".join(_card(puzzle, recipe, history, found, command)))
+    law.save(out)
+    save(law.frozen(mean_operators(law, puzzle)), out, "".join(_card(puzzle, recipe, history, found, command)))
     return found
 
 
@@ -193,14 +190,6 @@ def random_power_law(recipe: PLDRRecipe) -> PowerLaw:
     table = torch.randn(VOCABULARY, hidden, generator=chance) * hidden**-0.5
     model = Transformer(config, Weights(table, layers, norm(hidden), Dense(table)))
     return PowerLaw(model, OperatorNets(tensors, recipe.units, recipe.depth))
-
-
-def _save(law: PowerLaw, kept: Transformer, out: Path) -> None:
-    law.save(out)
-    fused.save(out / "float32.safetensors", kept.weights)
-    with replacing(out / TOKENIZER) as temporary:
-        tokenizer().backend.save(str(temporary), pretty=False)
-    write_text(out / DESCRIPTION, Description(kept.config, "float32", {}, None).text())
 
 
 def _card(puzzle: Puzzle, recipe: PLDRRecipe, history: History, found: dict[str, float], command: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ..errors import SettingsError
 from ..model import fused
 from ..model.config import ModelConfig
 from ..model.description import Description
-from ..model.drafts import DESCRIPTION, TOKENIZER, WEIGHTS
+from ..model.drafts import DESCRIPTION, TOKENIZER
 from ..model.load import choose_dtype
 from ..model.route import WHOLE, stops
 from ..model.side_by_side import SideBySide
@@ -30,6 +30,7 @@ from ..model.weights import Dense, Layer, Weights
 from ..puzzles import Puzzle, drawn
 from ..puzzles.alphabet import END_ID, VOCABULARY, encoded, tokenizer
 from ..search.estimators import pass_at
+from ..transform.folder import precision
 from .card import CARD, refuse_others
 from .cut import parameters, quantized
 from .loop import History, Plan, train
@@ -243,11 +244,12 @@ def random_transformer(shape: Shape, seed: int) -> Transformer:
 
 
 def save(model: Transformer, out: Path, card: str) -> None:
-    """Leave a model of puzzles in a folder, ready to be loaded. model: as `quantized` gives it."""
-    fused.save(out / WEIGHTS, model.weights)
+    """Leave a model of puzzles in a folder, ready to be loaded. model: in int8 or in floating point."""
+    kept = precision(model)
+    fused.save(out / f"{kept}.safetensors", model.weights)
     with replacing(out / TOKENIZER) as temporary:
         tokenizer().backend.save(str(temporary), pretty=False)
-    write_text(out / DESCRIPTION, Description(model.config, "int8", {}, None).text())
+    write_text(out / DESCRIPTION, Description(model.config, kept, {}, None).text())
     # Last: without the description beside it, it would be taken for somebody else's.
     write_text(out / CARD, card)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..core.noise import nth_seed
-from ..errors import PromptError, SettingsError
+from ..errors import SettingsError
 from ..kv.write_gate import looked_at
 from ..model.batch import Batch, Segment
 from ..model.config import ModelConfig
@@ -21,11 +21,9 @@ from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from ..model.write_gates import LEVELS, WRITE_GATE, WriteGates, margin
 from .card import refuse_others
-from .loop import Plan, batches, content, train
+from .one_by_one import Course, as_ids, kept, long_enough
 from .traced import TracedCache, differentiable
 
-HELD = 8
-"""One text in so many is held out."""
 check_folder = partial(refuse_others, made=WRITE_GATE, what="holds no write gate")
 """Raises SettingsError where training would overwrite something else."""
 
@@ -199,32 +197,21 @@ def train_write_gate(
     model = differentiable(target.model, "write gates")
     if recipe.layer >= model.config.num_layers:
         raise SettingsError(f"the model has {model.config.num_layers} layers: let the gate look in one of them")
-    if len(texts) < HELD or min(map(len, texts)) < 8:
-        raise PromptError(f"{len(texts)} texts are too few or too short to learn from: give at least {HELD}")
-    school, held = School(model, recipe), texts[HELD - 1 :: HELD]
-    learned = [each for number, each in enumerate(texts) if number % HELD != HELD - 1]
-    order = batches(len(learned), 1, recipe.seed)
-    history = train(
+    long_enough(texts, 8)
+    school, course = School(model, recipe), Course(texts, recipe)
+    history = course.learn(
         school.tensors,
-        lambda step: school.loss(learned[order(step)[0]], step),
-        Plan(recipe.steps, lr=recipe.lr, validate_every=max(1, recipe.steps // 6)),
-        out / "training",
-        validate=lambda: school.figures(held),
-        metric="loss",
-        settings={"recipe": vars(recipe), "texts": content([[*map(int, text)] for text in texts])},
-        progress=progress,
+        school.loss,
+        lambda: school.figures(course.held),
+        out,
+        data=as_ids(texts),
         what="training a write gate",
+        progress=progress,
+        weight_decay=0.01,
     )
     figures = {name: round(value, 4) for name, value in history.metrics[str(history.best_step)].items()}
-    facts = {
-        "command": command,
-        "texts": len(texts),
-        "best_step": history.best_step,
-        "validation": figures,
-        "recipe": dict(vars(recipe)),
-    }
-    tensors = {name: each.detach().cpu() for name, each in school.tensors.items()}
+    facts = course.facts(command, history, validation=figures)
     levels = school.levels(texts)
-    found = WriteGates(tensors, recipe.layer, levels, facts, target.model.fingerprint)
+    found = WriteGates(kept(school.tensors), recipe.layer, levels, facts, target.model.fingerprint)
     found.save(out / WRITE_GATE)
     return found

@@ -10,6 +10,7 @@ from .lq_lora import LQLoRA as LQLoRA
 from .mc_moe import MCMoE as MCMoE
 from .nm_sparsity import NMSparsity as NMSparsity
 from .base import Report as Report
+from .s2ft import S2FT as S2FT
 from .base import Size as Size
 from .slicegpt import SliceGPT as SliceGPT
 from .base import Transform as Transform

@@ -1,0 +1,88 @@
+"""What changed copies of a model are worth by the clock: in its place, and drafting for it.
+
+    OMP_NUM_THREADS=2 python benchmarks/transform_speed.py [NAME ...]
+
+Wants a machine that does nothing else. The original is smollm2 in bfloat16; copies are rows of `transforms.py`, and the
+prompts those of that file. Greedy texts of 64 tokens, one after the other; a turn writes all of them with the original
+alone, with each copy in its place, and with each copy drafting four tokens at a time from the original's keys and
+values (from its own, where those of both are kept otherwise). alone, drafting: tokens a second as a multiple of the
+original's in the same turn, the median of turns, and the least and the most. Drafted texts must be the original's.
+Writes benchmarks/results/transform-speed.json; rows that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import decodery
+from decodery.draft.draft_model import DraftModel
+from decodery.errors import SettingsError
+from decodery.lm import LM
+from decodery.model.load import LoadedModel
+from decodery.model.transformer import Transformer
+from decodery.registry import resolve
+from decodery.transform.base import transformed
+from transforms import CALIBRATION, DRAFTED, LENGTH, PIECES, PROMPTS, ROOT, ROWS, pieces
+
+OUT = ROOT / "benchmarks" / "results" / "transform-speed.json"
+NEW = 64
+NAMES = ("int8", "int4", "int4, 3 bits", "fp4, no search of biases", "2:4, magnitude", "slicegpt 0.2")
+
+
+def written(lm: LM, drafter: DraftModel | None) -> tuple[float, list[list[int]]]:
+    """Tokens a second of all texts, and the texts."""
+    begun = perf_counter()
+    texts = [lm.generate(each, max_new_tokens=NEW, drafter=drafter).tokens for each in PROMPTS]
+    return sum(map(len, texts)) / (perf_counter() - begun), texts
+
+
+def drafter_of(lm: LM, copy: Transformer) -> DraftModel:
+    """One that goes on from what the original keeps, where the copy can."""
+    drafter = DraftModel(copy, length=DRAFTED, recycled=True)
+    try:
+        lm.generate(PROMPTS[0], max_new_tokens=2, drafter=drafter)
+    except SettingsError:
+        return DraftModel(copy, length=DRAFTED)
+    return drafter
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=NAMES, help="rows to measure")
+    parser.add_argument("--turns", type=int, default=3)
+    args = parser.parse_args()
+    lm = decodery.load("smollm2", dtype="bfloat16")
+    model = lm.model
+    assert isinstance(model, Transformer)
+    calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
+    results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
+    results |= {"command": "python benchmarks/transform_speed.py", "turns": args.turns, "written": NEW}
+    _, plain = written(lm, None)
+    for name in args.names:
+        if name in results["rows"]:
+            continue
+        copy, _ = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
+        alone = LM(LoadedModel(copy, lm.tokenizer, lm.chat, name, "bfloat16"))
+        drafter = drafter_of(lm, copy)
+        ratios: dict[str, list[float]] = {"alone": [], "drafting": []}
+        written(alone, None)
+        for _ in range(args.turns):
+            base, _ = written(lm, None)
+            ratios["alone"].append(written(alone, None)[0] / base)
+            rate, texts = written(lm, drafter)
+            if texts != plain:
+                raise SystemExit(f"drafts of {name} change a text")
+            ratios["drafting"].append(rate / base)
+        row = {how: [float(np.median(each)), min(each), max(each)] for how, each in ratios.items()}
+        results["rows"][name] = row | {"recycled": drafter.recycled}
+        OUT.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(name, json.dumps(results["rows"][name]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
