@@ -230,6 +230,8 @@ def _curve(rows: Sequence[dict[str, Any]], of: str, way: str) -> tuple[tuple[flo
         tokens = sum(row["tokens_per_pass"] * row["passes"] * row["prompts"] for row in own) / passes
         points.append((tokens, sum(row["right"] for row in own) / count))
     return tuple(sorted(points))
+
+
 def finishing() -> str:
     """What waiting for the shortest text finds, beside votes, by what is written."""
     rows, lines = load("search-finish")["rows"], list[Line]()

@@ -30,11 +30,8 @@ from decodery.train.corpus import Corpus
 from decodery.train.data import write_texts
 from decodery.train.lesson import lesson, predictions
 from decodery.train.remade import CopyRecipe, Course, Remade, written_rows
-from decodery.transform import Int4, Int8
-from decodery.transform.base import LINEARS, transformed
-from decodery.train.remade import CopyRecipe, Course
 from decodery.transform import S2FT, Int4, Int8
-from decodery.transform.base import transformed
+from decodery.transform.base import LINEARS, transformed
 from decodery.transform.folder import save
 from scripted import Unigram
 from tiny_models import assert_same_logits, make_model, tiny_loaded

@@ -11,14 +11,12 @@ from .training import command_line, lists_options, out_option, resumable, seed_o
 
 @click.command(short_help="Train a small masked diffusion model.")
 @out_option
-@click.option(
-    "--tasks",
-    default="copy,reverse,shuffle,replace-random",
-    show_default=True,
-    help="Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, json.",
+@lists_options(
+    "Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, json.",
+    "Examples of a step.",
+    steps=3000,
+    lr=1e-3,
 )
-@click.option("--letters", default=6, show_default=True, help="Letters of the longest list.")
-@lists_options("Tasks on lists, by name.", "Examples of a step.", steps=3000, lr=1e-3)
 @click.option(
     "--size",
     default="xs",

@@ -13,10 +13,6 @@ import torch
 
 from ..errors import SettingsError
 from ..model.config import ModelConfig
-from ..model.fused_slots import slots
-from ..model.load import load
-from ..model.names import tensor_name
-from ..model.store import Progress, replacing, silent, write_text
 from ..model.load import choose_dtype, load
 from ..model.route import WHOLE, stops
 from ..model.side_by_side import SideBySide

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..model.config import ModelConfig
-from ..model.families import tensor_name
 from ..model.fused import slots
+from ..model.names import tensor_name
 from ..model.store import replacing, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense
