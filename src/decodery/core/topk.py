@@ -14,7 +14,7 @@ _ROWS = 64
 """Rows sorted out together, so that a long prompt needs little memory."""
 _FEW = 64
 """Up to this many, the native sweep keeps its list in order by insertion."""
-_NAN = "the model's logits hold NaN; check the weights, or load the model with dtype='float32'"
+NAN = "the model's logits hold NaN; check the weights, or load the model with dtype='float32'"
 
 
 def topk(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -88,7 +88,7 @@ def _swept(kernel: str, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.nd
         return None
     ids, found = np.empty((len(logits), k), dtype=np.int32), np.empty((len(logits), k), dtype=np.float32)
     if getattr(lib, kernel)(logits.data_ptr(), *logits.shape, k, ids.ctypes.data, found.ctypes.data):
-        raise NumericalError(_NAN)
+        raise NumericalError(NAN)
     return ids.astype(np.int64), found
 
 
@@ -111,7 +111,7 @@ def _topk(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         ids = np.concatenate((ids, place + whole))
         values = np.concatenate((values, rows[last, place + whole]))
     if np.isnan(bound).any():
-        raise NumericalError(_NAN)
+        raise NumericalError(NAN)
     order = np.lexsort((ids, -values, owner))
     best = order[np.searchsorted(owner[order], np.arange(n))[:, None] + np.arange(k)]
     return ids[best], values[best]

@@ -107,7 +107,8 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
 def _write(seq: Sequence, budget: Budget) -> Asking[None]:
     """Propose, score, choose, commit."""
     tree, begin = TokenTree.root(seq.pending), perf_counter()
-    if seq.drafter is not None and seq.remaining > 1:
+    rests = seq.drafter is not None and seq.budget is None and seq.drafter.rests(seq, budget)
+    if seq.drafter is not None and seq.remaining > 1 and not rests:
         tree = yield from settled(seq.drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
         if not seq.model.capabilities.trees:
@@ -115,7 +116,7 @@ def _write(seq: Sequence, budget: Budget) -> Asking[None]:
     drafting = perf_counter() - begin
     step = Step(nodes=len(tree) - 1, rows=len(tree))
     route = _route(tree, seq)
-    yield from _decide(seq, _segment(tree, seq, route), tree, step, drafting, route=route)
+    yield from _decide(seq, _segment(tree, seq, route), tree, step, drafting, route=route, rests=rests)
 
 
 def _decide(
@@ -126,17 +127,19 @@ def _decide(
     drafting: float,
     shown: list[int] | None = None,
     route: Route = WHOLE,
+    rests: bool = False,
 ) -> Asking[None]:
     """Score a segment whose last rows are the tree's nodes, let the rule choose, and commit what it accepts.
 
     shown: the prompt tokens of the segment, where the drafter is to see their rows. route: which layers score it.
+    rests: whether the drafter lets this step pass.
     """
     drafter, rule, first = seq.drafter, seq.rule, len(segment) - len(tree)
     observes = drafter is not None and (not step.prefill or shown is not None)
     watch = () if seq.watch is None else seq.watch.needs.taps
     drafting_taps = drafter.needs.taps if drafter is not None and observes else ()
     taps = [*dict.fromkeys((*rule.needs.taps, *drafting_taps, *watch))]
-    beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 else None
+    beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
     scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
     begin = perf_counter()
     seq.trace.steps.append(step)
@@ -167,7 +170,9 @@ def _decide(
     if seq.trees:
         path = accepted.path[: last.accepted]
         last.tree = DraftTree(laws.tree.tokens.tolist(), laws.tree.parents.tolist(), path, emitted)
-    if drafter is not None and observes:
+    if rests and not seq.finished:
+        seq.shown = len(seq.tokens) - 1
+    elif drafter is not None and observes:
         _observe(seq, drafter, scored, laws, accepted, emitted, drafting, shown)
     if seq.watch is not None and seq.watch.pending is not None:
         seq.watch.roll_back(seq)
@@ -250,6 +255,8 @@ def _segment(tree: TokenTree, seq: Sequence, route: Route) -> Segment:
 
 def _check_draft(tree: TokenTree, seq: Sequence, budget: Budget) -> None:
     """A draft with another root would change the text; one beyond its budget, read positions that do not exist."""
+    if len(tree) == 1 and tree.is_chain and tree.tokens[0] == seq.pending:
+        return
     name = type(seq.drafter).__name__
     try:
         tree.validate(seq.vocab_size)

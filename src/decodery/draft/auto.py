@@ -11,6 +11,7 @@ import numpy as np
 
 from ..budget.base import Budget
 from ..budget.steps import StepCosts
+from ..budget.trials import Trials
 from ..core.ask import Asking
 from ..core.needs import Needs
 from ..core.sequence import Sequence
@@ -26,6 +27,7 @@ from .heads.advice import HeadAdvice
 from .heads.head import TrainedHead
 from .model_advice import ModelAdvice
 from .shapes.likeliest import TOGETHER, LikeliestTree, Worth
+from .shapes.native_tree import NativeTree
 from .stores.contexts import Contexts
 from .stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
 from .stores.ngrams import Occurrences
@@ -41,6 +43,8 @@ _LONG = 3
 """Repetitions of fewer tokens are no reason to copy another text."""
 _REST = 8
 """Steps that a text whose drafts cannot pay lets pass before it reckons again."""
+_FRUITLESS, _PAUSE = 8, 4
+"""Steps without a draft after which a text by itself lets one pass, then one more each time, so many at most."""
 
 
 @register("auto", lossless=True)
@@ -112,12 +116,12 @@ class Auto(Drafter):
                 for order in CONTEXTS:
                     contexts.fill(order, warm.contexts[order], warm.rows[order])
             past = PastTexts([order for order in self.orders if order >= _LONG])
-            return contexts, rates, StepCosts(), past, CopyRates()
+            return contexts, rates, StepCosts(), past, CopyRates(), Trials()
 
         key = ("auto", seq.vocab_size, width, self.orders, self.warm)
-        contexts, rates, costs, past, trusted = seq.memory.recall("process", seq, key, make)
+        contexts, rates, costs, past, trusted, trials = seq.memory.recall("process", seq, key, make)
         expected = Expectations(Occurrences(self.orders), contexts, rates, past, trusted)
-        return _State(expected, costs, self._advice(seq))
+        return _State(expected, costs, trials, self._advice(seq))
 
     def _advice(self, seq: Sequence) -> Advice | None:
         from .heads.drafter import bound
@@ -158,11 +162,14 @@ class Auto(Drafter):
             )
         return warm
 
+    def rests(self, seq: Sequence, budget: Budget) -> bool:
+        state: _State = seq.draft_state
+        # An adviser reads all of the text.
+        state.rested, state.rests = state.rests, state.advice is None and state.lets_pass(seq, budget)
+        return state.rests
+
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         state: _State = seq.draft_state
-        if state.resting and budget.sequences >= state.texts:
-            state.resting -= 1
-            return TokenTree.root(seq.pending)
         limit = min(self.most, budget.nodes)
         costs = state.step_costs(seq, budget, limit)
         worth = Worth(costs, budget.sequences)
@@ -175,7 +182,14 @@ class Auto(Drafter):
         if state.silent:
             return TokenTree.root(seq.pending)
         state.memory.find(seq.tokens, min(limit, budget.depth))
-        return (yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown())
+        if state.advice is None and (native := state.native(seq, self.most)) is not None:
+            tree = native.grown(seq, costs, budget.sequences, budget.depth)
+        else:
+            tree = yield from LikeliestTree(seq, state.memory, worth, budget.depth, state.advice).grown()
+        if budget.sequences == 1:
+            state.fruitless = 0 if len(tree) > 1 else state.fruitless + 1
+            state.resting = min(max(state.fruitless - _FRUITLESS, 0), _PAUSE)
+        return tree
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         state: _State = seq.draft_state
@@ -185,21 +199,17 @@ class Auto(Drafter):
             if seen.start < seq.prompt_length:
                 return
             advice.learn(seen.path, seen.emitted)
-        first = len(seq.tokens) - len(seen.emitted)
-        context, followed = seq.tokens[max(0, first - CONTEXTS[0]) : first], 0
         # Who was not asked was not wrong.
-        for token in () if state.silent else seen.emitted:
-            memory.learn(context, followed, token)
-            followed = memory.follows(followed, token)
-            context = [*context[1 - CONTEXTS[0] :], token]
-        # What was ranked highest is worth the looking where there are drafts to come soon.
-        if state.resting in (0, _REST):
+        native, judged = state.native(seq, self.most), not state.silent
+        if not state.rests and (native is None or not native.learn(seq, seen, judged)):
+            if judged:
+                memory.learn_all(seq.tokens, len(seq.tokens) - len(seen.emitted))
             memory.contexts.learn(seq.tokens, seen)
         if seq.finished:
             memory.past.add(seq.generated)
 
 
-_Shared = tuple[Contexts, SuccessorRates, StepCosts, PastTexts, CopyRates]
+_Shared = tuple[Contexts, SuccessorRates, StepCosts, PastTexts, CopyRates, Trials]
 
 
 def _kind(trained: TrainedHead) -> type[DraftHead]:
@@ -217,24 +227,53 @@ def _kind(trained: TrainedHead) -> type[DraftHead]:
 class _State:
     """What `auto` knows of a text and of what its steps take. silent: in this step no draft could pay, however sure.
 
-    resting: steps in which that is believed without reckoning, as long as no fewer texts than `texts` take part.
+    resting: steps it lets pass without reckoning, as long as no fewer texts than `texts` take part. fruitless: steps
+    since its last draft. drafted: whether texts drafted in the last step, None where nobody counts that. rests, rested:
+    whether it lets this step pass, and the one before.
     """
 
     memory: Expectations
     costs: StepCosts
+    trials: Trials
     advice: Advice | None
     silent: bool = False
     resting: int = 0
     texts: int = 0
+    fruitless: int = 0
+    drafted: bool | None = None
+    rests: bool = False
+    rested: bool = False
+    calls: NativeTree | None = None
+
+    def native(self, seq: Sequence, most: int) -> NativeTree | None:
+        """Its native calls, None where there are none. most: nodes of a tree."""
+        if self.calls is None and NativeTree.fits(self.memory):
+            self.calls = NativeTree(seq, self.memory, most)
+        return self.calls
+
+    def lets_pass(self, seq: Sequence, budget: Budget) -> bool:
+        """Whether nothing is to be guessed in this step."""
+        texts, tried, self.drafted = budget.sequences, self.drafted, None
+        if self.resting and texts >= self.texts:
+            self.resting -= 1
+            return True
+        if texts == 1 or not budget.measured:
+            return False
+        last = seq.trace.steps[-1]
+        if tried is not None and last.sequences == texts == self.texts:
+            self.trials.learn(texts, tried, last.seconds, last.emitted)
+        self.texts, self.drafted = texts, self.trials.drafts(texts)
+        return not self.drafted
 
     def step_costs(self, seq: Sequence, budget: Budget, limit: int) -> np.ndarray:
         """[limit + 1] times of this step with 0, 1, 2, ... drafted nodes; every sequence in it has a row of its own."""
         measured = budget.seconds(budget.sequences + np.arange(limit + 1))
         if not budget.measured:
             return measured
-        last = seq.trace.steps[-1] if seq.trace.steps else None
+        last = seq.trace.steps[-1]
         # Of a step that several texts share nobody knows whose nodes took how long.
-        if last is not None and not last.prefill and last.sequences == budget.sequences == 1 and last.nodes <= limit:
+        alone = last.sequences == budget.sequences == 1 and not last.prefill and not self.rested
+        if alone and last.nodes <= limit:
             asking = 0.0 if self.advice is None else self.advice.spent
             self.costs.learn(measured, last.nodes, last.seconds - asking)
         return self.costs.corrected(measured)

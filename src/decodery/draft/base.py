@@ -107,6 +107,13 @@ class Drafter(Contract):
         """Memory for a new sequence whose prompt is `seq.tokens`; becomes `seq.draft_state`."""
         return None
 
+    def rests(self, seq: Sequence, budget: Budget) -> bool:
+        """Whether it lets this step pass: it is not asked for a tree, nor shown the step unless the text ends by it.
+
+        Asked once before every step whose drafts no budget policy bounds.
+        """
+        return False
+
     @abstractmethod
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree | Asking[TokenTree]:
         """A tree rooted at the pending token, within the budget; the root alone where nothing can be guessed."""

@@ -98,10 +98,28 @@ class MixedStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class ExpectedStruct(ctypes.Structure):
+    _fields_ = [
+        ("keys", c_void_p * 3), ("rows", c_void_p * 3), ("rates", c_void_p), ("rated", c_void_p), ("hits", c_void_p),
+        ("tried", c_void_p), ("ends", c_void_p), ("copied", c_void_p), ("tokens", c_void_p), ("parents", c_void_p),
+        ("noise", c_double), ("noise_mean", c_double), ("seed", c_uint64), ("position", c_int64), ("last", c_int64 * 3),
+        ("width", c_int32), ("known", c_int32), ("ends_count", c_int32), ("copied_count", c_int32),
+        ("repeated", c_int32),
+    ]  # fmt: skip
+
+
+class HappenedStruct(ctypes.Structure):
+    _fields_ = [
+        ("emitted", c_void_p), ("tokens", c_void_p), ("parents", c_void_p), ("accepted", c_void_p),
+        ("logits", c_void_p), ("ranked", c_void_p), ("values", c_void_p), ("count", c_int32), ("rows", c_int32),
+        ("vocab", c_int32), ("k", c_int32), ("length", c_int32),
+    ]  # fmt: skip
+
+
 # In the order of csrc/abi.h.
 _STRUCTS = (
     LinearStruct, LayerStruct, ModelStruct, RunStruct, SegmentStruct, PassStruct, DraftStruct, GuessStruct,
-    MixerStruct, MixedStruct,
+    MixerStruct, MixedStruct, ExpectedStruct, HappenedStruct,
 )  # fmt: skip
 
 
@@ -136,6 +154,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_race.argtypes = [c_void_p, c_int32, c_uint64, c_int32, c_void_p]
     lib.decodery_draft.argtypes = [c_void_p, c_void_p]
     lib.decodery_mix.argtypes = [c_void_p, c_void_p]
+    lib.decodery_expect.argtypes = [c_void_p, c_void_p, c_int32, c_double, c_int32]
+    lib.decodery_learn.argtypes = [c_void_p, c_void_p]
     lib.decodery_allow.argtypes = [c_int32]
     lib.decodery_threads(torch.get_num_threads())
     return lib
@@ -157,7 +177,7 @@ def threads_at_most(count: int) -> Iterator[None]:
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
     # The newest function: a library without it is older than this file.
-    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_race") else None
+    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_learn") else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")

@@ -78,6 +78,11 @@ class Worth:
         self._most = float(worth[self.best])
 
 
+def heeds(seq: Sequence) -> bool:
+    """Whether the noise of a text's next tokens tells something of them: rules that compare laws do not draw by it."""
+    return not (seq.sampler.greedy or seq.rule.needs.laws)
+
+
 class LikeliestTree:
     """Takes the likeliest node of all that could come next, again and again, until no further one is worth its row.
 
@@ -88,7 +93,7 @@ class LikeliestTree:
         self, seq: Sequence, memory: Expectations, worth: Worth, depth: int, advice: Advice | None = None
     ) -> None:
         self._seq, self._memory, self._worth, self._depth, self._advice = seq, memory, worth, depth, advice
-        self._ends = seq.eos_ids
+        self._ends, self._drawn = seq.eos_ids, heeds(seq)
         self._tokens, self._parents, self._depths, self._chances = [seq.pending], [-1], [0], [1.0]
         # How far each node follows the copy, -1 where it left it; its last tokens; what may follow it.
         self._followed, self._contexts = [0], [seq.tokens[-CONTEXTS[0] :]]
@@ -131,11 +136,12 @@ class LikeliestTree:
     def _expand(self, node: int) -> None:
         """Find what may follow a new node."""
         ended = self._depths[node] >= self._depth or (node > 0 and self._tokens[node] in self._ends)
-        chance, advice = self._chances[node], self._advice
+        chance, advice, seq = self._chances[node], self._advice, self._seq
         counted: list[Candidate] = []
         if not ended:
             least = self._worth.least / chance
-            counted = self._memory.candidates(self._contexts[node], self._followed[node], least)
+            drawn = (seq.seed, seq.position + self._depths[node]) if self._drawn else None
+            counted = self._memory.candidates(self._contexts[node], self._followed[node], least, drawn)
         self._counted.append(counted)
         self._offers.append(counted)
         if ended or advice is None or not advice.reaches(self._depths[node]):

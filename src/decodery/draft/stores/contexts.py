@@ -10,7 +10,7 @@ from ...core.memory import Guarded
 from ...core.topk import topk
 from ..base import Observation
 
-_BITS = 17
+_BITS = 17  # as in csrc/expect.cpp
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -32,6 +32,11 @@ class Contexts(Guarded):
         self._keys = [each.data for each in keys]
         self._rows = [each.data for each in rows]
         super().__init__()
+
+    def addresses(self) -> tuple[list[int], list[int]]:
+        """Per order where its keys and its rows stand in memory, for native calls; as long as this object lives."""
+        keys, rows = ([np.asarray(each).ctypes.data for each in tables] for tables in (self._keys, self._rows))
+        return keys, rows
 
     def rows(self, context: Sequence[int]) -> list[list[int] | None]:
         """Per order the tokens that may follow `context`, best first; None where it never stood so."""

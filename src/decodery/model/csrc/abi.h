@@ -147,3 +147,31 @@ struct Mixed {
     int64_t gate_stride;
     int32_t reach, rows, said;
 };
+
+// What `auto` knows of a text. keys, rows: per order, longest first, a table of 2^17 contexts and of the `width` tokens
+// that may follow each. rates, rated: [orders][orders][width], how often each place of a row was right, by the longest
+// order that is known and the row's own, and after how many times. hits, tried: [8] of copies, by the length of the
+// repetition. last: the text's last tokens, the latest first, of which there are `known`. copied: what followed
+// the text's end before, where `repeated` tokens were the same. ends: tokens that end a text. tokens, parents: room for a
+// tree. noise: what the noise of tokens counts for, 0 for nothing, and noise_mean what that comes to for a token on
+// average; seed, position: of the noise of the token behind the last one.
+struct Expected {
+    uint64_t* keys[3];
+    int32_t* rows[3];
+    double *rates, *rated, *hits, *tried;
+    const int64_t *ends, *copied;
+    int64_t *tokens, *parents;
+    double noise, noise_mean;
+    uint64_t seed;
+    int64_t position, last[3];
+    int32_t width, known, ends_count, copied_count, repeated;
+};
+
+// What became of a step: see decodery_learn.
+struct Happened {
+    const int64_t *emitted, *tokens, *parents, *accepted;
+    const float* logits;
+    int32_t* ranked;
+    float* values;
+    int32_t count, rows, vocab, k, length;
+};

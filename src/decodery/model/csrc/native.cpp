@@ -253,7 +253,8 @@ void note(State& state, const Sizes& sizes, const Notes& notes) {
 // Size of the i-th struct of abi.h, 0 past the last: callers compare them with their own before the first pass.
 EXPORT int32_t decodery_size(int32_t i) {
     constexpr size_t sizes[] = {sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Run), sizeof(Segment), sizeof(Pass),
-                                sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed)};
+                                sizeof(Draft), sizeof(Guess), sizeof(Mixer), sizeof(Mixed), sizeof(Expected),
+                                sizeof(Happened)};
     return i >= 0 && size_t(i) < sizeof sizes / sizeof *sizes ? int32_t(sizes[i]) : 0;
 }
 // Name of the i-th usable kernel set, null past the last.

@@ -1,0 +1,143 @@
+"""The native calls of `auto` against the Python they stand for, number for number."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decodery.core import noise
+from decodery.core.ask import drive
+from decodery.core.needs import Needs
+from decodery.core.tree import TokenTree
+from decodery.draft.base import Observation
+from decodery.draft.shapes.likeliest import LikeliestTree, Worth
+from decodery.draft.shapes.native_tree import NativeTree
+from decodery.draft.stores.contexts import Contexts
+from decodery.draft.stores.expectations import CONTEXTS, CopyRates, Expectations, SuccessorRates
+from decodery.draft.stores.ngrams import Occurrences
+from decodery.draft.stores.past import PastTexts
+from decodery.errors import NumericalError
+from decodery.model.kernels import library
+
+VOCAB, LIMIT, WIDTH = 24, 12, 5
+pytestmark = pytest.mark.skipif(library() is None, reason="the native kernels were not built")
+
+
+@dataclass
+class _Rule:
+    needs: Needs = field(default_factory=Needs)
+
+
+@dataclass
+class _Sampler:
+    greedy: bool
+
+
+@dataclass
+class _Text:
+    """What trees read of a sequence."""
+
+    tokens: list[int]
+    sampler: _Sampler
+    seed: int = 7
+    rule: _Rule = field(default_factory=_Rule)
+    eos_ids: tuple[int, ...] = (3,)
+    prompt_length: int = 1
+
+    @property
+    def pending(self) -> int:
+        return self.tokens[-1]
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+def _memory() -> Expectations:
+    past = PastTexts((5, 3))
+    past.add([1, 2, 4, 5, 6, 7, 8, 9, 1, 2, 4])
+    return Expectations(
+        Occurrences((5, 3, 2, 1)), Contexts(CONTEXTS, WIDTH), SuccessorRates(3, WIDTH), past, CopyRates()
+    )
+
+
+def _parts(memory: Expectations) -> list[np.ndarray]:
+    tables = [np.asarray(each) for each in (*memory.contexts._keys, *memory.contexts._rows)]
+    return [*tables, memory.rates.of, memory.rates.seen, *(part for t in memory.trusts for part in (t.hits, t.seen))]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_native_calls_do_what_python_does(greedy: bool) -> None:
+    """Over a text with repetitions: the same trees, and the same tables, rates and trust after every step."""
+    generator = np.random.default_rng(3)
+    law = generator.dirichlet(np.full(VOCAB, 0.08), size=VOCAB)
+    text: Any = _Text([1], _Sampler(greedy))
+    slow, fast = _memory(), _memory()
+    native = NativeTree(text, fast, LIMIT)
+    sizes, differing = set(), 0
+    for step in range(250):
+        costs = 1 + np.cumsum(generator.exponential(0.06, size=int(generator.integers(2, LIMIT + 2))))
+        depth, texts = int(generator.integers(1, 9)), int(generator.integers(1, 3))
+        for memory in (slow, fast):
+            memory.find(text.tokens, min(len(costs) - 1, depth))
+        expected = drive(LikeliestTree(text, slow, Worth(costs, texts), depth).grown())
+        tree = native.grown(text, costs, texts, depth)
+        assert tree.tokens.tolist() == expected.tokens.tolist() and tree.parents.tolist() == expected.parents.tolist()
+        sizes.add(len(tree))
+        if not greedy:
+            unheeded = replace(text, sampler=_Sampler(True))
+            blind = drive(LikeliestTree(unheeded, slow, Worth(costs, texts), depth).grown())
+            differing += blind.tokens.tolist() != tree.tokens.tolist()
+        logits = torch.from_numpy(np.log(law[tree.tokens] + 1e-9)).float()
+        path, node, token = [], 0, -1
+        while True:
+            token = int(generator.choice(VOCAB, p=law[tree.tokens[node]]))
+            if (child := tree.child(node, token)) is None:
+                break
+            path.append(child)
+            node = child
+        emitted = [*tree.tokens[path].tolist(), token]
+        start = len(text.tokens) - 1
+        text.tokens += emitted
+        seen, judged = Observation(tree, logits, {}, path, emitted, start), step % 5 > 0
+        if judged:
+            slow.learn_all(text.tokens, start + 1)
+        slow.contexts.learn(text.tokens, seen)
+        assert native.learn(text, seen, judged)
+        for ours, theirs in zip(_parts(fast), _parts(slow), strict=True):
+            assert np.array_equal(ours, theirs)
+    assert len(sizes) > 4
+    assert greedy or differing > 20
+
+
+def test_what_is_not_for_kernels_is_left_to_python() -> None:
+    text: Any = _Text([1, 2], _Sampler(True))
+    native = NativeTree(text, _memory(), LIMIT)
+    tree = TokenTree.root(2)
+    logits = torch.zeros(1, VOCAB, dtype=torch.float64)
+    assert not native.learn(text, Observation(tree, logits, {}, [], [4], 1), True)
+    with pytest.raises(NumericalError, match="NaN"):
+        native.learn(text, Observation(tree, logits.float() / 0, {}, [], [4], 1), True)
+    assert deepcopy(native) is None
+
+
+def test_noise_tells_which_token_is_drawn() -> None:
+    """Where rates are those of the law, who heeds the noise guesses the token that it draws more often."""
+    memory, right = _memory(), {"heeding": 0, "blind": 0}
+    law = np.array([0.3, 0.2, 0.15, 0.1, 0.05])
+    memory.contexts.fill(1, np.array([[9]]), np.arange(10, 15)[None].astype(np.int32))
+    memory.rates.of[2, 2] = law
+    ids = torch.tensor([*range(10, 15), *range(100, 120)])
+    logs = torch.from_numpy(np.log(np.concatenate((law, np.full(20, 0.01)))))
+    for position in range(600):
+        token = int(ids[(logs + noise.gumbel(5, position, ids)).argmax()])
+        right["heeding"] += memory.candidates([9], -1, 0.0, (5, position))[0][1] == token
+        right["blind"] += memory.candidates([9], -1)[0][1] == token
+    assert 0.2 * 600 < right["blind"] < 0.4 * 600
+    assert right["heeding"] > right["blind"] + 60
+    assert 0 < sum(chance for chance, _, _ in memory.candidates([9], -1, 0.0, (5, 1))) < 1
