@@ -56,7 +56,8 @@ class NativeTree:
         assert lib is not None
         self._stand(seq.tokens, len(seq.tokens))
         copied = memory.copied[: self.limit]
-        self._copied[: len(copied)] = copied
+        for at, token in enumerate(copied):
+            self._copied[at] = token
         known.copied_count, known.repeated = len(copied), memory.repeated
         known.hits, known.tried = self._trusts[id(memory.trust_now)]
         known.seed, known.position = seq.seed & _MASK, seq.position

@@ -1,0 +1,160 @@
+"""What `auto` is worth by the size of the table it begins with, and by how far it heeds the noise of tokens.
+
+    python benchmarks/draft/replayed.py --work DIR [--questions 16] [--new 64]
+
+The embedded model in int8 answers questions of Spec-Bench (DECODERY_DATA), as many of every category, by plain decoding
+at temperatures 0 and 0.7; what it ranked highest at every place is kept in DIR. `auto` then drafts for these texts
+without the model: what comes true is known. Rejected rows, of which it learns a little too, are not. Nothing is timed:
+passes over more rows take what they took in benchmarks/results/passes.json, and a drafted node 2 % of a pass besides.
+Of every setting: tokens and rows per pass, and speed, the tokens per second beside plain decoding by those prices.
+Writes benchmarks/results/draft-replayed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from dataclasses import dataclass, field, replace
+from math import gamma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from head_worth import curve
+from heads import RESULTS, questions
+
+import decodery
+import decodery.draft.shapes.native_tree as native_tree
+from decodery.core.needs import Needs
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.base import Observation
+from decodery.draft.stores.contexts import Contexts
+from decodery.draft.stores.expectations import CONTEXTS, HEED, CopyRates, Expectations, SuccessorRates
+from decodery.draft.stores.ngrams import Occurrences
+from decodery.draft.stores.past import PastTexts
+from decodery.draft.stores.warm import WarmContexts
+from decodery.model import drafts
+from decodery.sample.sampler import Sampler
+from decodery.train.data import _Recorder
+
+ORDERS, WIDTH, MOST, KEPT, NODE, SEED = (12, 8, 5, 3, 2, 1), 6, 16, 32, 0.02, 1
+TOGETHER = 8
+
+
+@dataclass
+class Rule:
+    needs: Needs = field(default_factory=Needs)
+
+
+@dataclass
+class Text:
+    """What a drafted tree reads of a sequence. said: [n, KEPT] the likeliest tokens after each token but the first."""
+
+    tokens: list[int]
+    prompt_length: int
+    sampler: Sampler
+    said: np.ndarray
+    eos_ids: tuple[int, ...]
+    seed: int = SEED
+    rule: Rule = field(default_factory=Rule)
+
+    @property
+    def position(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+
+def recorded(work: Path, temperature: float, count: int, new: int) -> list[Text]:
+    """Texts of plain decoding, from the folder where they are there."""
+    lm, texts = decodery.load("smollm2", dtype="int8"), []
+    sampler = Sampler.from_settings(temperature=temperature)
+    prompts = [lm.encode(each["turns"][0]) for each in questions(count, 3000)]
+    for first in range(0, count, TOGETHER):
+        path = work / f"{temperature}-{count}-{new}-{first}.npz"
+        if not path.is_file():
+            engine = Engine(lm.model)
+            recorder, ends = _Recorder(KEPT), lm.tokenizer.eos_ids
+            sequences = [
+                engine.submit(Request(prompt, new, sampler=sampler, drafter=recorder, seed=SEED, eos_ids=ends))
+                for prompt in prompts[first : first + TOGETHER]
+            ]
+            engine.run(sequences)
+            work.mkdir(parents=True, exist_ok=True)
+            arrays = {f"tokens.{at}": np.array(seq.tokens) for at, seq in enumerate(sequences)}
+            arrays |= {f"said.{at}": np.array([ids for ids, _ in s.draft_state]) for at, s in enumerate(sequences)}
+            np.savez(path, **arrays)
+        found = np.load(path)
+        for at, prompt in enumerate(prompts[first : first + TOGETHER]):
+            tokens = found[f"tokens.{at}"].tolist()
+            texts.append(Text(tokens, len(prompt), sampler, found[f"said.{at}"], tuple(lm.tokenizer.eos_ids)))
+    return texts
+
+
+def replay(texts: list[Text], vocab: int, warm: WarmContexts, costs: np.ndarray, heed: float) -> dict[str, float]:
+    """What `auto` does on these texts, one after the other."""
+    native_tree.HEED, native_tree.MEAN = heed, gamma(1 - heed)  # type: ignore[misc]
+    contexts, rates = Contexts(CONTEXTS, WIDTH), SuccessorRates(len(CONTEXTS), WIDTH, warm.rates)
+    for order in CONTEXTS:
+        contexts.fill(order, warm.contexts[order], warm.rows[order])
+    past, trusted = PastTexts([order for order in ORDERS if order >= 3]), CopyRates()
+    tokens = rows = passes = 0
+    spent = 0.0
+    for whole in texts:
+        memory = Expectations(Occurrences(ORDERS), contexts, rates, past, trusted)
+        text: Any = replace(whole, tokens=whole.tokens[: whole.prompt_length + 1])
+        native, start = native_tree.NativeTree(text, memory, MOST), whole.prompt_length
+        while len(text.tokens) < len(whole.tokens):
+            at, left = len(text.tokens), len(whole.tokens) - len(text.tokens)
+            memory.find(text.tokens, MOST)
+            tree = native.grown(text, costs, 1, left - 1)
+            path: list[int] = []
+            while len(path) < left - 1:
+                child = tree.child(path[-1] if path else 0, whole.tokens[at + len(path)])
+                if child is None:
+                    break
+                path.append(child)
+            emitted = whole.tokens[at : at + len(path) + 1]
+            logits = torch.zeros(len(path) + 1, vocab)
+            for row, said in enumerate(whole.said[at - 1 - start : at + len(path) - start]):
+                logits[row, torch.from_numpy(said)] = torch.arange(KEPT, 0, -1.0)
+            text.tokens += emitted
+            kept = TokenTree.chain(int(tree.tokens[0]), tree.tokens[path])
+            native.learn(text, Observation(kept, logits, {}, list(range(1, len(kept))), emitted, at - 1), True)
+            passes, tokens, rows = passes + 1, tokens + len(emitted), rows + len(tree)
+            spent += float(costs[len(tree) - 1] / costs[0])
+        past.add(whole.tokens[start:])
+    figures = {"tokens_per_pass": tokens / passes, "rows_per_pass": rows / passes, "speed": tokens / spent}
+    return {name: round(each, 3) for name, each in figures.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--questions", type=int, default=16)
+    parser.add_argument("--new", type=int, default=64)
+    options = parser.parse_args()
+    vocab, price = decodery.load("smollm2", dtype="int8").model.vocab_size, curve()[1 : MOST + 2]
+    costs = price + NODE * price[0] * np.arange(MOST + 1)
+    shipped = next(folder / drafts.CONTEXTS for folder in drafts.SHIPPED.values())
+    warm, result = WarmContexts.load(shipped), {}
+    for temperature in (0.0, 0.7):
+        texts = recorded(options.work, temperature, options.questions, options.new)
+        for most in (0, 4096, 8192, 16384, 32768, 65536):
+            smaller = replace(
+                warm, **{n: {o: t[:most] for o, t in getattr(warm, n).items()} for n in ("contexts", "rows")}
+            )
+            result[f"temperature {temperature:g}, {most} contexts"] = replay(texts, vocab, smaller, costs, HEED)
+    for heed in (0.0, 0.2, HEED, 0.5, 0.7):
+        result[f"temperature 0.7, heeding {heed:g}"] = replay(texts, vocab, warm, costs, heed)
+    command = shlex.join(["python", *sys.argv]).replace(str(options.work), "work")
+    (RESULTS / "draft-replayed.json").write_text(json.dumps({"command": command, "settings": result}, indent=1) + "\n")
+    for name, found in result.items():
+        print(name, json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
