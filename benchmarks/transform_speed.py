@@ -1,6 +1,6 @@
 """What changed copies of a model are worth by the clock: in its place, and drafting for it.
 
-    OMP_NUM_THREADS=2 python benchmarks/transform_speed.py [NAME ...]
+    OMP_NUM_THREADS=1 python benchmarks/transform_speed.py [NAME ...]
 
 Wants a machine that does nothing else. The original is smollm2 in bfloat16; copies are rows of `transforms.py`, and the
 prompts those of that file. Greedy texts of 64 tokens, one after the other; a turn writes all of them with the original
@@ -61,7 +61,7 @@ def main() -> None:
     assert isinstance(model, Transformer)
     calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
     results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
-    results |= {"command": "python benchmarks/transform_speed.py", "turns": args.turns, "written": NEW}
+    results |= {"command": "OMP_NUM_THREADS=1 python benchmarks/transform_speed.py", "turns": args.turns, "written": NEW}
     _, plain = written(lm, None)
     for name in args.names:
         if name in results["rows"]:
