@@ -134,9 +134,10 @@ class Bench:
 def scratch(width: int, remaking: TernaryRemaking | None, folder: Path) -> dict[str, Any]:
     """Loss on solutions held out."""
     model = random_transformer(Shape(width, 2, 4, 2 * width, 256), 0)
-    learning = parameters(model)
-    if remaking is not None:
-        # The shadows of the linear layers learn in the place of these, beside the table of embedding and head.
+    if remaking is None:
+        learning = parameters(model)
+    else:
+        # The shadows of the linear layers learn, beside the table of embedding and head.
         remade = Remade(model, remaking)
         model = remade.model
         learning = {"embedding": model.weights.embedding.requires_grad_(True), **remade.parameters}

@@ -15,6 +15,7 @@ from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from ..model.weights import Linear, Weights
+from ..registry import method_of
 
 __all__ = ["Report", "Size", "Transform", "transformed"]
 
@@ -116,7 +117,12 @@ def transformed(
         raise SettingsError("there is nothing to do: name a transformation, such as int8")
     for transform in transforms:
         if transform.reads and not texts:
-            raise SettingsError(f"{type(transform).__name__} must read a text: give one to calibrate with")
+            known = method_of(transform)
+            name = known.name if known else type(transform).__name__
+            raise SettingsError(
+                f"{name} must read a text to calibrate with: name a text file behind the model in `decodery "
+                "transform`, or give texts in Python"
+            )
     changes = []
     for transform in transforms:
         changes.append((repr(transform), transform.change(now, texts, progress)))
