@@ -4,8 +4,8 @@
 
 Wants a machine that does nothing else. The original is smollm2 in bfloat16; copies are rows of `transforms.py`, and the
 prompts the first three of that file. Greedy texts of 32 tokens, one after the other; a turn writes all of them with the
-original alone, with each copy in its place, and with each copy drafting four tokens at a time from the original's keys and
-values (from its own, where those of both are kept otherwise). alone, drafting: tokens a second as a multiple of the
+original alone, with each copy in its place, and with each copy drafting four tokens at a time from the original's keys
+and values (from its own, where those of both are kept otherwise). alone, drafting: tokens a second as a multiple of the
 original's in the same turn, the median of turns, and the least and the most. Drafted texts must be the original's.
 Writes benchmarks/results/transform-speed.json; rows that are there already are not measured again.
 """
