@@ -171,6 +171,18 @@ def test_gradients_tell_what_matters() -> None:
     columns = fisher_means(MODEL, [text])["layers.0.down"].columns
     assert float(columns[column] / columns[other]) == pytest.approx((squares[0] / squares[1]) ** 0.5, rel=1e-4)
     assert abs(float(columns[column] / columns[other]) - 1) > 1e-2
+    # What matrices count for beside each other: the roots of the mean squares of all their gradients.
+    for name in ("qkv", "down"):
+        twin = tiny_transformer(0)
+        weight = getattr(twin.weights.layers[1], name).weight.requires_grad_()
+        total = torch.zeros(())
+        for text in TEXTS:
+            logits = twin.forward(Batch([Segment(np.arange(len(text)), tokens=text)])).logits
+            loss = torch.nn.functional.cross_entropy(logits[:-1], torch.from_numpy(text[1:]))
+            total = total + torch.autograd.grad(loss, weight)[0].square().mean()
+        found = means[f"layers.1.{name}"]
+        spread = (found.rows.square().mean() * found.columns.square().mean()).sqrt()
+        assert found.size * float(spread) == pytest.approx(float(total.sqrt()), rel=1e-3)
     again = fisher_means(MODEL, TEXTS[:3])
     assert not torch.allclose(again["layers.0.down"].columns, means["layers.0.down"].columns)
     with pytest.raises(SettingsError, match="must read a text"):

@@ -20,10 +20,14 @@ _LEAST = 1e-3
 
 
 class Means(NamedTuple):
-    """rows: [out], columns: [in], roots of mean squared gradients, of which either has the mean 1."""
+    """rows: [out], columns: [in], roots of mean squared gradients, of which either has the mean 1.
+
+    size: by which their products are to be multiplied, to come near the roots of what single weights have.
+    """
 
     rows: torch.Tensor
     columns: torch.Tensor
+    size: float = 1.0
 
 
 @torch.enable_grad()
@@ -50,16 +54,19 @@ def fisher_means(model: Transformer, texts: Texts, progress: Progress = silent) 
     columns = {name: torch.zeros(each.shape[1], dtype=torch.float64) for name, each in learning.items()}
     for number, text in enumerate(texts):
         logits = twin.forward(Batch([Segment(np.arange(len(text)), tokens=text)])).logits
-        loss = cross_entropy(logits[:-1].float(), torch.from_numpy(np.asarray(text[1:])).to(logits.device))
+        loss = cross_entropy(logits[:-1].float(), torch.as_tensor(text[1:], dtype=torch.int64, device=logits.device))
         for name, slope in zip(learning, torch.autograd.grad(loss, list(learning.values())), strict=True):
             square = slope.double().square()
             rows[name] += square.mean(dim=1).cpu()
             columns[name] += square.mean(dim=0).cpu()
         progress("reading gradients", number + 1, len(texts))
-    return {name: Means(_normed(rows[name]), _normed(columns[name])) for name in learning}
+    return {name: _means(rows[name], columns[name]) for name in learning}
 
 
-def _normed(squares: torch.Tensor) -> torch.Tensor:
-    roots = squares.sqrt()
-    mean = roots.mean().clamp(min=1e-300)
-    return (roots / mean).clamp(min=_LEAST)
+def _means(rows: torch.Tensor, columns: torch.Tensor) -> Means:
+    """Of mean squares of rows [out] and columns [in]."""
+    whole = max(float(rows.mean()) ** 0.5, 1e-150)
+    roots = [each.sqrt() for each in (rows, columns)]
+    means = [max(float(each.mean()), 1e-150) for each in roots]
+    first, second = ((each / mean).clamp(min=_LEAST) for each, mean in zip(roots, means, strict=True))
+    return Means(first, second, means[0] * means[1] / whole)

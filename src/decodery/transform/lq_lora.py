@@ -106,7 +106,8 @@ class LQLoRA(EachLinear):
                 weight = floating(getattr(layer, name)).weight.float()
                 own = means.get(names[-1])
                 rest = weight - torch.matmul(*_low_rank(weight, min(self.rank, *weight.shape), own))
-                prices.append([_missing(rest - each.rounded(rest), own) ** 2 for each in choices])
+                size = 1.0 if own is None else own.size
+                prices.append([(size * _missing(rest - each.rounded(rest), own)) ** 2 for each in choices])
                 sizes.append([round(weight.numel() * each.code) for each in choices])
                 weights += weight.numel()
             progress("trying numbers of bits", index + 1, model.config.num_layers)
