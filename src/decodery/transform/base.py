@@ -137,7 +137,7 @@ def transformable(model: LanguageModel, *, mixtures: bool = False) -> Transforme
     """
     if not isinstance(model, Transformer):
         raise UnsupportedModel(
-            "only models that this package runs itself can be transformed: this one is run by others"
+            "only decoders that this package runs itself can be transformed: this has an encoder, or is run by others"
         )
     if model.config.kept_tokens:
         raise UnsupportedModel("this model has outputs for some of its tokens only: transform the one it was made from")
