@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from figures import load, runs_of, table, table_of
 
-SEVERAL = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
-"""Tasks that more than one answer is right for."""
+from decodery.train.lists import SEVERAL
+
 _BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "replace-index"), 0.98)
 """What static decoding has to get right before a model may judge methods; .95 of all other tasks."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from ..core.noise import PLACE, draw
 from ..errors import SettingsError
 from .base import Policy, Region
 from .run import Run
 
-__all__ = ["Scheduled", "quotas"]
+__all__ = ["Scheduled", "quotas", "shuffled"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,8 @@ def quotas(masks: int, steps: int) -> tuple[int, ...]:
     """How many of `masks` places each of `steps` passes fills: as evenly as whole numbers go, the larger ones first."""
     each, more = divmod(masks, steps)
     return tuple(n for n in (each + (step < more) for step in range(steps)) if n)
+
+
+def shuffled(seed: int, region: Region) -> np.ndarray:
+    """[n] the positions of a region in an order that the seed alone decides."""
+    return region[0] + np.argsort([draw(seed, place, stream=PLACE) for place in range(*region)])
