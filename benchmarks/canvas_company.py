@@ -5,7 +5,7 @@
 Models are of size m with random weights, as in canvas_cost.py, and the embedded model made to see both ways: what a
 pass takes does not hang on what is written. `blocks of 4` are models whose rows see their own block of four and those
 before it, as SDAR's, under the prefix cache, which is exact there; they compute six rows of a canvas a pass. Runs of
-one canvas and of sixteen take turns; run it with nothing else running.
+one canvas and of sixteen take turns; run it with nothing else running. Interrupted, it goes on with the next case.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    rows = []
-    for name, dtype, way in CASES:
+    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds, "machine": describe()}
+    command = f"python benchmarks/canvas_company.py --out {given.out}"
+    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    done = {(row["model"], row["dtype"], row["way"]) for row in rows}
+    for name, dtype, way in (case for case in CASES if case not in done):
         model = made(name, dtype, 4 if way == BLOCKS else None)
         filled(model, way, 1, 0)
         pairs = [[filled(model, way, count, turn) for count in (1, TOGETHER)] for turn in range(given.rounds)]
@@ -60,9 +63,7 @@ def main() -> None:
             "ratio": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2),
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
-    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds, "machine": describe()}
-    command = f"python benchmarks/canvas_company.py --out {given.out}"
-    given.out.write_text(json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+        given.out.write_text(json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
 
 
 @cache

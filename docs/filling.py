@@ -152,19 +152,45 @@ def freedave() -> str:
 
 
 def company() -> str:
-    """What sixteen canvases together could gain, by what passes take that compute so many rows of each."""
-    found = load("passes")
-    times: dict[str, dict[int, float]] = {}
-    for row in found["rows"]:
-        times.setdefault(row["precision"], {})[row["rows"]] = row["ms"]
-    counts = [count for count in (1, 2, 4) if all(16 * count in each for each in times.values())]
+    """What company brings canvases, by model, precision and rows of one in a pass."""
+    found = load("canvas-company")
+    facts = found["facts"]
     lines = [
-        [str(count), *(f"{16 * each[count] / each[16 * count]:.1f}" for each in times.values())] for count in counts
+        [
+            {"m": "size m, 7 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
+            row["dtype"], "blocks of 4" if row["blocks"] else "the whole canvas", f"{row['rows a pass']:.1f}",
+            f"{1e3 * row['alone']:.0f}", f"{1e3 * row['together'] / facts['together']:.0f}",
+            f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    head = ["model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times"]
+    return (
+        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads, "
+        f"{facts['machine']['kernels']}: canvases of {facts['places']} places behind {facts['prompt']} tokens, "
+        f"{facts['rounds']} rounds in turns.\n\n" + table(head, lines)
+    )
+
+
+def bits() -> str:
+    """Passes against information, and names of two words, on an oracle."""
+    found = load("canvas-bits")
+    facts, seeds, names = found["facts"], found["seeds"], found["names"]
+    head = ["", *(str(count) for count in facts["groups"]), "passes a nat", "most nats of a pass", "right"]
+    lines = [
+        [f"`{way}`", *(f"{count:g}" for count in row["passes"]), f"{row['passes per nat']:.2f}",
+         f"{row['most nats of a pass']:.2f}", f"{row['right']:g}"]
+        for way, row in seeds.items()
+    ]  # fmt: skip
+    lists = list(next(iter(names.values())))
+    shown = [
+        [f"`{way}`", *(f"{row[name]['right']:.2f} in {row[name]['passes']:.1f}" for name in lists)]
+        for way, row in names.items()
     ]
     return (
-        f"From `benchmarks/results/passes.json` ({found['model']['name']}, {found['machine']['threads']} threads): the "
-        "time of sixteen passes of so many rows, over that of one pass of sixteen times as many.\n\n"
-        + table(["rows of a canvas in a pass", *times], lines)
+        f"`{found['command']}`: {facts['draws']} draws each at temperature 1. Passes by groups of {facts['copies']} "
+        f"copies of one of {facts['symbols']} symbols:\n\n{table(head, lines)}\n\nThe share of lists that come out "
+        f"right, in so many passes:\n\n{table(['', *lists], shown)}"
     )
 
 
@@ -257,7 +283,7 @@ def canvas_cost() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-sudoku": sudoku,
     "canvas-grid": grid,
-    "canvas-freedave": freedave, "canvas-company": company, "canvas-handoff": handoff,
+    "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
