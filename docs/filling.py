@@ -88,7 +88,7 @@ def grid() -> str:
         cells: dict[str, dict[str, str]] = {}
         for method in dict.fromkeys(row["method"] for row in rows):
             own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
-            shares = [_right([row for row in own if row["of"] == of]) for of in ("model", "oracle")]
+            shares = [share_right([row for row in own if row["of"] == of]) for of in ("model", "oracle")]
             place, order = _cell_of(method)
             cells.setdefault(place, {})[order] = f"{shares[0]:.2f} ({shares[1]:.2f})"
         orders = ["random", "probability", "margin", "entropy"]
@@ -109,7 +109,7 @@ def grid() -> str:
 def _means(rows: list[dict[str, Any]], of: str) -> dict[str, float]:
     own = [row for row in rows if row["of"] == of]
     tasks = dict.fromkeys(row["task"] for row in own)
-    return {task: _right([row for row in own if row["task"] == task]) for task in tasks}
+    return {task: share_right([row for row in own if row["task"] == task]) for task in tasks}
 
 
 def _ranks(values: list[float]) -> np.ndarray:
@@ -118,7 +118,7 @@ def _ranks(values: list[float]) -> np.ndarray:
     return (order[:, None] > order).sum(axis=1) + (order[:, None] == order).sum(axis=1) / 2
 
 
-def _right(rows: list[dict[str, Any]]) -> float:
+def share_right(rows: list[dict[str, Any]]) -> float:
     return sum(row["right"] for row in rows) / sum(row["prompts"] for row in rows)
 
 
@@ -130,68 +130,6 @@ def _cell_of(method: str) -> tuple[str, str]:
         return f"`{method}`", _FREE
     order = "random" if name == "random" else settings.get("measure", "probability")
     return f"blocks of {settings['block']}, {settings['steps']} passes", order
-
-
-def freedave() -> str:
-    """Whether FreeDave writes what static decoding does, and in how many passes."""
-    found = load("canvas-freedave")
-    tasks = list(found["rows"][0]["saved"])
-    head = [
-        "states a pass", "cache", "other texts", "other orders", "passes, of static", "rows, of static",
-        *(f"{task}: times fewer passes" for task in tasks),
-    ]  # fmt: skip
-    lines = [
-        [
-            str(row["drafts"]), row["cache"] or "none", f"{row['other texts']} of {row['prompts']}",
-            str(row["other orders"]), f"{row['passes'] / row['static passes']:.2f}",
-            f"{row['rows'] / row['static rows']:.2f}", *(f"{row['saved'][task]:.2f}" for task in tasks),
-        ]
-        for row in found["rows"]
-    ]  # fmt: skip
-    return f"`{found['command']}`\n\n" + table(head, lines)
-
-
-def company() -> str:
-    """What company brings canvases, by model, precision and rows of one in a pass."""
-    found = load("canvas-company")
-    facts = found["facts"]
-    lines = [
-        [
-            {"m": "size m, 7 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
-            row["dtype"], "blocks of 4" if row["blocks"] else "the whole canvas", f"{row['rows a pass']:.1f}",
-            f"{1e3 * row['alone']:.0f}", f"{1e3 * row['together'] / facts['together']:.0f}",
-            f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
-        ]
-        for row in found["rows"]
-    ]  # fmt: skip
-    head = ["model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times"]
-    return (
-        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads, "
-        f"{facts['machine']['kernels']}: canvases of {facts['places']} places behind {facts['prompt']} tokens, "
-        f"{facts['rounds']} rounds in turns.\n\n" + table(head, lines)
-    )
-
-
-def bits() -> str:
-    """Passes against information, and names of two words, on an oracle."""
-    found = load("canvas-bits")
-    facts, seeds, names = found["facts"], found["seeds"], found["names"]
-    head = ["", *(str(count) for count in facts["groups"]), "passes a nat", "most nats of a pass", "right"]
-    lines = [
-        [f"`{way}`", *(f"{count:g}" for count in row["passes"]), f"{row['passes per nat']:.2f}",
-         f"{row['most nats of a pass']:.2f}", f"{row['right']:g}"]
-        for way, row in seeds.items()
-    ]  # fmt: skip
-    lists = list(next(iter(names.values())))
-    shown = [
-        [f"`{way}`", *(f"{row[name]['right']:.2f} in {row[name]['passes']:.1f}" for name in lists)]
-        for way, row in names.items()
-    ]
-    return (
-        f"`{found['command']}`: {facts['draws']} draws each at temperature 1. Passes by groups of {facts['copies']} "
-        f"copies of one of {facts['symbols']} symbols:\n\n{table(head, lines)}\n\nThe share of lists that come out "
-        f"right, in so many passes:\n\n{table(['', *lists], shown)}"
-    )
 
 
 def held(name: str) -> str:
@@ -283,7 +221,7 @@ def canvas_cost() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-sudoku": sudoku,
     "canvas-grid": grid,
-    "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-handoff": handoff,
+    "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
