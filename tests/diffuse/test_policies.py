@@ -16,7 +16,7 @@ from decodery.diffuse.ccd_agreement import CCDAgreement, Proposed
 from decodery.diffuse.dystruct import Dystruct
 from decodery.diffuse.r2 import R2, Streaks, clusters, runs
 from decodery.diffuse.run import Run, filled
-from decodery.diffuse.scheduled import quotas
+from decodery.diffuse.scheduled import dream_quotas, quotas
 from decodery.diffuse.view import View
 from decodery.errors import SettingsError
 from decodery.registry import methods
@@ -79,6 +79,9 @@ def test_hand_cases() -> None:
     assert chosen("factor:phi=0", view([1.0, 0.9, 1.0])) == [0, 2] and chosen("factor:phi=0", view([0.9, 0.8])) == [0]
     assert chosen("static", view([0.2, 0.4, 0.4]), (2, 1)) == [1, 2]
     assert quotas(7, 3) == (3, 2, 2) and quotas(2, 5) == (1, 1)
+    # Of four in four passes Dream's code writes 0, 1, 1 and 2; of ten in five 1, 2, 2, 2 and 3.
+    assert dream_quotas(4, 4) == (1, 1, 2) and dream_quotas(10, 5) == (1, 2, 2, 2, 3)
+    assert fill(denoiser(), "static:steps=4,schedule=dream", 8).passes == 4
 
 
 def test_rules_that_are_another_one_at_their_limits_are_that_and_contain_it_elsewhere() -> None:

@@ -25,11 +25,12 @@ class Random(Scheduled):
     """Writes places in an order that the seed decides, by default one a pass.
 
     steps: passes over the whole canvas, as many for every block; None is one a token.
+    schedule: "even", or "dream" as Dream's code shares them out.
     """
 
     @property
     def foretold(self) -> bool:
-        return self.steps is None
+        return self.steps is None and self.schedule == "even"
 
     def begin(self, run: Run, region: Region) -> Any:
         return shuffled(run.canvas.seed, region), super().begin(run, region)
