@@ -32,6 +32,7 @@ import drafting
 import filling
 import heading
 import hearing
+import limits
 import loads
 import ordering
 import plots
@@ -168,6 +169,7 @@ MADE: dict[str, Callable[[], str]] = {
     **searching.SECTIONS,
     **seeking.SECTIONS,
     **filling.SECTIONS,
+    **limits.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,
     **building.SECTIONS,
