@@ -149,6 +149,17 @@ def heads_by_category() -> str:
     return table(["speed", *(f"`{name}`" for name in names)], rows)
 
 
+def replayed() -> str:
+    """What `auto` is worth by the size of the table it begins with, and by how far it heeds the noise of tokens."""
+    found = load("draft-replayed")
+    rows = [
+        [name, f"{each['tokens_per_pass']:.2f}", f"{each['rows_per_pass']:.1f}", f"{each['speed']:.2f}"]
+        for name, each in found["settings"].items()
+    ]
+    header = ["", "tokens per pass", "rows per pass", "speed"]
+    return f"Plain texts, replayed (`{found['command']}`).\n\n" + table(header, rows)
+
+
 def head_depths() -> str:
     """How often a head is right, by how far ahead."""
     found = load("draft-head-depths")
@@ -223,6 +234,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "heads-by-category": heads_by_category,
     "small-heads": small_heads,
     "head-depths": head_depths,
+    "replayed": replayed,
     "own-layers": own_layers,
     "hamburger": hamburger,
 }

@@ -59,7 +59,7 @@ class Auto(Drafter):
     length of the repetition, by context and rank, and by the adviser's own probabilities; a node's chance is the
     product along its path. The tree takes nodes by falling chance, and of all its sizes, 0 included, the one that gives
     most tokens per second by the measured cost of passes and by what the latest steps took. The adviser is asked only
-    about nodes where what it adds, as it has done so far, is worth more than the time it takes. Where chance draws tokens
+    about nodes where what it adds, as it has done so far, is worth more than the time it takes. Where tokens are drawn
     by noise that is known ahead, as under the default rule, candidates with much of it count as likelier. Texts that
     share passes draft for some steps and do not for others, and go on in the way that gave more tokens per second.
 
