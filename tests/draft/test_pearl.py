@@ -53,11 +53,11 @@ class Waits(Counted):
 
     def __init__(self, model: Transformer, begun: Event, other: Event) -> None:
         super().__init__(model)
-        self.begun, self.other, self.met = begun, other, 0
+        self.begun, self.other, self.met, self.patience = begun, other, 0, 3.0
 
     def forward(self, batch: Batch, **settings: object) -> Scores:
         self.begun.set()
-        self.met += self.other.wait(3.0)
+        self.met += self.other.wait(self.patience)
         self.other.clear()
         return super().forward(batch, **settings)  # type: ignore[arg-type]
 
@@ -68,6 +68,22 @@ def test_both_models_are_at_work_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     target, draft = Waits(TARGET, one, two), Waits(half(TARGET), two, one)
     (run,) = decode(target, PROMPTS[:1], drafter=Pearl(draft, length=1), max_new_tokens=6)
     assert target.met == draft.met >= run.trace.passes - 1
+
+
+def test_a_target_on_a_device_of_its_own_is_waited_for_at_work_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 1)
+    rows = Segment(np.arange(2), np.array([1, 2]))
+    for device, met in (("meta", 1), ("cpu", 0)):
+        one, two = Event(), Event()
+        target, draft = Waits(TARGET, one, two), Waits(OTHER, two, one)
+        target.device, target.patience = torch.device(device), 3.0 if met else 0.05
+
+        def drafts(draft: Waits = draft) -> Asking[None]:
+            yield [Ask(draft, rows)]
+
+        with torch.no_grad():
+            (scored,) = answer([Ask(target, rows, beside=drafts())])
+        assert not isinstance(scored, Exception) and target.met == met
 
 
 def test_a_draft_that_is_always_right_costs_no_more_rounds_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
