@@ -56,6 +56,7 @@ def orders(group: str) -> str:
     """What one way of drafting in another order brings on the embedded model, in counts."""
     found = load(f"draft-orders-{group}")
     header = ["drafter", "tokens per pass", "draft passes per pass", "drafted per pass", "accepted"]
+    placed = all("accepted_by_32" in each for each in found["drafters"].values())
     rows = [
         [
             name,
@@ -64,11 +65,14 @@ def orders(group: str) -> str:
             f"{each['drafted_per_pass']:.2f}",
             f"{each['drafts_accepted']:.1%}",
             *([f"{each['draft_layers_per_token']:.1f}"] if "trained" in found else []),
+            *([f"{share:.1%}" for share in each["accepted_by_32"]] if placed else []),
         ]
         for name, each in found["drafters"].items()
     ]
     if "trained" in found:
         header.append("draft layers per token")
+    if placed:
+        header += [f"tokens {place + 1} to {place + 32}" for place in range(0, found["new_tokens"], 32)]
     about = f"{found['prompts']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each"
     return f"{about} (`{found['command']}`)\n\n" + table(header, rows)
 
@@ -77,11 +81,9 @@ def joint() -> str:
     """All of them side by side, in counts and, where a quiet machine has measured it, in time."""
     found = load("draft-joint")
     header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted"]
-    times = ["ms per token", "times plain"]
+    times = ["draft pass, of a pass", "ms per token", "times plain"]
     parts = [f"Counts of `{found['command']}`."]
-    for pair, laws in found.items():
-        if pair == "command":
-            continue
+    for pair, laws in runs_of(found).items():
         about = laws["about"]
         if "made" in laws:
             parts.append(f"**{pair}**, drafts that were trained for it: `{'` and `'.join(laws['made'])}`.")
@@ -94,24 +96,24 @@ def joint() -> str:
                     f"{each['rows_per_pass']:.1f}",
                     f"{each['draft_passes_per_token']:.2f}",
                     "" if each["drafts_accepted"] is None else f"{each['drafts_accepted']:.1%}",
-                    *(
-                        [f"{each[_TIME]:.1f}", f"{plain / each[_TIME]:.2f}"]
-                        if plain and _TIME in each
-                        else ["", ""]
-                        if plain
-                        else []
-                    ),
+                    *(_times(each, plain) if plain else []),
                 ]
                 for name, each in laws[law].items()
             ]
             title = f"**{pair}**, {law}, {about['prompts']} prompts, {about['new_tokens']} tokens each"
+            same = [each["texts_as_plain"] for each in laws[law].values() if "texts_as_plain" in each]
+            if same:
+                title += f"; {sum(same)} of {about['prompts'] * len(same)} texts of all drafters are plain decoding's"
             parts.append(f"{title}\n\n{table(header + times if plain else header, rows)}")
     return "\n\n".join(parts)
 
 
 def _times(each: dict[str, Any], plain: float) -> list[str]:
-    """What a token takes, and how many times as fast as plain decoding that is."""
-    return [f"{each[_TIME]:.1f}", f"{plain / each[_TIME]:.2f}"] if _TIME in each else ["", ""]
+    """What a pass of the draft model takes beside plain decoding's, what a token takes, and how much faster that is."""
+    if _TIME not in each:
+        return ["", "", ""]
+    draft = each.get("milliseconds_per_draft_pass")
+    return ["" if draft is None else f"{draft / plain:.2f}", f"{each[_TIME]:.2f}", f"{plain / each[_TIME]:.2f}"]
 
 
 def joint_depths() -> str:
