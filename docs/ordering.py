@@ -9,6 +9,7 @@ from typing import Any
 from figures import load, recorded, runs_of, table
 
 _TIME = "milliseconds_per_token"
+_ONE = "target, 1 rows"
 
 
 def cppd() -> str:
@@ -81,7 +82,7 @@ def joint() -> str:
     """All of them side by side, in counts and, where a quiet machine has measured it, in time."""
     found = load("draft-joint")
     header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted"]
-    times = ["draft pass, of a pass", "ms per token", "times plain"]
+    times = ["ms per token", "times plain"]
     parts = [f"Counts of `{found['command']}`."]
     for pair, laws in runs_of(found).items():
         about = laws["about"]
@@ -109,11 +110,8 @@ def joint() -> str:
 
 
 def _times(each: dict[str, Any], plain: float) -> list[str]:
-    """What a pass of the draft model takes beside plain decoding's, what a token takes, and how much faster that is."""
-    if _TIME not in each:
-        return ["", "", ""]
-    draft = each.get("milliseconds_per_draft_pass")
-    return ["" if draft is None else f"{draft / plain:.2f}", f"{each[_TIME]:.2f}", f"{plain / each[_TIME]:.2f}"]
+    """What a token takes, and how many times as fast as plain decoding that is."""
+    return [f"{each[_TIME]:.2f}", f"{plain / each[_TIME]:.2f}"] if _TIME in each else ["", ""]
 
 
 def joint_depths() -> str:
@@ -127,6 +125,20 @@ def joint_depths() -> str:
         if "deer" in name and "8" in name and (right := each.get("right_by_depth"))
     ]
     return table(["drafter", *(f"token {depth}" for depth in depths)], rows)
+
+
+def steps() -> str:
+    """What a pass of each draft takes beside one of its target."""
+    found = load("draft-steps")
+    pairs = runs_of(found)
+    rows = [
+        [
+            name,
+            *(f"{each[name]:.2f} ({each[name] / each[_ONE]:.2f})" if name in each else "" for each in pairs.values()),
+        ]
+        for name in dict.fromkeys(name for each in pairs.values() for name in each)
+    ]
+    return f"`{found['command']}`\n\n" + table(["ms (of a pass of the target over one row)", *pairs], rows)
 
 
 def sweeps() -> str:
@@ -220,6 +232,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-easyspec": partial(orders, "easyspec"),
     "orders-joint": joint,
     "orders-joint-depths": joint_depths,
+    "orders-joint-steps": steps,
     "sweeps": sweeps,
     "tree-scan": scan,
     "seeing": seeing,
