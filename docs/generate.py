@@ -31,6 +31,7 @@ import drafting
 import filling
 import heading
 import hearing
+import limits
 import loads
 import ordering
 import plots
@@ -167,6 +168,7 @@ MADE: dict[str, Callable[[], str]] = {
     **searching.SECTIONS,
     **seeking.SECTIONS,
     **filling.SECTIONS,
+    **limits.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,
     **changing.SECTIONS,
