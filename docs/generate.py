@@ -26,6 +26,7 @@ from decodery.registry import Method
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import alike
+import building
 import changing
 import drafting
 import filling
@@ -171,6 +172,7 @@ MADE: dict[str, Callable[[], str]] = {
     **limits.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,
+    **building.SECTIONS,
     **changing.SECTIONS,
 }
 """What was measured; whole on the pages of results."""
