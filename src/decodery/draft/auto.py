@@ -261,8 +261,8 @@ class _State:
             return True
         if texts == 1 or not budget.measured:
             return False
-        last = seq.trace.steps[-1]
-        if tried is not None and last.sequences == texts == self.texts:
+        last = seq.trace.steps[-1] if seq.trace.steps else None
+        if tried is not None and last is not None and last.sequences == texts == self.texts:
             self.trials.learn(texts, tried, last.seconds, last.emitted)
         self.texts, self.drafted = texts, self.trials.drafts(texts)
         return not self.drafted
@@ -272,10 +272,10 @@ class _State:
         measured = budget.seconds(budget.sequences + np.arange(limit + 1))
         if not budget.measured:
             return measured
-        last = seq.trace.steps[-1]
+        last = seq.trace.steps[-1] if seq.trace.steps else None
         # Of a step that several texts share nobody knows whose nodes took how long.
-        alone = last.sequences == budget.sequences == 1 and not last.prefill and not self.rested
-        if alone and last.nodes <= limit:
+        alone = last is not None and last.sequences == budget.sequences == 1 and not last.prefill and not self.rested
+        if last is not None and alone and last.nodes <= limit:
             asking = 0.0 if self.advice is None else self.advice.spent
             self.costs.learn(measured, last.nodes, last.seconds - asking)
         return self.costs.corrected(measured)
