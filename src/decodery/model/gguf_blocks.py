@@ -118,6 +118,11 @@ READ = {
     "Q8_0": Reader(Form.BLOCKS8, q8_0),
 }
 """By the name of the GGML type."""
+NUMBERS = {
+    **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14},
+    **{"IQ4_NL": 20, "IQ4_XS": 23},
+}  # fmt: skip
+"""What GGML and `Blocks` of csrc/abi.h number them by."""
 FOUR_BITS = [kind for kind, (form, _) in READ.items() if BITS[form] == 4]
 
 

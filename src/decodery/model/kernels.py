@@ -125,6 +125,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_blocks.argtypes = [c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack16.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
+    lib.decodery_expand_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
     lib.decodery_room.restype = c_int64
     lib.decodery_room.argtypes = [c_void_p, c_void_p]
     lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
@@ -157,7 +159,7 @@ def threads_at_most(count: int) -> Iterator[None]:
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
     # The newest function: a library without it is older than this file.
-    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_race") else None
+    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_expand_rows") else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")
