@@ -4,7 +4,7 @@
     python benchmarks/random_gguf.py 1.5B DIR/qwen-shaped-1.5B.gguf
 
 Types of blocks are those that llama.cpp's Q4_K_M gives these shapes: rows of 896 inputs, which 256 does not divide,
-fall back to Q5_0 and Q8_0. Numbers of blocks are drawn, and scales are such that weights have a mean of zero and a spread
+fall back to Q5_0 and Q8_0. Numbers of blocks are drawn, and scales give weights a mean of zero and a spread
 like trained ones. What such a model writes means nothing: no perplexity, no share of drafts that come true.
 The vocabulary is the embedded model's, filled up to as many tokens and merges as Qwen2.5 has.
 """

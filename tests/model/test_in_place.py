@@ -19,7 +19,8 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.footprint import weight_bytes
 from decodery.model.gguf_blocks import NUMBERS, READ
 from decodery.model.gguf_model import GGUFCheckpoint
-from decodery.model.in_place import IN_PLACE, File, InPlace, Piece, Plan, Rows, WeightsInPlace, in_place
+from decodery.model.in_place import IN_PLACE, BlocksInPlace, File, InPlace, Piece, Plan, Rows, WeightsInPlace, in_place
+from decodery.model.int4 import Int4Linear
 from decodery.model.kernels import choose, kernel_sets
 from decodery.model.load import load
 from decodery.model.packed import Packed, packed_size
@@ -82,6 +83,14 @@ def test_turned_heads_come_in_halves(tmp_path: Path) -> None:
     expected = gguf.quants.dequantize(raw, Kind.Q4_0)[[*order, *(8 + row for row in order)]]
     np.testing.assert_array_equal(rows.expanded().numpy(), expected)
     np.testing.assert_array_equal(rows.layer().dense().numpy(), expected)
+
+
+def test_blocks_that_are_to_become_others_are_converted(home: Path, tmp_path: Path) -> None:
+    """Int4 of a file with five bits."""
+    write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q5_0)
+    layer = load(tmp_path / "tiny.gguf", dtype="int4", device="cpu").model.weights.layers[0]  # type: ignore[attr-defined]
+    assert type(layer.down) is Int4Linear
+    assert type(load(tmp_path / "tiny.gguf", device="cpu").model.weights.layers[0].down) is BlocksInPlace  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

@@ -148,9 +148,8 @@ def test_a_pass_over_blocks_is_that_of_the_portable_layers(home: Path, tmp_path:
     write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_0, others=others)
     model = model_of(tmp_path / "tiny.gguf", "int4")
     layer = model.weights.layers[0]
-    assert [type(part).__name__ for part in (layer.qkv, layer.gate_up, layer.down)] == [
-        "Int4Linear", "BlockLinear", "BlockLinear",
-    ]  # fmt: skip
+    assert isinstance(layer.qkv, Int4Linear)
+    assert isinstance(layer.gate_up, BlockLinear) and isinstance(layer.down, BlockLinear)
     portable = PortableStack(model.config, model.weights, model.angles)
     hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     caches = [model.new_cache(), model.new_cache()]

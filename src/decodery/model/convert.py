@@ -105,7 +105,7 @@ def _placed(
 ) -> Iterator[tuple[str, tuple[Piece, ...]]]:
     """By name, the slots that are read where they lie: all their parts are of one type that stays as it is."""
     for slot in stored:
-        if slot.name == "embedding.weight" or isinstance(kinds[slot], Form):
+        if slot.name == "embedding.weight" or {file.form(name) for name in slot.parts} == {kinds[slot]}:
             pieces = tuple(file.piece(name) for name in slot.parts)
             if all(piece is not None and piece.kind == pieces[0].kind for piece in pieces):
                 yield slot.name, pieces

@@ -141,7 +141,7 @@ static void place(const uint8_t (*numbers)[block_size], const float (*scales)[pa
                 __builtin_memcpy(others, &found, 4);
             }
             if (form == blocks5) {
-                const auto four_bits = [](uint32_t x) { return (x >> 4 & 0x01010101) * 0x08040201u >> 24 & 15; };
+                const auto four_bits = [](uint32_t x) { return (x >> 4 & 0x01010101) * 0x01020408u >> 24 & 15; };
                 // Two outputs share a byte: the even one comes first.
                 uint8_t* others = to + 512 + 16 * quad + lane / 2;
                 const uint8_t kept = lane % 2 != 0 ? others[0] : 0, beside = lane % 2 != 0 ? others[8] : 0;
