@@ -106,9 +106,9 @@ def _placed(
     """By name, the slots that are read where they lie: all their parts are of one type that stays as it is."""
     for slot in stored:
         if slot.name == "embedding.weight" or {file.form(name) for name in slot.parts} == {kinds[slot]}:
-            pieces = tuple(file.piece(name) for name in slot.parts)
-            if all(piece is not None and piece.kind == pieces[0].kind for piece in pieces):
-                yield slot.name, pieces
+            pieces = [piece for name in slot.parts if (piece := file.piece(name)) is not None]
+            if len(pieces) == len(slot.parts) and len({piece.kind for piece in pieces}) == 1:
+                yield slot.name, tuple(pieces)
 
 
 def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot, _Kept]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -97,19 +98,24 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
         return Use(**{name: linear(prefix + name) for name in names})
 
     blocks = 0 if config.shared is None else config.shared.blocks
-    table = placed.get("embedding.weight")
-    if table is not None:
-        embedding = None
+    made: Callable[..., Weights] = Weights
+    embedding: torch.Tensor | None = None
+    if (table := placed.get("embedding.weight")) is not None:
+        made = partial(WeightsInPlace, table=table)
     elif "embedding.weight" in tensors:
         embedding = tensors["embedding.weight"]
     else:
         embedding = tensors["head.weight"].float() * tensors["head.scale"][:, None]
-    made = Weights if table is None else partial(WeightsInPlace, table=table)
+    if "head.weight" in tensors or "head.weight" in placed:
+        head = linear("head")
+    else:
+        assert embedding is not None
+        head = Dense(embedding)
     return made(
         embedding=embedding,
         layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
         norm=tensors["norm.weight"],
-        head=linear("head") if "head.weight" in tensors or "head.weight" in placed else Dense(embedding),
+        head=head,
         kept=Kept(tensors["kept.ids"].long(), tensors["kept.rows"].long()) if config.kept_tokens else None,
         positions=tensors.get("positions.weight"),
         shared=[layer(f"shared.{block}.") for block in range(blocks)],

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from .kernels import Form, library
 from .packed import BLOCK, PANEL, panel_bytes
 from .resident import discard
 from .weights import Weights
+
+if TYPE_CHECKING:
+    from .packed import Packed
 
 IN_PLACE = "in_place"
 """What the metadata of a copy calls the plan of what is not in it."""
@@ -176,18 +179,18 @@ class Rows:
     def layer(self) -> Int4Linear | BlockLinear:
         """The numbers as they are, unpacked."""
         form, read = READ[self.kind]
-        numbers, first, second = [], [], []
+        stacks: tuple[list[torch.Tensor], ...] = ([], [], [])
         for piece in self._pieces:
             raw = self._file.raw(piece)
             order = (piece.places() - piece.begin) // piece.row_bytes
             with np.errstate(all="ignore"):
                 parts = read(raw[order])
-            for found, part in zip((numbers, first, second), parts, strict=True):
-                found.append(torch.from_numpy(part))
-        weight, step, second_scale = torch.cat(numbers), torch.cat(first), torch.cat(second)
+            for stack, part in zip(stacks, parts, strict=True):
+                stack.append(torch.from_numpy(part))
+        weight, first, second = map(torch.cat, stacks)
         if form == Form.BLOCKS4:
-            return Int4Linear(weight, step, second_scale)
-        return BlockLinear(weight, torch.stack((step, second_scale), dim=-1))
+            return Int4Linear(weight, first, second)
+        return BlockLinear(weight, torch.stack((first, second), dim=-1))
 
 
 class InPlace:
@@ -197,7 +200,8 @@ class InPlace:
     bias: torch.Tensor | None
 
     def __init__(self, rows: Rows, bias: torch.Tensor | None = None) -> None:
-        self.rows, self.bias, self._packed = rows, bias, None
+        self.rows, self.bias = rows, bias
+        self._packed: Packed | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -237,12 +241,12 @@ class Int4InPlace(InPlace, Int4Linear):
     @property
     def step(self) -> torch.Tensor:  # type: ignore[override]
         """As `Int4Linear.step`, unpacked."""
-        return self.unpacked().step  # type: ignore[no-any-return]
+        return self.unpacked().step
 
     @property
     def least(self) -> torch.Tensor:  # type: ignore[override]
         """As `Int4Linear.least`, unpacked."""
-        return self.unpacked().least  # type: ignore[no-any-return]
+        return self.unpacked().least
 
 
 class BlocksInPlace(InPlace, BlockLinear):
@@ -261,7 +265,7 @@ class BlocksInPlace(InPlace, BlockLinear):
     @property
     def scales(self) -> torch.Tensor:  # type: ignore[override]
         """As `BlockLinear.scales`, unpacked."""
-        return self.unpacked().scales  # type: ignore[no-any-return]
+        return self.unpacked().scales
 
 
 def in_place(rows: Rows, bias: torch.Tensor | None = None) -> Int4InPlace | BlocksInPlace:
@@ -273,7 +277,7 @@ class WeightsInPlace(Weights):
     """Weights whose embeddings are looked up in the file; the whole table is made for whoever asks for it."""
 
     def __init__(self, *args: Any, table: Rows | None = None, **others: Any) -> None:
-        self._table, self._whole = table, None
+        self._table, self._whole = table, cast("torch.Tensor | None", None)
         super().__init__(*args, **others)
 
     @property
