@@ -38,6 +38,7 @@ import remembering
 import sampling
 import searching
 import seeking
+import sizing
 import steering
 import timing
 import watching
@@ -170,6 +171,7 @@ MADE: dict[str, Callable[[], str]] = {
     **hearing.SECTIONS,
     **loads.SECTIONS,
     **changing.SECTIONS,
+    **sizing.SECTIONS,
 }
 """What was measured; whole on the pages of results."""
 SHORT = {

@@ -281,7 +281,7 @@ class WeightsInPlace(Weights):
         super().__init__(*args, **others)
 
     @property
-    def embedding(self) -> torch.Tensor:  # type: ignore[override]
+    def embedding(self) -> torch.Tensor:
         """[vocab, hidden] bfloat16, kept from then on."""
         if self._whole is None:
             assert self._table is not None
