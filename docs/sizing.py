@@ -1,4 +1,4 @@
-"""The generated parts of the page on models of several sizes, their precisions and the kernels, from what was recorded."""
+"""The generated parts of the page on models of several sizes and the kernels, from what was recorded."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python benchmarks/kernels/formats.py
 
-Layers of 1,536 inputs and 8,960 outputs, as many as make 160 MB, more than any cache holds, run one after the other;
+Layers of 1,536 inputs and 8,960 outputs, as many as make 100 MB, more than any cache holds, run one after the other;
 rounds of all forms alternate. Writes milliseconds per layer (median), how many times those of one row they are, what
 share of the read bandwidth (the fastest of those measured before every round) one row reaches, and the thousand million
 multiplications and additions a second of sixteen rows: where these no longer rise with the rows, a pass is bound by
@@ -27,7 +27,7 @@ from decodery.model.packed import BITS, BLOCK, Packed, packed_size
 from decodery.model.weights import Dense
 
 OUT = Path(__file__).parents[1] / "results" / "formats.json"
-INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 160_000_000, 5
+INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 100_000_000, 3
 ROWS = (1, 2, 4, 8, 16)
 NAMES = {
     "Q4_0, Q4_1, Q4_K": Form.BLOCKS4,
