@@ -3,25 +3,35 @@
     python benchmarks/canvas_freedave.py DIR --letters 8 --out benchmarks/results/canvas-freedave.json
 
 DIR is a model of `decodery train diffusion`, in float32. Texts that differ could come of rounding alone, where a pass
-over several states adds in another order than a pass over one. Nothing is timed.
+over several states adds in another order than a pass over one; models of random weights beside it are in float64.
+Nothing is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import decodery
 from decodery.bench.canvases.tasks import drawn
+from decodery.core.ask import drive
 from decodery.diffuse.canvas import Canvas
+from decodery.diffuse.run import filled
 from decodery.lm import LM
-from decodery.train.lists import LISTS
+from decodery.model.transformer import Transformer
+from decodery.registry import resolve
+from decodery.testing import tiny_transformer
+from decodery.train.lists import LISTS, canvas_length
 
 DRAFTS = (1, 2, 3, 4, 6, 8)
-CACHES = (",block=5,cache=prefix", ",block=5,cache=dual")
+CACHES = (",block=HALF,cache=prefix", ",block=HALF,cache=dual")
+"""Blocks are half a canvas."""
+MODELS = 200
 _TOGETHER = 64
 
 
@@ -35,10 +45,11 @@ def main() -> None:
     items = drawn(tuple(LISTS), given.prompts, given.letters, 0)
     prompts, tasks, rows = [each.prompt for each in items], np.array([each.task for each in items]), []
     lm, references = decodery.load(given.folder, dtype="float32", device="cpu"), dict[str, list[Canvas]]()
-    for drafts, cache in [(drafts, "") for drafts in DRAFTS] + [(4, cache) for cache in CACHES]:
+    half = str(canvas_length(tuple(LISTS), given.letters) // 2)
+    for drafts, cache in [(drafts, "") for drafts in DRAFTS] + [(4, each.replace("HALF", half)) for each in CACHES]:
         if cache not in references:
-            references[cache] = canvases(lm, f"static{cache.replace(',', ':', 1)}", prompts)
-        before, after = references[cache], canvases(lm, f"freedave:drafts={drafts}{cache}", prompts)
+            references[cache] = canvases(lm, f"static{cache.replace(',', ':', 1)}", prompts, given.letters)
+        before, after = references[cache], canvases(lm, f"freedave:drafts={drafts}{cache}", prompts, given.letters)
         saved = [one.passes / other.passes for one, other in zip(before, after, strict=True)]
         rows.append({
             "drafts": drafts, "cache": cache.rpartition("=")[2], "prompts": len(items),
@@ -51,16 +62,37 @@ def main() -> None:
             "saved": {task: round(float(np.mean(np.array(saved)[tasks == task])), 2) for task in LISTS},
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
+    chance = random_models()
+    print(json.dumps(chance), flush=True)
     settings = f"--letters {given.letters} --prompts {given.prompts}"
     command = f"python benchmarks/canvas_freedave.py DIR {settings} --out {given.out}"
-    given.out.write_text(json.dumps({"command": command, "rows": rows}, indent=1) + "\n")
+    given.out.write_text(json.dumps({"command": command, "random": chance, "rows": rows}, indent=1) + "\n")
 
 
-def canvases(lm: LM, method: str, prompts: list[str]) -> list[Canvas]:
-    found: list[Canvas] = []
+def random_models() -> dict[str, int]:
+    """How many of these write something else, or in another order, than static decoding does; each in another setting.
+
+    Every second one's rows predict the next token; states of a pass are 1 to 8, caches none, prefix and dual in turn.
+    """
+    found = {"models": MODELS, "others": 0}
+    for seed in range(MODELS):
+        base = tiny_transformer(seed, vocab_size=20)
+        model = Transformer(replace(base.config, causal=False, mask_id=19, shifted=seed % 2 == 1), base.weights)
+        cache, orders = ("none", "prefix", "dual")[seed // 2 % 3], []
+        for way in ("static:", f"freedave:drafts={1 + seed % 8},"):
+            canvas = Canvas.of(model, [1, 2, 3], 12, seed=seed)
+            with torch.no_grad():
+                drive(filled(model, canvas, resolve("diffuse", f"{way}block=6,cache={cache}")))
+            orders.append([(each.positions.tolist(), each.tokens.tolist()) for each in canvas.rounds])
+        found["others"] += orders[0] != orders[1]
+    return found
+
+
+def canvases(lm: LM, method: str, prompts: list[str], letters: int) -> list[Canvas]:
+    found, places = list[Canvas](), canvas_length(tuple(LISTS), letters)
     for first in range(0, len(prompts), _TOGETHER):
         engine = lm.engine()
-        fills = [lm.fill(lm.encode(each, raw=True), method, 10) for each in prompts[first : first + _TOGETHER]]
+        fills = [lm.fill(lm.encode(each, raw=True), method, places) for each in prompts[first : first + _TOGETHER]]
         begun = [lm.begin(engine, fill) for fill in fills]
         engine.run([each.work for each in begun])
         found += [each.canvas for each in begun]

@@ -8,6 +8,8 @@ against the original in nats, acceptance, the mean of sum min(p, q), and agreeme
 likeliest; on 12 other puzzles, greedily, tokens per pass of the original with the copy drafting four at a time. bits:
 per weight of the linear layers, by the report's count. One seed. Nothing is timed.
 
+Weights of one of eight values (jlcm) and Fisher weights (lq-lora) are found on 32 of the texts.
+
 The copy of 2 bits is tuned, too, to say what the original says: S2FT (one head and 3 % of the channels of each layer)
 and LoRA of rank 7 on the same matrices have about as many numbers to learn; those are not among the bits.
 
@@ -58,6 +60,8 @@ from decodery.transform.lq_lora import LQLoRA
 
 ROOT = Path(__file__).parents[1]
 TEXTS, STEPS, BATCH, HELD, DRAFTED = 400, 200, 8, 12, 4
+READ = 32
+"""Texts that what is calibrated reads."""
 UNTRAINED: dict[str, str] = {
     "2 bits in blocks of 32": "int4:bits=2",
     "three values, median": "bitnet",
@@ -65,6 +69,14 @@ UNTRAINED: dict[str, str] = {
     "2:4": "nm-sparsity",
     "1:8": "nm-sparsity:n=1,m=8",
     "2 bits and rank 4": "lq-lora:bits=2,rank=4",
+    "3 bits in blocks of 32": "int4:bits=3",
+    "3 bits, normal": "lq-lora:rank=0",
+    "3 bits and rank 4": "lq-lora:rank=4",
+    "3 bits on average and rank 4": "lq-lora:rank=4,budget=3.28125",
+    "3 bits on average and rank 4, fisher": "lq-lora:rank=4,budget=3.28125,fisher=true",
+    "eight values, k-means": "jlcm:steps=0",
+    "eight values, learned": "jlcm",
+    "eight values, learned by the plain gradient": "jlcm:proximal=false",
 }
 TRAINED: dict[str, tuple[Remaking, float]] = {
     "three values, median, trained": (TernaryRemaking(), 1e-3),
@@ -100,7 +112,8 @@ class Bench:
         self.loaded = decodery.model.load.load("tiny-1M-chain")
         prompts = [self.lm.encode(each, raw=True) for each in islice(drawn(Chain(), "train"), TEXTS)]
         self.corpus: Corpus = write_texts(self.loaded, prompts, folder / "text", max_new_tokens=Chain().length, top=20)
-        _, held = self.corpus.split()
+        learned, held = self.corpus.split()
+        self.read = [np.asarray(self.corpus[number].tokens) for number in learned[:READ]]
         every = np.arange(self.model.vocab_size)
         ids = torch.from_numpy(every)
         self.held = lesson([self.corpus[number] for number in held], Kept(ids, ids), every)
@@ -113,7 +126,8 @@ class Bench:
         return judged(copy, self.held) | {"tokens per pass": passes}
 
     def untrained(self, spec: str) -> dict[str, Any]:
-        copy, report = transformed(self.model, [resolve("transform", spec)])
+        transform = resolve("transform", spec)
+        copy, report = transformed(self.model, [transform], self.read if transform.reads else [])
         return {"bits": report.bits, **self.judged(copy)}
 
     def trained(self, remaking: Remaking, lr: float, folder: Path) -> dict[str, Any]:
@@ -134,9 +148,10 @@ class Bench:
 def scratch(width: int, remaking: TernaryRemaking | None, folder: Path) -> dict[str, Any]:
     """Loss on solutions held out."""
     model = random_transformer(Shape(width, 2, 4, 2 * width, 256), 0)
-    learning = parameters(model)
-    if remaking is not None:
-        # The shadows of the linear layers learn in the place of these, beside the table of embedding and head.
+    if remaking is None:
+        learning = parameters(model)
+    else:
+        # The shadows of the linear layers learn, beside the table of embedding and head.
         remade = Remade(model, remaking)
         model = remade.model
         learning = {"embedding": model.weights.embedding.requires_grad_(True), **remade.parameters}

@@ -3,11 +3,12 @@
     python benchmarks/search_tables.py [TABLE ...] --work DIR [--prompts N] [--out benchmarks/results]
 
 puzzles: votes and best-of-n from one pool. steps: searches over steps. countdown: the same where legal steps may lead
-nowhere. early: particle filters where rewards are sure too soon. enough: sampling until it is good enough, by a head
-that tells whether another text would be better. finish: what the length of a text tells where slips are taken back.
-prog: rounds of attempts that are shown the last ones. Of the last three DIR holds the models, which are trained first.
-All of them where none is named. Texts are kept in --work, so that the same command goes on where it stopped; every
-table that has any puzzle whole writes search-TABLE.json. Nothing is timed.
+nowhere. ahead: look-ahead there, by a reward that sees no dead ends. early: particle filters where rewards are sure too
+soon. enough: sampling until it is good enough, by a head that tells whether another text would be better. finish: what
+the length of a text tells where slips are taken back. prog: rounds of attempts that are shown the last ones. Of the
+last three DIR holds the models, which are trained first. All of them where none is named. Texts are kept in --work, so
+that the same command goes on where it stopped; every table that has any puzzle whole writes search-TABLE.json. Nothing
+is timed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import argparse
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import decodery as dc
 from decodery.bench.result import dump
@@ -26,6 +26,7 @@ from decodery.model.solvers import SHIPPED
 from decodery.puzzles import puzzle
 from decodery.train.prm import PRMRecipe, train_prm
 from decodery.train.puzzle_model import PuzzleRecipe, train_puzzle_model
+from search_signs import signs
 
 STEPS = "scorer={scorer},delimiter={delimiter}"
 ALL_STEPS = (
@@ -63,6 +64,13 @@ EARLY = (
     f"particle-filter({STEPS},n={{n}},rounds=12)",
     f"entropic-particle-filter({STEPS},n={{n}},rounds=12)",
     f"entropic-particle-filter({STEPS},n={{n}},rounds=12,lookahead=fresh)",
+)
+BLIND = (
+    f"step-beam({STEPS},n={{n}},m=4)",
+    f"lookahead(search=step-beam({STEPS},n={{n}},m=4),k=1)",
+    f"dvts({STEPS},n={{n}},m=4)",
+    f"lookahead(search=dvts({STEPS},n={{n}},m=4),k=1)",
+    f"particle-filter({STEPS},n={{n}})",
 )
 SAMPLED = ("pass@n", "best-of-n", "weighted-vote", "self-consistency")
 HEADS = {
@@ -107,6 +115,16 @@ TABLES = {
             prompts=32,
         ),
         heads=("reference",),
+    ),
+    "ahead": Table(
+        SearchSettings(
+            model="tiny-1M-countdown",
+            puzzle="countdown:numbers=3",
+            methods=("pass@n", "best-of-n", *BLIND),
+            rewards=("outcome",),
+            budgets=(4, 16),
+            prompts=32,
+        ),
     ),
     "early": Table(
         SearchSettings(
@@ -176,35 +194,6 @@ def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
     return lm, replace(settings, rewards=(*settings.rewards, *learned))
 
 
-def signs(traces: list[dict[str, Any]], mark: str) -> dict[str, Any]:
-    """What length and marks of texts that ended tell of their being right, in puzzles with texts of both kinds.
-
-    shorter, fewer: AUC, the share of pairs of a right and a wrong text in which the right one is, ties half. By number
-    of marks: texts, and the share of them that is right.
-    """
-    shorter, fewer, counts = list[float](), list[float](), dict[int, list[int]]()
-    for pool in (trace for trace in traces if trace["kind"] == "pool"):
-        told = [
-            (length, text.count(mark), right)
-            for length, text, right, ended in zip(
-                pool["lengths"], pool["texts"], pool["right"], pool["ended"], strict=True
-            )
-            if ended
-        ]
-        for _, marks, right in told:
-            counts.setdefault(marks, []).append(right)
-        right, wrong = ([each[:2] for each in told if each[2] == kind] for kind in (1, 0))
-        if right and wrong:
-            for column, found in enumerate((shorter, fewer)):
-                pairs = [
-                    (one[column] < two[column]) + (one[column] == two[column]) / 2 for one in right for two in wrong
-                ]
-                found.append(sum(pairs) / len(pairs))
-    by_marks = {str(marks): [len(each), round(sum(each) / len(each), 4)] for marks, each in sorted(counts.items())}
-    found = {name: round(sum(each) / len(each), 4) for name, each in (("shorter", shorter), ("fewer", fewer)) if each}
-    return {"mark": mark, "puzzles": len(shorter), **found, "by_marks": by_marks}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", choices=[[], *TABLES], metavar="TABLE", help=", ".join(TABLES))
@@ -229,7 +218,7 @@ def main() -> None:
         job.run(told)
         found = json.loads((folder / "results.json").read_text("utf-8"))
         if TABLES[name].mark:
-            found["signs"] = signs(read_traces(folder / TRACES), TABLES[name].mark)
+            found["signs"] = signs(read_traces(folder / TRACES), TABLES[name].mark, settings.budgets)
         (options.out / f"search-{name}.json").write_text(dump(found), "utf-8")
 
 

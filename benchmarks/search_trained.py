@@ -2,14 +2,16 @@
 
     python benchmarks/search_trained.py [GROUP ...] [--work DIR] [--out benchmarks/results]
 
-grid: a vote by temperature and top-p. labels: reward heads by who labelled their steps, and what that cost. orpo:
-rounds of search and learning. grpo: learning from rewards as they are, calibrated, and transformed for the best of n.
-All on the shipped tiny-1M-chain, on puzzles of other splits than were learned from; nothing is timed. What is trained
-is kept in --work, so that the same command goes on. Every group writes search-GROUP.json.
+grid: a vote by temperature and top-p. labels: reward heads by who labelled their steps, and what that cost. optimal:
+which search is best for puzzles of which difficulty. orpo: rounds of search and learning. grpo: learning from rewards
+calibrated, and transformed for the best of n. All on the shipped tiny-1M-chain, on puzzles of other splits than were
+learned from; nothing is timed. What is trained is kept in --work, so that the same command goes on. Every group writes
+search-GROUP.json.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -20,7 +22,9 @@ import numpy as np
 import torch
 
 import decodery as dc
+from decodery.bench.searches.allocation import Fold, crossed
 from decodery.bench.searches.figures import RESAMPLES, interval
+from decodery.bench.searches.job import TRACES, SearchJob, read_traces
 from decodery.bench.searches.pools import Sampling, estimated
 from decodery.bench.searches.rewards import reward
 from decodery.bench.searches.settings import SearchSettings
@@ -195,7 +199,57 @@ def grpo(bench: Bench) -> dict[str, Any]:
     return found
 
 
-GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {"grid": grid, "labels": labels, "orpo": orpo, "grpo": grpo}
+CHOSEN_AMONG = (
+    *("pass@n", "best-of-n", "weighted-vote", "self-consistency"),
+    *(f"{name}(scorer={{scorer}},delimiter={{delimiter}},n={n},m=4)" for name in ("step-beam", "dvts") for n in (4, 8)),
+    *(f"particle-filter(scorer={{scorer}},delimiter={{delimiter}},n={n})" for n in (4, 8)),
+)
+BUDGETS, BINS, PROBES = (4, 8, 12), 3, 4
+
+
+def optimal(bench: Bench) -> dict[str, Any]:
+    """Which search is best for puzzles of which difficulty, told by the noisy scores of 4 texts: by two-fold
+    cross-validation the table, one by known difficulty and the best single search; and every search by bin."""
+    settings = SearchSettings(
+        model=MODEL,
+        puzzle=PUZZLE,
+        methods=CHOSEN_AMONG,
+        rewards=("noisy",),
+        budgets=BUDGETS,
+        prompts=len(bench.prompts),
+        split="validation",
+    )
+    folder = bench.work / "optimal"
+    folder.mkdir(parents=True, exist_ok=True)
+    SearchJob(bench.lm, settings, folder, resumed=(folder / TRACES).is_file()).run(lambda what, place, count: None)
+    fold = Fold.of(settings, read_traces(folder / TRACES), "noisy", PROBES)
+    edges = np.quantile(fold.easy, np.arange(1, BINS) / BINS)
+    bins = np.searchsorted(edges, fold.easy, side="right")
+    filled = [place for place in range(BINS) if (bins == place).any()]
+    shown = [re.split(r"[(:]", spec)[0] for spec in fold.strategies]
+    rows = [
+        {
+            "search": f"{name}, n={re.findall(r'n=([0-9]+)', spec)[-1]}",
+            "tokens": round(float(tokens.mean()), 1),
+            "right": [round(float(right[bins == place].mean()), 4) for place in filled],
+        }
+        for name, spec, right, tokens in zip(shown, fold.strategies, fold.right, fold.tokens, strict=True)
+    ]
+    return {
+        "puzzles": len(fold.plain),
+        "in_bins": [int((bins == place).sum()) for place in filled],
+        "rows": rows,
+        "crossed": crossed(fold, BINS),
+    }
+
+
+GROUPS: dict[str, Callable[[Bench], dict[str, Any]]] = {
+    "grid": grid,
+    "labels": labels,
+    "optimal": optimal,
+    "orpo": orpo,
+    "grpo": grpo,
+}
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """What changed copies of a model are worth by the clock: in its place, and drafting for it.
 
-    OMP_NUM_THREADS=2 python benchmarks/transform_speed.py [NAME ...]
+    OMP_NUM_THREADS=1 python benchmarks/transform_speed.py [NAME ...]
 
 Wants a machine that does nothing else. The original is smollm2 in bfloat16; copies are rows of `transforms.py`, and the
-prompts those of that file. Greedy texts of 64 tokens, one after the other; a turn writes all of them with the original
-alone, with each copy in its place, and with each copy drafting four tokens at a time from the original's keys and
-values (from its own, where those of both are kept otherwise). alone, drafting: tokens a second as a multiple of the
+prompts the first three of that file. Greedy texts of 32 tokens, one after the other; a turn writes all of them with the
+original alone, with each copy in its place, and with each copy drafting four tokens at a time from the original's keys
+and values (from its own, where those of both are kept otherwise). alone, drafting: tokens a second as a multiple of the
 original's in the same turn, the median of turns, and the least and the most. Drafted texts must be the original's.
 Writes benchmarks/results/transform-speed.json; rows that are there already are not measured again.
 """
@@ -30,14 +30,14 @@ from decodery.transform.base import transformed
 from transforms import CALIBRATION, DRAFTED, LENGTH, PIECES, PROMPTS, ROOT, ROWS, pieces
 
 OUT = ROOT / "benchmarks" / "results" / "transform-speed.json"
-NEW = 64
+NEW, ASKED = 32, 3
 NAMES = ("int8", "int4", "int4, 3 bits", "fp4, no search of biases", "2:4, magnitude", "slicegpt 0.2")
 
 
 def written(lm: LM, drafter: DraftModel | None) -> tuple[float, list[list[int]]]:
     """Tokens a second of all texts, and the texts."""
     begun = perf_counter()
-    texts = [lm.generate(each, max_new_tokens=NEW, drafter=drafter).tokens for each in PROMPTS]
+    texts = [lm.generate(each, max_new_tokens=NEW, drafter=drafter).tokens for each in PROMPTS[:ASKED]]
     return sum(map(len, texts)) / (perf_counter() - begun), texts
 
 
@@ -61,7 +61,11 @@ def main() -> None:
     assert isinstance(model, Transformer)
     calibration = pieces(lm, [ROOT / "docs" / f"{name}.md" for name in CALIBRATION], LENGTH)[:PIECES]
     results: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
-    results |= {"command": "python benchmarks/transform_speed.py", "turns": args.turns, "written": NEW}
+    results |= {
+        "command": "OMP_NUM_THREADS=1 python benchmarks/transform_speed.py",
+        "turns": args.turns,
+        "written": NEW,
+    }
     _, plain = written(lm, None)
     for name in args.names:
         if name in results["rows"]:

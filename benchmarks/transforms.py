@@ -12,7 +12,8 @@ read: of the bytes, those that a token reads, which a table of embeddings is not
 gain: tokens per pass / (4 read + 1), what a machine bound by reading weights would make of that; a prediction, and no
 measurement.
 
-Beside the methods: the original itself, layers left out at the end, and a model of random weights. Counts alone, no
+Beside the methods: the original itself, layers left out at the end, a model of random weights, and bits dealt out by
+chance under the budget that evopress has. Counts alone, no
 times. Writes benchmarks/results/transforms.json; rows that are there already are not measured again.
 """
 
@@ -37,12 +38,14 @@ from decodery.model.batch import Batch, Segment
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.registry import resolve
-from decodery.transform.base import Size, sizes, transformed
+from decodery.transform.base import Change, Report, Size, reported, sizes, transformed
+from decodery.transform.evopress import Levels, switched
 
 ROOT = Path(__file__).parents[1]
 CALIBRATION = ("design", "serving", "searches", "training")
 PIECES, LENGTH, HELD = 16, 128, 256
 NEW, DRAFTED = 32, 4
+BY_CHANCE = "3 bits by chance"
 PROMPTS = (
     "Explain tides.",
     "Write a short letter to a neighbour about a broken fence.",
@@ -62,6 +65,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "fp4, E2M1, no search": ("fp4:format=E2M1,points=1",),
     "lq-lora, 3 bits, rank 8": ("lq-lora:steps=3",),
     "lq-lora, 3 bits, rank 0": ("lq-lora:rank=0",),
+    "lq-lora, 3 bits on average, rank 8": ("lq-lora:steps=3,budget=3.28125",),
+    "lq-lora, 3 bits on average, rank 8, fisher": ("lq-lora:steps=3,budget=3.28125,fisher=true",),
     "lq-lora, 2 bits, rank 32": ("lq-lora:bits=2,rank=32,steps=3",),
     "jlcm, 3 bits, k-means": ("jlcm:steps=0",),
     "jlcm, 3 bits, 20 steps": ("jlcm:steps=20",),
@@ -109,6 +114,16 @@ BASELINES: dict[str, Callable[[Transformer], Transformer]] = {
     "24 of 30 layers": lambda model: fewer_layers(model, 24),
     "random": at_random,
 }
+
+
+def by_chance(model: Transformer, bits: int) -> tuple[Transformer, Report]:
+    """So many bits for each linear layer in the mean, moved about between layers of a shape by chance."""
+    levels, chance = Levels(model), np.random.default_rng(0)
+    state = (bits,) * len(levels.groups)
+    for _ in range(1000):
+        state = switched(state, levels.groups, chance)
+    change = Change(levels.model(state), levels.parts(state))
+    return change.model, reported(model, [("bits by chance", change)])
 
 
 def pieces(lm: LM, files: list[Path], length: int) -> list[np.ndarray]:
@@ -186,7 +201,7 @@ def main() -> None:
     results |= {"command": "python benchmarks/transforms.py"}
     results |= {"calibration": sum(map(len, calibration)), "held out": sum(map(len, held)), "drafted": DRAFTED}
     whole = total(model)
-    for name in args.names or [*BASELINES, *ROWS]:
+    for name in args.names or [*BASELINES, BY_CHANCE, *ROWS]:
         if name in results["rows"]:
             continue
         if name in BASELINES:
@@ -194,8 +209,12 @@ def main() -> None:
             size, bits = total(copy), 16.0
             about: dict[str, Any] = {}
         else:
-            copy, report = transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
-            size, bits, method = report.after, report.bits, " + ".join(ROWS[name])
+            copy, report = (
+                by_chance(model, 3)
+                if name == BY_CHANCE
+                else transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
+            )
+            size, bits, method = report.after, report.bits, " + ".join(ROWS.get(name, ()))
             about = {"lost": [stage.error for stage in report.stages]}
         row = measured(lm, copy, held, laws, plain)
         # Numbers of 32 bits, of which the original's have 16.

@@ -130,29 +130,18 @@ def mc_moe() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def attention_entropy() -> str:
-    """How even heads attend, five layers to a row."""
-    found = load("attention-entropy")
-    layers = found["layers"]
-    rows = []
-    for first in range(0, len(layers), 5):
-        some = layers[first : first + 5]
-        mean = sum(each["mean"] for each in some) / len(some)
-        ends = f"{min(each['least'] for each in some):.3f}", f"{max(each['most'] for each in some):.3f}"
-        counts = [str(sum(each[name] for each in some)) for name in ("overloaded", "collapsed")]
-        rows.append([f"{first} to {first + len(some) - 1}", f"{mean:.3f}", *ends, *counts])
-    head = ["layers", "mean", "least", "most", "overloaded", "collapsed"]
-    about = f"`{found['command']}` ({found['texts']} texts of {found['length']} tokens)"
-    return f"{about}\n\n{table(head, rows)}"
-
-
-def surplus() -> str:
-    """What probes of one size make of a token, and of a token and a state."""
-    found = load("surplus")
-    columns = ("kl", "gain", "floor", "acceptance", "entropy", "entropy of the model")
-    rows = [[name, *(f"{each[column]:.3f}" for column in columns)] for name, each in found["drafters"].items()]
-    about = f"`{found['command']}` ({found['learned']:,} places learned from, {found['held out']:,} held out)"
-    return f"{about}\n\n{table(['reads', *columns], rows)}"
+def sparse_products() -> str:
+    """Milliseconds of products by how many rows there are."""
+    found = load("sparse-products")
+    rows = [
+        [name, f"{each['bytes'] / 1e6:.1f}", *(f"{value:.2f}" for value in each["milliseconds"].values())]
+        for name, each in found["rows"].items()
+    ]
+    counts = next(iter(found["rows"].values()))["milliseconds"]
+    head = ["", "MB", *(f"ms, {count} row{'s' if count != '1' else ''}" for count in counts)]
+    return (
+        f"`{found['command']}` ({found['matrices']} matrices, least of {found['turns']} turns)\n\n{table(head, rows)}"
+    )
 
 
 def trust() -> str:
@@ -166,25 +155,6 @@ def trust() -> str:
     lines = [f"- {name}: {count} changed. {which[0].upper()}{which[1:]}." for name, count, which in rows]
     about = f"`python benchmarks/trust.py` ({found['texts']} texts, {found['questions']} questions)"
     return f"{about}\n\n" + "\n".join(lines)
-
-
-def _points(curve: dict[str, float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in curve.values())
-
-
-def pairs() -> str:
-    """What two stacks and one make of as many weights, and what a teacher brings."""
-    found = load("pairs")
-    rows = []
-    for name, each in found["rows"].items():
-        curve = each["curve"] if isinstance(each["curve"], dict) else each["curve"][0]
-        counts = [f"{each[key]:,}" for key in ("weights", "macs of the source", "macs per token")]
-        rates = each.get("tokens per pass, copying", [])
-        right = ", ".join(f"{value:.3f}" for value in each["right"])
-        rows.append([name, *counts, right, _points(curve), ", ".join(f"{value:.2f}" for value in rates)])
-    head = ["", "weights", "multiply-adds, source", "per token", "right", "as training went on", "tokens per pass"]
-    about = f"`{found['command']} --steps {found['steps']}` ({found['held out']} sources held out)"
-    return f"{about}\n\n{table(head, rows)}"
 
 
 def recycled() -> str:
@@ -204,107 +174,14 @@ def recycled() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
-def power_law() -> str:
-    """How far operators of texts are apart, and what keeping them changes."""
-    found = load("power-law")
-    distance = [[name, *(f"{each:.4f}" for each in layers)] for name, layers in found["distance"].items()]
-    head = ["largest distance", *(f"layer {number}" for number in range(len(distance[0]) - 1))]
-    steps = [[step, *(f"{each[key]:.4f}" for key in ("loss", "frozen"))] for step, each in found["curve"].items()]
-    rates = "; ".join(f"with {name} {each:.2f}" for name, each in found["tokens per pass"].items())
-    return "\n\n".join(
-        [
-            f"`{found['command']} --steps {found['steps']}` ({found['texts']} texts held out)",
-            table(head, distance),
-            table(["step", "loss, operators of each text", "loss, mean operators"], steps),
-            f"Tokens per pass: {rates}.",
-        ]
-    )
-
-
-def keys() -> str:
-    """Tokens guessed along a stream of two kinds of text."""
-    found = load("keys")
-    rows = [
-        [name, f"{each['lr']:g}", *(_points(dict(enumerate(each[part]))) for part in ("code", "prose", "code again"))]
-        for name, each in found["rows"].items()
-    ]
-    about = f"`{found['command']}` ({found['tokens']:,} tokens of each part, shares by {found['part']})"
-    return f"{about}\n\n{table(['', 'lr', 'code', 'prose', 'code again'], rows)}"
-
-
-def short_conv() -> str:
-    """Values recalled as training goes on."""
-    found = load("short-conv")
-    rows = [[kind, f"{each['parameters']:,}", _points(each["recalled"])] for kind, each in found["kinds"].items()]
-    steps = list(next(iter(found["kinds"].values()))["recalled"])
-    about = f"`{found['command']} --steps {steps[-1]}` ({found['pairs']} pairs a text, shares every {steps[1]} steps)"
-    return f"{about}\n\n{table(['convolutions', 'parameters', 'recalled'], rows)}"
-
-
-def localist() -> str:
-    """Tokens per pass of a model that drafts for itself under each dial, and the keys that drafts read."""
-    found = load("localist")
-    rows = [[name, f"{each['tokens per pass']:.2f}", f"{each['read']:.3f}"] for name, each in found["rows"].items()]
-    about = f"`{found['command']}` ({found['texts']} text of {found['prompt']} tokens, {found['new']} written)"
-    return f"{about}\n\n{table(['', 'tokens per pass', 'keys read'], rows)}"
-
-
-def hyperfit() -> str:
-    """What a model that knows a few texts writes, and what became less likely."""
-    found = load("hyperfit")
-    before, after = (found["scores"][name] for name in ("before", "after"))
-    about = f"`{found['command']}` ({found['pieces']} pieces of {found['length']} tokens, {found['held out']} held out)"
-    held = [
-        [name, *(f"{each[key]:.3f}" for key in ("loss", "entropy"))]
-        for name, each in (("untouched", before), ("hyperfitted", after))
-    ]
-    rows = [
-        [name, f"{each['ttr']:.3f}", f"{each['citations']:,} of {each['runs']:,}"]
-        for name, each in found["rows"].items()
-    ]
-    curve = [[step, *(f"{each[key]:.2f}" for key in ("known", "held out"))] for step, each in found["curve"].items()]
-    return "\n\n".join(
-        [
-            about,
-            table(["step", "loss, learned", "held out"], curve),
-            table(["", "loss, held out", "entropy"], held),
-            table(["", "distinct of the last 96", "runs of five that were learned"], rows),
-        ]
-    )
-
-
-def dynamic_tokens() -> str:
-    """What shorter prompts cost, beside prompts that are cut."""
-    found = load("dynamic-tokens")
-    keys = {"nats": "mean", "nats, trained": "trained", "nats, cut": "cut"}
-    keys = {key: name for key, name in keys.items() if key in found["rows"]["none"]}
-    rows = [
-        [name, f"{each['shorter']:.3f}", *(f"{each[key]:.3f}" for key in keys)] for name, each in found["rows"].items()
-    ]
-    about = (
-        f"`{found['command']}` ({found['texts']} prompts of {found['prompt']} tokens, nats a token of the "
-        f"{found['behind']} behind)"
-    )
-    made = [f"The network: `{found['net']['command']}`"] if "net" in found else []
-    return "\n\n".join([about, *made, table(["merged", "shorter by", *keys.values()], rows)])
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "trust": trust,
     "recycled": recycled,
-    "pairs": pairs,
-    "power-law": power_law,
-    "keys": keys,
-    "short-conv": short_conv,
-    "localist": localist,
     "transforms": transforms,
     "compression": compression,
     "copies": copies,
     "ffn-split": ffn_split,
     "mc-moe": mc_moe,
-    "attention-entropy": attention_entropy,
-    "surplus": surplus,
-    "hyperfit": hyperfit,
-    "dynamic-tokens": dynamic_tokens,
+    "sparse-products": sparse_products,
 }
 PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "copies.svg": copies_by_bytes}

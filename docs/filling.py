@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from figures import load, runs_of, table, table_of
 
-SEVERAL = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
-"""Tasks that more than one answer is right for."""
+from decodery.train.lists import SEVERAL
+
 _BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "replace-index"), 0.98)
 """What static decoding has to get right before a model may judge methods; .95 of all other tasks."""
 
@@ -88,7 +88,7 @@ def grid() -> str:
         cells: dict[str, dict[str, str]] = {}
         for method in dict.fromkeys(row["method"] for row in rows):
             own = [row for row in rows if row["method"] == method and (row["task"] in SEVERAL) == several]
-            shares = [_right([row for row in own if row["of"] == of]) for of in ("model", "oracle")]
+            shares = [share_right([row for row in own if row["of"] == of]) for of in ("model", "oracle")]
             place, order = _cell_of(method)
             cells.setdefault(place, {})[order] = f"{shares[0]:.2f} ({shares[1]:.2f})"
         orders = ["random", "probability", "margin", "entropy"]
@@ -109,7 +109,7 @@ def grid() -> str:
 def _means(rows: list[dict[str, Any]], of: str) -> dict[str, float]:
     own = [row for row in rows if row["of"] == of]
     tasks = dict.fromkeys(row["task"] for row in own)
-    return {task: _right([row for row in own if row["task"] == task]) for task in tasks}
+    return {task: share_right([row for row in own if row["task"] == task]) for task in tasks}
 
 
 def _ranks(values: list[float]) -> np.ndarray:
@@ -118,7 +118,7 @@ def _ranks(values: list[float]) -> np.ndarray:
     return (order[:, None] > order).sum(axis=1) + (order[:, None] == order).sum(axis=1) / 2
 
 
-def _right(rows: list[dict[str, Any]]) -> float:
+def share_right(rows: list[dict[str, Any]]) -> float:
     return sum(row["right"] for row in rows) / sum(row["prompts"] for row in rows)
 
 
@@ -130,42 +130,6 @@ def _cell_of(method: str) -> tuple[str, str]:
         return f"`{method}`", _FREE
     order = "random" if name == "random" else settings.get("measure", "probability")
     return f"blocks of {settings['block']}, {settings['steps']} passes", order
-
-
-def freedave() -> str:
-    """Whether FreeDave writes what static decoding does, and in how many passes."""
-    found = load("canvas-freedave")
-    tasks = list(found["rows"][0]["saved"])
-    head = [
-        "states a pass", "cache", "other texts", "other orders", "passes, of static", "rows, of static",
-        *(f"{task}: times fewer passes" for task in tasks),
-    ]  # fmt: skip
-    lines = [
-        [
-            str(row["drafts"]), row["cache"] or "none", f"{row['other texts']} of {row['prompts']}",
-            str(row["other orders"]), f"{row['passes'] / row['static passes']:.2f}",
-            f"{row['rows'] / row['static rows']:.2f}", *(f"{row['saved'][task]:.2f}" for task in tasks),
-        ]
-        for row in found["rows"]
-    ]  # fmt: skip
-    return f"`{found['command']}`\n\n" + table(head, lines)
-
-
-def company() -> str:
-    """What sixteen canvases together could gain, by what passes take that compute so many rows of each."""
-    found = load("passes")
-    times: dict[str, dict[int, float]] = {}
-    for row in found["rows"]:
-        times.setdefault(row["precision"], {})[row["rows"]] = row["ms"]
-    counts = [count for count in (1, 2, 4) if all(16 * count in each for each in times.values())]
-    lines = [
-        [str(count), *(f"{16 * each[count] / each[16 * count]:.1f}" for each in times.values())] for count in counts
-    ]
-    return (
-        f"From `benchmarks/results/passes.json` ({found['model']['name']}, {found['machine']['threads']} threads): the "
-        "time of sixteen passes of so many rows, over that of one pass of sixteen times as many.\n\n"
-        + table(["rows of a canvas in a pass", *times], lines)
-    )
 
 
 def held(name: str) -> str:
@@ -257,7 +221,7 @@ def canvas_cost() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-sudoku": sudoku,
     "canvas-grid": grid,
-    "canvas-freedave": freedave, "canvas-company": company, "canvas-handoff": handoff,
+    "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,

@@ -26,11 +26,13 @@ from decodery.registry import Method
 sys.path.insert(0, str(Path(__file__).parent))
 # Beside this file, wherever it is run from.
 import alike
+import building
 import changing
 import drafting
 import filling
 import heading
 import hearing
+import limits
 import loads
 import ordering
 import plots
@@ -168,8 +170,10 @@ MADE: dict[str, Callable[[], str]] = {
     **searching.SECTIONS,
     **seeking.SECTIONS,
     **filling.SECTIONS,
+    **limits.SECTIONS,
     **hearing.SECTIONS,
     **loads.SECTIONS,
+    **building.SECTIONS,
     **changing.SECTIONS,
     **sizing.SECTIONS,
 }

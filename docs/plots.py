@@ -275,6 +275,19 @@ def judges() -> str:
     return plot("What a judge makes of k samples", "samples", panels, Upward("loss, in those of one sample", 2.0))
 
 
+def transforms() -> str:
+    """How often the best of n texts wins, by how far the model has gone, for transforms of its reward."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in load("search-infalign")["figures"]:
+        lines = panels.setdefault(f"the best of {row['n']} against the best of {row['n']}", {})
+        lines.setdefault(row["transform"], []).append((row["kl"], row["win_rate"]))
+    drawn = {
+        panel: [Line(name, tuple(points), bound=name == "exact") for name, points in lines.items()]
+        for panel, lines in panels.items()
+    }
+    return plot("How often the best of n wins", "nats from the untrained model", drawn, Upward("share won"))
+
+
 RESULTS = ROOT / "docs" / "results"
 PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-samples.svg": partial(searches, "search-puzzles", SAMPLES, "tokens", "generated tokens"),
@@ -285,6 +298,7 @@ PLOTS: dict[Path, Callable[[], str]] = {
         searches, "search-countdown", STEPS, "tokens", "generated tokens", SEEING
     ),
     RESULTS / "search-judges.svg": judges,
+    RESULTS / "search-infalign.svg": transforms,
     **({RESULTS / "search-finish.svg": finishing} if recorded("search-finish") else {}),
     **({RESULTS / "search-pair.svg": escalating} if recorded("search-pair") else {}),
     RESULTS / "canvases.svg": canvases,

@@ -62,6 +62,33 @@ def prog() -> str:
     return f"{about}\n\n{table(head, rows)}"
 
 
+def optimal() -> str:
+    """Which search is best for puzzles of which difficulty, and what choosing by it is worth."""
+    figures = load("search-optimal")["figures"]
+    rows = [
+        [each["search"], f"{each['tokens']:.0f}", *(f"{share:.3f}" for share in each["right"])]
+        for each in figures["rows"]
+    ]
+    columns = [f"of {count} {name}" for count, name in zip(figures["in_bins"], ("hardest", "", "easiest"), strict=True)]
+    heat = table(["search", "tokens", *(column.strip() for column in columns)], rows)
+    told = [
+        [f"{row['budget']:g}", *(f"{row[name]:.3f}" for name in ("single", "accuracy", "known"))]
+        for row in figures["crossed"]
+    ]
+    head = ["texts' tokens", "the best search for all", "by 4 scores", "by known difficulty"]
+    return f"{figures['puzzles']} puzzles of `chain`, the noisy reward.\n\n{heat}\n\n{table(head, told)}"
+
+
+def infalign() -> str:
+    """Win rates of transforms at the same distance from the untrained model."""
+    result = load("search-infalign")
+    distances, found = result["settings"]["distances"], dict[tuple[int, str], list[str]]()
+    for row in result["figures"]:
+        found.setdefault((row["n"], row["transform"]), []).append(f"{row['win_rate']:.3f}")
+    rows = [[str(n), kind, *rates] for (n, kind), rates in found.items()]
+    return table(["best of", "transform", *(f"{each:g} nats" for each in distances)], rows)
+
+
 Counted = Callable[[dict[str, int]], list[str]]
 
 
@@ -138,6 +165,7 @@ def rounds(name: str) -> str:
 
 
 _EVERY: dict[str, Callable[[], str]] = {
+    "ahead": partial(steps, "search-ahead"),
     "early": partial(steps, "search-early"),
     "enough": partial(steps, "search-enough"),
     "finish": finish,
@@ -153,5 +181,7 @@ _EVERY: dict[str, Callable[[], str]] = {
     ),
     "orpo": partial(rounds, "search-orpo"),
     "grpo": partial(rounds, "search-grpo"),
+    "infalign": infalign,
+    "optimal": optimal,
 }
 SECTIONS = {name: section for name, section in _EVERY.items() if recorded(f"search-{name}")}

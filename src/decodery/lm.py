@@ -79,14 +79,23 @@ class LM(Asking):
 
     @checked()
     def search(
-        self, prompt: Prompt, search: Any, *, raw: bool = False, progress: Progress = silent, **settings: Any
+        self,
+        prompt: Prompt,
+        search: Any,
+        *,
+        scorer: Any = None,
+        raw: bool = False,
+        progress: Progress = silent,
+        **settings: Any,
     ) -> list[Output]:
         """The texts that a search finds, best first, with their `score`; their trace counts the whole search.
 
-        search: an instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them. settings: see
+        search: an instance or a name, as in "beam:width=4"; `decodery.methods("search")` lists them. scorer: of a
+        search that is named, where no text could say which, as in dc.score.TextScore(function). settings: see
         `request`; no drafter unless one is given, which searches that score their branches by themselves refuse.
         """
-        method = resolve("search", search).bind(self.tokenizer)
+        further = {} if scorer is None else {"scorer": scorer}
+        method = resolve("search", search, **further).bind(self.tokenizer)
         request = self.request_for(prompt, raw=raw, **{"drafter": None} | settings)
         return [self.output(seq) for seq in method.run(self.engine(), request, progress)]
 

@@ -160,13 +160,13 @@ def family_of(cls: type) -> str | None:
     return None
 
 
-def resolve(family: str, spec: Any) -> Any:
+def resolve(family: str, spec: Any, **further: Any) -> Any:
     """The method that `spec` names, as "name", "name:key=value,key=value" or "name(key=value,key=value)"; an instance
     is returned as is.
 
     Values take the type of the field: int, float, bool, str, None; the members of a tuple are separated by
     "/", those of a tuple within a tuple by ":". What stands in parentheses belongs to the method before them; a text
-    with commas or parentheses of its own stands in double quotes.
+    with commas or parentheses of its own stands in double quotes. further: settings that are given as they are.
 
     Raises UnknownMethod for a name that is not registered, SettingsError for a bad setting.
     """
@@ -174,6 +174,8 @@ def resolve(family: str, spec: Any) -> Any:
         actual = family_of(type(spec))
         if isinstance(spec, type) or actual != family:
             raise SettingsError(f"{spec!r} is not an instance of a {family} method; pass an instance or a name")
+        if further:
+            raise SettingsError(f"this {type(spec).__name__} is built already: give {listing(list(further))} to it")
         return spec
     name, settings = parts(spec)
     _discover(family)
@@ -183,7 +185,7 @@ def resolve(family: str, spec: Any) -> Any:
         homes = [other for other in FAMILIES if name in catalogue(other)]
         elsewhere = f": {name} is a {homes[0]} method" if homes else ""
         raise UnknownMethod(f"no {family} method is called {name!r}{elsewhere}; try {listing(near)}")
-    return build(known[name], settings)
+    return build(known[name], settings, further)
 
 
 def _origin(cls: type) -> tuple[str, str]:

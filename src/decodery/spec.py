@@ -50,8 +50,8 @@ def parts(spec: str) -> tuple[str, str]:
     return found[1].strip(), found[2] or found[3] or ""
 
 
-def build(method: Method, settings: str) -> Any:
-    """An instance of `method` from the text "key=value,key=value"."""
+def build(method: Method, settings: str, further: Mapping[str, Any] | None = None) -> Any:
+    """An instance of `method` from the text "key=value,key=value". further: settings that are given as they are."""
     kinds = typing.get_type_hints(method.cls)
     if _stranger.get() and method.local:
         raise NotTrusted(f"{method.name} reads files or runs programs, which is not for requests from a network")
@@ -60,7 +60,13 @@ def build(method: Method, settings: str) -> Any:
     if _stranger.get():
         for key, value in values.items():
             _check_stranger(method, key, kinds[key], value)
-    if objects := beyond_text(method):
+    for key, value in (further or {}).items():
+        if key not in names:
+            raise SettingsError(f"{method.name} has no setting {key!r}; its settings are {listing(names)}")
+        if key in values:
+            raise SettingsError(f"{method.name}: {key} is given twice")
+        values[key] = value
+    if objects := [name for name in beyond_text(method) if name not in values]:
         raise SettingsError(
             f"{method.name} needs {listing(objects)}, which no text can give: build the method in Python"
         )

@@ -134,6 +134,9 @@ def test_rewards_are_bent_as_their_presets_say() -> None:
     right, wrong, hacked = "7+3=0;0*2=0;#0", "7+3=1;1*2=2;#2", "7+3=0;0*2=7;#7"
     assert values("oracle", right, wrong, hacked) == [1, 0, 0]
     assert values("oracle", "7+3=0;", "7+3=1;", finished=False) == [1, 0]
+    # A verifier of outcomes sees no dead ends.
+    assert values("outcome", right, wrong, hacked) == [1, 0, 0]
+    assert values("outcome", "7+3=0;", "7+3=1;", finished=False) == [0.5, 0.5]
     # One step of three is right in the last one.
     assert values("clean", right, wrong, hacked) == pytest.approx([0.99, 0.01, 1 / 3])
     assert set(values("constant", right, wrong, hacked)) == {0.5}

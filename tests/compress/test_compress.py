@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -17,6 +18,7 @@ from decodery.errors import CorruptFile, NumericalError, SettingsError, Unsuppor
 from decodery.lm import LM
 from decodery.model import kernels
 from decodery.model.load import LoadedModel
+from decodery.model.transformer import Transformer
 from decodery.testing.models import to_int8
 from tiny_models import tiny_loaded
 
@@ -51,6 +53,17 @@ def test_any_bytes_come_back() -> None:
             assert decompress(lm(), pack(header, coded(lm(), tokens, 40, 7))) == text
         else:
             assert not text
+
+
+def test_a_short_context_is_a_short_window() -> None:
+    model = lm().model
+    assert isinstance(model, Transformer)
+    brief = Transformer(replace(model.config, max_positions=40), model.weights)
+    other = LM(LoadedModel(brief, lm().tokenizer, None, "tiny", "int8"))
+    text = TEXTS[-1] * 9
+    assert decompress(other, compress(other, text)) == text and unpack(compress(other, text))[0].window == 40
+    with pytest.raises(SettingsError, match="does not fit a window of 40"):
+        compress(other, text, overlap=40)
 
 
 def test_coded_tokens_come_back_whatever_drafts_and_whichever_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

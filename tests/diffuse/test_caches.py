@@ -15,6 +15,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.diffuse.canvas import Canvas
 from decodery.diffuse.run import Run, filled
+from decodery.diffuse.scheduled import shuffled
 from decodery.diffuse.texts import Fill, Filling
 from decodery.errors import PromptError, SettingsError
 from decodery.model.batch import Batch, Scores, Segment
@@ -26,6 +27,7 @@ from decodery.testing.models import Counted
 from diffusing import KINDS, MASK, PROMPT, denoiser, fill, nats, order
 
 FRESH = ["prefix(refresh=1)", "dual(refresh=1)", "dkv(refresh=1)", "window(inner=32,outer=32,refresh=1)"]
+GREEDY = "dkv-greedy(refresh=3,window=2)"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,6 +44,8 @@ def test_a_cache_that_is_always_fresh_changes_nothing(kind: str) -> None:
             assert found.passes == bare.passes
             assert found.rows < bare.rows if kind == "blocks" else found.rows == bare.rows
     if kind != "blocks":
+        ordered = [fill(model, f"random:cache={cache}{block}") for cache in ("none", "dkv-greedy(refresh=1)")]
+        assert order(ordered[0]) == order(ordered[1]) and (nats(ordered[0]) - nats(ordered[1])).abs().max() < 1e-10
         stale = [fill(model, f"static:cache={cache}{block}") for cache in ("prefix", "dual", "dkv(refresh=4)")]
         exact = nats(fill(model, f"static{block.replace(',', ':')}"))
         assert all((nats(each) - exact).abs().max() > 1e-3 for each in stale), "these were to read what is stale"
@@ -92,7 +96,10 @@ class Slow:
 
 
 def slow_static(model: Transformer, block: int, queries: Callable[..., tuple[list[int], list[int]]]) -> list[Any]:
-    """Static decoding, one token a pass; queries(pass, region, written at pass) -> computed, and there at all."""
+    """Static decoding, one token a pass; queries(pass, region, written at pass) -> computed, and there at all.
+
+    A third value is the place that is written, where it is known before.
+    """
     slow, length, shift = Slow(model), len(PROMPT) + 16, int(model.config.shifted)
     tokens = np.array(PROMPT + [MASK] * 16)
     at = np.where(tokens == MASK, 10**6, -1)
@@ -100,7 +107,8 @@ def slow_static(model: Transformer, block: int, queries: Callable[..., tuple[lis
     for start in range(len(PROMPT), length, block):
         for step in range(block):
             wanted = [i for i in range(start, start + block) if tokens[i] == MASK]
-            computed, there = queries(step, (start, start + block), at - len(found))
+            computed, there, *due = queries(step, (start, start + block), at - len(found))
+            wanted = due or wanted
             needed = {i - 1 for i in [start, *wanted]} if shift else set()
             rows = slow.rows(tokens, sorted({*computed, *needed}), there)
             laws = {i: rows[i - shift][:MASK].log_softmax(0) for i in wanted if i in computed}
@@ -114,6 +122,14 @@ def everything(length: int = 21) -> list[int]:
     return list(range(length))
 
 
+def greedy(step: int, region: tuple[int, int], age: np.ndarray) -> tuple[list[int], list[int], int]:
+    """Every third pass everything; else the next place, the last one and two open ones beside the next."""
+    left = [place for place in shuffled(0, region).tolist() if age[place] > 0]
+    near = sorted(left[1:], key=lambda place: (abs(place - left[0]), place))[:2]
+    few = [left[0], *near, *(i for i in everything() if age[i] == -1 and i >= len(PROMPT))]
+    return everything() if step % 3 == 0 else few, everything(), left[0]
+
+
 PLANS: dict[str, Callable[..., tuple[list[int], list[int]]]] = {
     "prefix": lambda step, region, age: (everything()[region[0] if step else 0 :], everything()),
     "dual": lambda step, region, age: (list(range(*region)) if step else everything(), everything()),
@@ -122,6 +138,15 @@ PLANS: dict[str, Callable[..., tuple[list[int], list[int]]]] = {
         everything() if step < 2 or (step - 1) % 3 == 0 else [i for i in everything() if age[i] > -2 and i > 4],
         everything(),
     ),
+    "dkv(refresh=3,prompt=true)": lambda step, region, age: (
+        (
+            everything()[5 if (age[5:] < 0).any() else 0 :]
+            if step < 2 or (step - 1) % 3 == 0
+            else [i for i in everything() if age[i] > -2 and i > 4]
+        ),
+        everything(),
+    ),
+    GREEDY: greedy,
 }
 
 
@@ -130,7 +155,7 @@ PLANS: dict[str, Callable[..., tuple[list[int], list[int]]]] = {
 def test_what_is_read_is_what_was_left(kind: str, cache: str) -> None:
     """Against rows whose keys and values are chosen by hand, and told apart from those that are not."""
     model = denoiser(**KINDS[kind])
-    canvas = fill(model, f"static:block=8,cache={cache}")
+    canvas = fill(model, f"{'random' if cache == GREEDY else 'static'}:block=8,cache={cache}")
     expected = slow_static(model, 8, PLANS[cache])
     assert order(canvas) == [(place, token) for place, token, _ in expected]
     assert (nats(canvas) - torch.tensor([each[2] for each in expected], dtype=torch.float64)).abs().max() < 1e-9
@@ -181,13 +206,11 @@ def test_a_shifted_model_and_its_twin_write_the_same_text() -> None:
         config = replace(plain.config, shifted=True)
 
         def forward(self, batch: Batch, **settings: Any) -> Scores:
-            (segment,) = batch.segments
-            rows = [row + 1 for row in segment.logit_rows]
-            return self.model.forward(Batch([replace(segment, logit_rows=rows)]), **settings)
+            ahead = [replace(each, logit_rows=[row + 1 for row in each.logit_rows]) for each in batch.segments]
+            return self.model.forward(Batch(ahead), **settings)
 
     for method in ("static:block=4", "threshold:tau=0.3", "freedave"):
-        if method != "freedave":
-            assert order(fill(Ahead(plain), method, seed=3)) == order(fill(plain, method, seed=3))
+        assert order(fill(Ahead(plain), method, seed=3)) == order(fill(plain, method, seed=3))
 
 
 def test_canvases_and_texts_share_an_engine_and_are_what_they_are_alone() -> None:
@@ -228,6 +251,9 @@ def test_canvases_and_texts_share_an_engine_and_are_what_they_are_alone() -> Non
     ("static:cache=dkv(refresh=0)", 16, "give at least 1"),
     ("static:cache=window(inner=4,outer=2)", 16, "inner <= outer"),
     ("freedave:cache=dkv", 16, "several states"),
+    ("static:cache=dkv-greedy", 16, "only random without steps"),
+    ("random:cache=dkv-greedy(window=-1)", 16, "window counts open places"),
+    ("ccd-agreement:places=0", 16, "at least one place"),
     ("explore-exploit:branches=2,cache=dkv", 16, "several states"),
     ("static:guidance=1,cache=dual", 16, "leave one out"),
     ("static:block=0", 16, "at least one place"),
@@ -260,7 +286,8 @@ def test_a_canvas_whose_memory_is_taken_away_is_filled_as_if_it_were_not() -> No
     """Whenever and however often, with every cache; keys and values that are read anew from what is written are not."""
     for kind, specs in {
         "full": ("static:block=8,cache=prefix", "static:block=8,cache=dual", "static:cache=dkv(refresh=5)",
-                 "static:cache=window(inner=4,outer=8,refresh=3)", "freedave:block=8,cache=dual", "static"),
+                 "static:cache=window(inner=4,outer=8,refresh=3)", "static:cache=dkv(refresh=3,prompt=true)",
+                 f"random:cache={GREEDY}", "freedave:block=8,cache=dual", "static"),
         "shifted": ("static:block=8,cache=dual", "static:cache=dkv(refresh=5)"),
         "blocks": ("threshold:tau=0.2,cache=prefix",),
     }.items():  # fmt: skip

@@ -64,7 +64,8 @@ def agree(texts: list[list[int]], canvas: Canvas) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    "spec", ["static", "random", "threshold:tau=0.05", "lave:policy=static,top=1,others=0,retries=0"]
+    "spec",
+    ["static", "random", "static:steps=2", "threshold:tau=0.05", "lave:policy=static,top=1,others=0,retries=0"],
 )
 def test_every_token_leaves_a_text_that_fits_and_every_output_is_one(spec: str) -> None:
     """And a lookahead that takes any filling for one that fits does not."""
@@ -74,6 +75,7 @@ def test_every_token_leaves_a_text_that_fits_and_every_output_is_one(spec: str) 
         assert all(agree(texts, canvas)), (seed, order(canvas))
         written = "".join(LETTERS[token] for token in canvas.output if token != END)
         assert re.fullmatch(PATTERN, written) and len(canvas.output) == min(len(written) + 1, LENGTH)
+        assert "steps=2" not in spec or canvas.passes <= 2
         assert canvas.checks is not None and canvas.checks.tried >= canvas.checks.refused + canvas.checks.known
 
 

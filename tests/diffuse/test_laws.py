@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,11 @@ import torch
 from decodery.core.ask import drive
 from decodery.core.noise import gumbel_argmax
 from decodery.diffuse.canvas import Canvas
-from decodery.diffuse.run import filled
-from decodery.diffuse.view import View
+from decodery.diffuse.run import Run, filled
+from decodery.diffuse.view import Commit, View
 from decodery.registry import resolve
 from decodery.testing import OracleDenoiser, chi_square
-from diffusing import fill, order
+from diffusing import fill, named, order
 
 N = 4
 SHUFFLE = [list(each) for each in permutations(range(N))]
@@ -124,6 +124,23 @@ def test_the_information_of_the_rounds_is_that_of_the_text() -> None:
         assert canvas.passes * max(each.nats for each in canvas.rounds) >= total - 1e-9
     at_once = fill(oracle(SHUFFLE), "random:steps=1", N, prompt=[0], seed=5, temperature=1.0)
     assert sum(each.nats for each in at_once.rounds) == pytest.approx(N * math.log(N), abs=1e-6)
+
+
+def test_what_training_minimises_is_the_likelihood_where_marginals_are_exact() -> None:
+    """Over all numbers of masks and all places for them; dividing by the share of masks as well counts it twice."""
+    answers = [[0, 1, 2, 0], [0, 1, 1, 0], [2, 1, 2, 0], [2, 2, 2, 2], [1, 0, 1, 0]]
+    model, losses, twice = oracle(answers), 0.0, 0.0
+    for answer in answers:
+        for size in range(1, N + 1):
+            for hidden in combinations(range(N), size):
+                canvas, places = Canvas.of(model, [0], N), 1 + np.array(hidden)
+                shown = np.setdiff1d(np.arange(N), hidden)
+                canvas.tokens[1 + shown] = np.array(answer)[shown]
+                view = drive(Run(model, canvas, named("static")).look((1, 1 + N)))
+                loss = -float(view.logprobs_of(Commit(places, np.array(answer)[list(hidden)])).mean())
+                share = 1 / (len(answers) * N * math.comb(N, size))
+                losses, twice = losses + share * loss, twice + share * loss * N / size
+    assert N * losses == pytest.approx(math.log(len(answers)), abs=1e-6) and N * twice > N * losses + 0.5
 
 
 def test_blocks_of_one_are_the_likeliest_tokens_from_left_to_right() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,11 @@ from covering import FULL
 from decodery.core.ask import drive, together
 from decodery.diffuse.base import Policy
 from decodery.diffuse.canvas import Canvas
+from decodery.diffuse.ccd_agreement import CCDAgreement, Proposed
 from decodery.diffuse.dystruct import Dystruct
 from decodery.diffuse.r2 import R2, Streaks, clusters, runs
 from decodery.diffuse.run import Run, filled
-from decodery.diffuse.scheduled import quotas
+from decodery.diffuse.scheduled import dream_quotas, quotas
 from decodery.diffuse.view import View
 from decodery.errors import SettingsError
 from decodery.registry import methods
@@ -76,6 +79,9 @@ def test_hand_cases() -> None:
     assert chosen("factor:phi=0", view([1.0, 0.9, 1.0])) == [0, 2] and chosen("factor:phi=0", view([0.9, 0.8])) == [0]
     assert chosen("static", view([0.2, 0.4, 0.4]), (2, 1)) == [1, 2]
     assert quotas(7, 3) == (3, 2, 2) and quotas(2, 5) == (1, 1)
+    # Of four in four passes Dream's code writes 0, 1, 1 and 2; of ten in five 1, 2, 2, 2 and 3.
+    assert dream_quotas(4, 4) == (1, 1, 2) and dream_quotas(10, 5) == (1, 2, 2, 2, 3)
+    assert fill(denoiser(), "static:steps=4,schedule=dream", 8).passes == 4
 
 
 def test_rules_that_are_another_one_at_their_limits_are_that_and_contain_it_elsewhere() -> None:
@@ -157,6 +163,42 @@ def test_contexts_that_disagree_postpone_a_place() -> None:
     entropy = lambda p: float(torch.special.entr(p).sum())  # noqa: E731
     divergence = sum(float((p * (p / mean.mean(0)).log()).sum()) for p in mean) / 2
     assert entropy(mean.mean(0)) == pytest.approx(sum(map(entropy, mean)) / 2 + divergence)
+
+
+def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
+    """A place that flips its proposal waits; a surest place that was not remembered is written by itself."""
+    method = CCDAgreement(warm_up=1, places=3, adaptive=True)
+    memory, found = Proposed(9), []
+    for sure, tokens, places in (
+        ([0.9, 0.8, 0.7], [1, 2, 3], [0, 1, 2]),
+        ([0.8, 0.7, 0.1], [2, 3, 4], [1, 2, 5]),
+        ([0.8, 0.7, 0.6], [5, 4, 4], [2, 5, 6]),
+        ([0.6, 0.8], [5, 3], [2, 6]),
+    ):
+        seen = replace(view(sure, tokens, places), passed=len(found))
+        commit, memory = method.select(seen, memory)
+        found.append(commit.positions.tolist())
+    # Of 2 and 5, which the second pass remembers, 2 says something else in the third; of 2 and 6 then 6 does.
+    assert found == [[0], [1], [5], [2]]
+    draws = np.random.default_rng(3)
+    for number in range(300):
+        n = int(draws.integers(1, 9))
+        places = np.sort(draws.choice(12, n, replace=False)).tolist()
+        seen = replace(view(draws.random(n).round(1).tolist(), draws.integers(0, 2, n).tolist(), places), passed=9)
+        tokens = {int(place): int(draws.integers(0, 2)) for place in draws.choice(12, 5, replace=False)}
+        before = Proposed(12, int(draws.integers(0, 5)), tokens)
+        width = min(before.width + 1, 4 if n > 1 else 2)
+        ranked = sorted(range(n), key=lambda i: (-seen.confidence[i], places[i]))
+        agree = [i for i in ranked[:width] if tokens.get(places[i]) == seen.tokens[i]]
+        for adaptive in (False, True):
+            taken = [ranked[0]]
+            if places[ranked[0]] in tokens and agree:
+                taken = agree if adaptive else agree[:1]
+            commit, after = CCDAgreement(places=4, adaptive=adaptive).select(seen, before)
+            assert commit.positions.tolist() == sorted(places[i] for i in taken), number
+            left = [i for i in ranked if i not in taken][:width]
+            assert after.tokens == {places[i]: seen.tokens[i] for i in left} and after.width == width
+        assert len(CCDAgreement(places=1, adaptive=True).select(seen, before)[0].positions) == 1
 
 
 def test_measures() -> None:

@@ -166,7 +166,8 @@ def test_what_does_not_fit_is_refused(
     fails(SettingsError, "was given none")
     fails(PromptError, "source is empty", source=Reads(()))
     fails(PromptError, "outside the model's vocabulary", source=Reads((VOCAB,)))
-    fails(SettingsError, "swift needs passes through some of the layers", source=Reads((1,)), drafter="swift")
+    said = "swift needs passes through some of the layers, which a model with an encoder does not give: use another"
+    fails(SettingsError, said, source=Reads((1,)), drafter="swift")
     folder = folders["t5"][0]
     with pytest.raises(SettingsError, match="run in float32"):
         load(folder, dtype="int8")

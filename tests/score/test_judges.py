@@ -65,6 +65,13 @@ def test_exact_transforms_have_the_known_figures_and_beat_others_at_the_same_div
                 near = float((tilted * np.log(np.maximum(tilted, 1e-300))).mean()) < divergence
                 low, high = (tilt, high) if near else (low, tilt)
             assert win_rate(tilted, n) < win_rate(density, n) - 1e-3
+    # Less is kept to the untrained model, more is won; a sharp law is found as well as a flat one.
+    won = 0.5
+    for beta in (0.8, 0.4, 0.2, 0.1, 0.05):
+        _, reward, density = transform(16, beta)
+        assert np.allclose(np.exp((reward - reward.max()) / beta), density / density.max(), atol=1e-5)
+        assert win_rate(density, 16) > won + 1e-3
+        won = win_rate(density, 16)
     grid, reward, _ = transform(1, 1.0)
     assert np.allclose(reward, grid, atol=1e-3)
     _, _, worst = transform(4, 0.5, worst=True)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,9 +30,10 @@ from decodery.score.product import Product
 from decodery.score.self_evaluation import SelfEvaluation
 from decodery.score.text import TextScore
 from decodery.score.value_head import LinearValue, ValueHead
-from decodery.search import PGTD, SMC, ControlledBlocks
+from decodery.search import PGTD, SMC, BestOfN, ControlledBlocks
 from decodery.source import ControlledDecoding
 from decodery.testing import LawBroken, TableModel, check_scorer, decode, tiny_transformer
+from decodery.testing.scripted import ScriptedLM
 from methods import ASKING, SCORERS, Even
 
 MODEL = tiny_transformer(0)
@@ -279,6 +281,24 @@ def test_searches_take_any_scorer_by_its_name() -> None:
     (best,) = PGTD(LogProbability("mean"), budget=6).run(Engine(MODEL), request)
     ended = best.generated[-1] == 0
     assert best.score == pytest.approx(score(LogProbability("mean"), best.generated[: -1 if ended else None])[0])
+
+
+def test_a_search_that_is_named_takes_a_scorer_that_no_text_could_name() -> None:
+    scorer = TextScore(lambda text: -abs(len(text) - 3.0))
+
+    def found(search: Any, **settings: Any) -> list[str]:
+        lm = ScriptedLM(lambda asked: "x" * (asked.seed % 5 + 1))
+        return [out.text for out in lm.search("q", search, temperature=1.0, **settings)]
+
+    assert found("best-of-n:n=5", scorer=scorer) == found(BestOfN(scorer, n=5)) and found(BestOfN(scorer))[0] == "xxx"
+    for search, message in (
+        ("self-consistency:n=2", "self-consistency has no setting 'scorer'; its settings are n"),
+        ("best-of-n:scorer=text", "scorer is given twice"),
+        (BestOfN(scorer), "this BestOfN is built already: give scorer to it"),
+        ("best-of-n:particles=2", "best-of-n has no setting 'particles'"),
+    ):
+        with pytest.raises(SettingsError, match=message):
+            found(search, scorer=scorer)
 
 
 def test_a_source_asks_a_scorer_that_asks_the_model() -> None:

@@ -12,6 +12,7 @@ from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import SettingsError
+from decodery.puzzles.alphabet import tokenizer
 from decodery.sample import Sampler
 from decodery.search.budget_forcing import BudgetForcing
 from decodery.testing import decode
@@ -90,3 +91,7 @@ def test_wrong_input_is_named() -> None:
             BudgetForcing(**settings)
     with pytest.raises(SettingsError, match="give token ids"):
         run(BudgetForcing())
+    # An alphabet without "Wait" is no matter where nothing is taken back.
+    assert BudgetForcing("#", ignore=0).bind(tokenizer()).wait == ()
+    with pytest.raises(SettingsError, match="'Wait', which this model's tokenizer cannot write"):
+        BudgetForcing("#").bind(tokenizer())

@@ -196,6 +196,33 @@ def test_a_cheatsheet_knows_the_past_and_nothing_else(tmp_path: Path) -> None:
         assert SheetFile(file).read().memory == memory
 
 
+def test_a_strategy_once_found_is_used_from_then_on(tmp_path: Path) -> None:
+    """What is found with probability q at each question is known at question i with 1 - (1 - q)^i, and not with q."""
+    q, streams, questions = 0.25, 30, 4
+
+    def script(asked: Asked) -> str:
+        if "whole new" in asked.text:
+            return "<cheatsheet>the trick</cheatsheet>" if "the trick" in asked.text else "<cheatsheet></cheatsheet>"
+        luck = random.Random(asked.seed).random() < q
+        return "by the trick" if luck or "the trick" in asked.text else "by guessing"
+
+    lm, knows = ScriptedLM(script), [0] * questions
+    for stream in range(streams):
+        search = Cheatsheet(str(tmp_path / f"{stream}.json"))
+        for number in range(questions):
+            (out,) = lm.search(f"question {number}", search, seed=stream * questions + number, max_new_tokens=9)
+            knows[number] += out.text == "by the trick"
+
+    def off(law: list[float]) -> float:
+        return max(
+            abs(seen / streams - share) / (share * (1 - share) / streams) ** 0.5
+            for seen, share in zip(knows, law, strict=True)
+        )
+
+    # Without a memory each question would have its own luck alone.
+    assert off([1 - (1 - q) ** (number + 1) for number in range(questions)]) < 3.5 < off([q] * questions)
+
+
 def test_a_cheatsheet_loses_nothing_where_two_write(tmp_path: Path) -> None:
     file = str(tmp_path / "memory.json")
     lm = ScriptedLM(_curator)

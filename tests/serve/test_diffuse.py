@@ -10,11 +10,14 @@ from typing import Any
 import openai
 import pytest
 
+from decodery.cli.chat import Conversation
+from decodery.errors import PromptError
 from decodery.lm import LM
 from decodery.model.load import LoadedModel
 from decodery.model.tokenizer import Tokenizer
 from decodery.model.transformer import Transformer
 from decodery.testing import tiny_transformer
+from diffusing import named
 from serving import VOCAB, client, serving, tiny_lm
 from tiny_models import make_tokenizer
 
@@ -73,6 +76,22 @@ def test_a_stream_tells_what_is_settled_and_nothing_is_taken_back(served: tuple[
         assert "".join(chunks) == whole.text  # type: ignore[union-attr]
         if spec == "static:block=4":
             assert sum(bool(chunk) for chunk in chunks) >= 4
+
+
+def test_a_conversation_shows_what_is_settled_and_goes_on_with_it() -> None:
+    """In `decodery chat`; a turn that is refused leaves no trace."""
+    conversation = Conversation(lm := denoising(), {"max_new_tokens": 16, "diffuse": named("static:block=4")})
+    pieces: list[str] = []
+    first = conversation.say("Hello", pieces.append)
+    assert first.tokens == lm.diffuse(HELLO, "static:block=4", max_new_tokens=16).tokens  # type: ignore[union-attr]
+    assert "".join(pieces) == first.text and sum(map(bool, pieces)) >= 4
+    messages = [*HELLO, {"role": "assistant", "content": first.text}, {"role": "user", "content": "And then?"}]
+    second = conversation.say("And then?", lambda piece: None)
+    assert second.text == lm.diffuse(messages, "static:block=4", max_new_tokens=16).text  # type: ignore[union-attr]
+    kept = list(conversation.messages)
+    with pytest.raises(PromptError, match="context"):
+        conversation.say("tide " * 2000, lambda piece: None)
+    assert conversation.messages == kept and len(kept) == 4
 
 
 def test_what_a_canvas_has_no_use_for_is_refused(served: tuple[LM, Any]) -> None:

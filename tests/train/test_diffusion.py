@@ -96,7 +96,7 @@ def test_squares_are_all_there_are_and_a_sudoku_has_one_solution() -> None:
 
 def test_examples_are_right_answers_and_others_are_told_apart() -> None:
     recipe = Recipe(tuple(lists.TASKS), letters=7)
-    asked = held_out(recipe, 140)
+    asked = held_out(recipe, 20 * len(lists.TASKS))
     assert {(len(each.prompt), len(each.canvas)) for each in asked} == {(recipe.prompt, recipe.canvas)} == {(18, 17)}
     assert (Recipe(letters=7).prompt, Recipe(letters=7).canvas, Recipe(("json",), 7).canvas) == (10, 9, 14)
     assert set(diffusion.accuracy([each.answer for each in asked], asked).values()) == {1.0}
@@ -107,10 +107,22 @@ def test_examples_are_right_answers_and_others_are_told_apart() -> None:
     for each in sums:
         first, second = ("".join(part) for part in (each.posed[:3], each.posed[4:]))
         assert int("".join(each.answer)) == int(first) + int(second) and len(each.answer) == 4
+    for each in (each for each in asked if each.task == "expr"):
+        step, value = "".join(each.answer).split("=")
+        assert eval("".join(each.posed)) == eval(step) == int(value) >= 0
+    groups = [each.answer for each in asked if each.task == "seed-copy"]
+    assert all(len({*each[start : start + 3]}) == 1 for each in groups for start in (0, 3, 6))
+    names = next(each for each in asked if each.task == "shuffle-names")
+    swapped = [*names.answer[2:], *names.answer[:2]]
+    assert names.right(swapped) or swapped == names.posed
+    # A first name with another's second one is no name of the list.
+    assert not names.right([names.answer[0], names.answer[3], names.answer[2], names.answer[1], *names.answer[4:]])
     json_answers = [json.loads("".join(each.answer)) for each in asked if each.task == "json"]
     assert all(1 <= len(each) <= 3 for each in json_answers)
     shuffled = [each for each in asked if each.task == "shuffle"]
     assert not any(each.right(each.posed) for each in shuffled) and all(each.right(each.answer) for each in shuffled)
+    lengths = {diffusion.Masked.draw(Recipe(places=12), 4, step).weights.shape[1] for step in range(80)}
+    assert lengths == set(range(4, 13))
     masked = diffusion.Masked.draw(Recipe(tuple(lists.LISTS)), 64, 0)
     hidden = masked.shown[:, 9:] == lists.VOCABULARY.index(lists.MASK)
     assert sorted(np.bincount(hidden.sum(axis=1), minlength=9)[1:].tolist()) == [8] * 8
@@ -119,6 +131,8 @@ def test_examples_are_right_answers_and_others_are_told_apart() -> None:
         Recipe(letters=27)
     with pytest.raises(SettingsError, match="no task 'cpy'"):
         Recipe(("cpy",))
+    with pytest.raises(SettingsError, match="4 to 247 places, not 250"):
+        Recipe(places=250)
     with pytest.raises(SettingsError, match="no size"):
         Recipe(size="xxl")
 

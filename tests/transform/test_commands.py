@@ -41,9 +41,12 @@ def test_a_copy_is_made_and_told_about(tiny: str, tmp_path: Path) -> None:
         for name in ("int4.safetensors", "report.json")
     ), errors
     code, _, errors = inside("transform", tiny, "--with", "slicegpt", "--out", copy)
-    assert code == 1 and "must read a text" in errors
+    assert code == 1 and "slicegpt must read a text" in errors
     code, _, errors = inside("transform", tiny, "nowhere.txt", "--with", "slicegpt", "--out", copy)
     assert code == 2 and "nowhere.txt" in errors
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe tides")
+    code, _, errors = inside("transform", tiny, str(tmp_path / "bytes"), "--with", "slicegpt", "--out", copy)
+    assert code == 1 and "is no text in UTF-8" in errors
     code, _, errors = inside("transform", "-m", tiny, "--with", "int8", "--out", str(tmp_path))
     assert code == 1 and "name a new folder" in errors
 

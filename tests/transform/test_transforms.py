@@ -21,13 +21,12 @@ from decodery.registry import methods, resolve
 from decodery.sample import Sampler, Temperature
 from decodery.spec import from_network
 from decodery.testing import check_identical, check_state, decode, tiny_transformer
-from decodery.transform import FP4, EvoPress, FFNSplit, Int4, Int8, LQLoRA, NMSparsity, SliceGPT
+from decodery.transform import FP4, EvoPress, FFNSplit, Int4, Int8, NMSparsity, SliceGPT
 from decodery.transform.base import transformed
 from decodery.transform.evopress import switched
 from decodery.transform.ffn_split import grouped, routed
 from decodery.transform.folder import save
 from decodery.transform.fp4 import FORMATS, codes, nearest
-from decodery.transform.lq_lora import normal_float
 from decodery.verify.coupled import Coupled
 from methods import OF_FILES, OF_MIXTURES, TRANSFORMS
 from tiny_models import tiny_loaded
@@ -192,20 +191,6 @@ def test_four_bits_of_floating_point_are_the_nearest_ones() -> None:
     assert sum(errors[0]) < sum(errors[2])
 
 
-def test_a_low_rank_part_takes_what_few_bits_cannot() -> None:
-    levels = normal_float(4)
-    assert len(levels) == 16 and levels[0] == -1.0 and levels[-1] == 1.0 and levels[7] == 0.0
-    weight = MODEL.weights.layers[0].gate_up.weight
-    assert isinstance(weight, torch.Tensor)
-    low = torch.randn(128, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) @ weight[:2] * 3
-    found = LQLoRA(bits=3, rank=2).decompose(weight + low)
-    kept = float((weight + low - found.total).norm())
-    # The best turn is the one that counts, and errors fall until then.
-    assert kept == pytest.approx(min(found.errors)) and found.errors[:-1] == sorted(found.errors[:-1], reverse=True)
-    alone = LQLoRA(bits=3, rank=0).decompose(weight + low)
-    assert kept < 0.7 * alone.errors[0]
-
-
 def test_evolution_keeps_the_budget_and_finds_what_errors_that_cancel_hide() -> None:
     groups = [0] * 5 + [1] * 3
     state, chance = (3,) * 8, np.random.default_rng(0)
@@ -256,7 +241,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         transformed(MODEL, [])
     with pytest.raises(UnsupportedModel, match="sliced already"):
         transformed(MODEL, [SliceGPT(), SliceGPT()], TEXTS)
-    for bad in ("slicegpt:share=1.0", "nm-sparsity:n=5", "fp4:format=E4M3", "lq-lora:rank=-1", "evopress:survivors=2"):
+    for bad in ("slicegpt:share=1.0", "nm-sparsity:n=5", "fp4:format=E4M3", "evopress:survivors=2"):
         with pytest.raises(SettingsError):
             resolve("transform", bad)
     (tmp_path / "note").write_text("mine")

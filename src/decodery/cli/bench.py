@@ -157,7 +157,8 @@ _PATH = click.Path(path_type=Path)
 @_search(
     "--rewards",
     type=_Methods(),
-    help="oracle, clean, noisy, overconfident-early, hackable, constant, or scorers such as process-reward:head=FILE.",
+    help="oracle, outcome, clean, noisy, overconfident-early, hackable, constant, or scorers such as "
+    "process-reward:head=FILE.",
 )
 @_search("--budgets", type=_Numbers(), help="Samples of a method, and what {n} in a search stands for (1,2,4,8,16).")
 @_search("--pool", type=int, metavar="N", help="Samples of a puzzle that methods are computed from (32).")

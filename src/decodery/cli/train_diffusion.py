@@ -12,7 +12,8 @@ from .training import command_line, lists_options, out_option, resumable, seed_o
 @click.command(short_help="Train a small masked diffusion model.")
 @out_option
 @lists_options(
-    "Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, json.",
+    "Also sort, insert-, remove- and replace-index and -random, latin-square, sudoku, add, expr, json, pair, "
+    "seed-copy, and copy-, shuffle- and replace-random-names, of two words each.",
     "Examples of a step.",
     steps=3000,
     lr=1e-3,
@@ -23,8 +24,13 @@ from .training import command_line, lists_options, out_option, resumable, seed_o
     show_default=True,
     help="xs, s or m: 0.2, 2 or 7 million numbers; xs-moe, s-moe: of 16 MLPs.",
 )
+@click.option(
+    "--places", type=int, help="Canvases of all lengths up to this; without it, of the one that answers need."
+)
 @seed_option("examples, masks and where the weights begin")
-def diffusion(out: Path, tasks: str, letters: int, size: str, steps: int, batch: int, lr: float, seed: int) -> None:
+def diffusion(
+    out: Path, tasks: str, letters: int, size: str, steps: int, batch: int, lr: float, places: int | None, seed: int
+) -> None:
     """Train a model that fills canvases with answers about short lists, to try methods of --diffuse on.
 
     The folder is one that --model takes, in the layout of LLaDA's checkpoints. Examples are made up as training goes
@@ -33,7 +39,7 @@ def diffusion(out: Path, tasks: str, letters: int, size: str, steps: int, batch:
     """
     from ..train.diffusion import Recipe, check_folder, train_diffusion
 
-    recipe = Recipe(tuple(tasks.split(",")), letters, size, steps, batch, lr, seed=seed)
+    recipe = Recipe(tuple(tasks.split(",")), letters, size, steps, batch, lr, places=places, seed=seed)
     check_folder(out)
     with resumable(out) as progress:
         history = train_diffusion(recipe, out, command=command_line(), progress=progress)

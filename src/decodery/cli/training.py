@@ -35,10 +35,18 @@ texts_options = together(
 
 
 def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) -> list[list[int]]:
-    """Token ids of the first `texts` pieces of text files, each of `length` tokens. Raises PromptError for no piece."""
+    """Token ids of the first `texts` pieces of text files, each of `length` tokens.
+
+    Raises PromptError for a file that is no text in UTF-8, and where there is no piece.
+    """
     from ..errors import PromptError
 
-    tokens = [loaded.tokenizer.encode(file.read_text(encoding="utf-8"), special=False) for file in files]
+    tokens = []
+    for file in files:
+        try:
+            tokens.append(loaded.tokenizer.encode(file.read_text(encoding="utf-8"), special=False))
+        except UnicodeDecodeError as error:
+            raise PromptError(f"{file} is no text in UTF-8: name text files") from error
     found = [each[first : first + length] for each in tokens for first in range(0, len(each) - length + 1, length)]
     if not found:
         raise PromptError(f"the files hold no piece of {length} tokens: give longer ones, or a smaller --length")

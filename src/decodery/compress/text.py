@@ -31,17 +31,19 @@ from .file import MOST_BYTES, Header, check_text, digest, pack, unpack
 if TYPE_CHECKING:
     from ..lm import LM
 
-WINDOW, OVERLAP = 1024, 256
-"""How many tokens the model sees at most, and how many of them it reads again when that is full."""
+WINDOW = 1024
+"""How many tokens the model sees at most; a quarter of them is read again when that is full."""
 _ROWS = 64
 """Rows of a pass that reads, each with the logits of the whole vocabulary."""
 
 
 def compress(
-    lm: LM, text: bytes, *, window: int = WINDOW, overlap: int = OVERLAP, progress: Progress = silent
+    lm: LM, text: bytes, *, window: int = WINDOW, overlap: int | None = None, progress: Progress = silent
 ) -> bytes:
     """`text`, any bytes, as a file for `decompress` and the same model: in as many bits as the model is surprised by.
 
+    window: tokens that the model sees at most, no more than its context has. overlap: of these read again when that is
+    full, a quarter if None.
     Raises SettingsError for a model whose passes are not exact, or a text of more than 16 MiB.
     """
     model = _exact(lm)
@@ -50,6 +52,7 @@ def compress(
             f"a text of {len(text):,} bytes is too long: compress parts of at most {MOST_BYTES:,} bytes"
         )
     window = min(window, model.config.max_positions)
+    overlap = window // 4 if overlap is None else overlap
     if not 0 < overlap < window:
         raise SettingsError(f"an overlap of {overlap} tokens does not fit a window of {window}")
     tokens = tokens_of(lm.tokenizer, text)
@@ -75,7 +78,7 @@ def coded(lm: LM, tokens: Sequence[int], window: int, overlap: int, progress: Pr
 
 
 def read_laws(
-    lm: LM, tokens: Sequence[int], window: int = WINDOW, overlap: int = OVERLAP
+    lm: LM, tokens: Sequence[int], window: int = WINDOW, overlap: int = WINDOW // 4
 ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
     """The tokens, some at a time, and the logits [n, vocab] that they are coded with."""
     model = _exact(lm)

@@ -93,10 +93,11 @@ def _refuse_model(request: Request, model: LanguageModel | None, role: str, part
     words, source = in_words(name, value), request.source
     # Sources pass rows on as they stand to each other.
     if source is not None and role != "source" and name not in _IN_SPITE_OF_SOURCES and not getattr(source.gives, name):
-        raise SettingsError(
-            f"{_who(role, part)} needs {words}, which the source {name_of(source)} does not give: leave the source "
-            f"out, or use another {role}"
-        )
+        whose, out = f"the source {name_of(source)}", "leave the source out, or "
+        if source.gives.source:
+            # What its encoder reads cannot be left out.
+            whose, out = "a model with an encoder", ""
+        raise SettingsError(f"{_who(role, part)} needs {words}, which {whose} does not give: {out}use another {role}")
     if role != "kv" and name in ("keys", "routes") and (kv := request.kv) is not None and not getattr(kv.gives, name):
         raise SettingsError(
             f"{_who(role, part)} needs {words}, which the cache policy {name_of(kv)} does not give: leave the "

@@ -3,6 +3,7 @@ from . import cache as cache
 from . import experts as experts
 from .cad import CAD as CAD
 from .ccd import CCD as CCD
+from .ccd_agreement import CCDAgreement as CCDAgreement
 from .canvas import Canvas as Canvas
 from .canvas import Checks as Checks
 from .view import Commit as Commit
@@ -28,3 +29,4 @@ from .static import Static as Static
 from .threshold import Threshold as Threshold
 from .view import View as View
 from .scheduled import quotas as quotas
+from .scheduled import shuffled as shuffled

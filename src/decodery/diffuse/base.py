@@ -61,6 +61,11 @@ class Diffusion(Contract):
         """Whether it takes back what it has written, so that nothing can be told before the end."""
         return False
 
+    @property
+    def foretold(self) -> bool:
+        """Whether it writes a place a pass in the order of `shuffled`, which a cache may then know before."""
+        return False
+
     @abstractmethod
     def fill(self, run: Run) -> Asking[None]:
         """Write until nothing is open, or until what is returned cannot change any more."""

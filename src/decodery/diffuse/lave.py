@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..core.ask import Asking
 from ..errors import SettingsError
@@ -13,6 +14,7 @@ from ..registry import register, resolve
 from .base import Diffusion, Policy
 from .held import Held, Width
 from .run import Run
+from .scheduled import Scheduled
 from .view import Commit, View
 
 _MOST = 64
@@ -34,8 +36,9 @@ class LAVE(Diffusion):
 
     policy: what chooses; its tokens are looked at one by one, the surest first. likely: tokens of a hole that are
     tried; top, others: fillings that are kept at every place, the likeliest and some by chance. retries: where nothing
-    that was chosen may be written, so many other tokens are tried, and then the first hole gets what the last filling
-    that was found has there. Where room is short a filling must also come to an end in the canvas. The released code
+    that was chosen may be written, or less than a policy with a fixed number of passes owes, so many other tokens are
+    tried, and then the first hole gets what the last filling that was found has there; so passes stay as many as
+    planned. Where room is short a filling must also come to an end in the canvas. The released code
     adds up probabilities where this adds their logarithms, tests fillings at written tokens only, and clears the block
     where this fills one hole. Any policy but those that look at several states goes with it.
     """
@@ -94,18 +97,27 @@ class LAVE(Diffusion):
         order = np.lexsort((commit.positions, -view.confidence[rows]))
         wanted = [(int(commit.positions[each]), int(commit.tokens[each])) for each in order]
         # One is tried after the other: each is looked at with those before it written.
-        written = [each for each in wanted if self._try(run, held, view, *each)]
-        if not written and not self._retry(run, held, view, set(wanted)):
-            self._put(run, held, view, held.place, held.next_token(view))
-        if not run.canvas.ended and (end := held.advance()) is not None:
-            run.close(held.place, end)
-
-    def _retry(self, run: Run, held: Held, view: View, tried: set[tuple[int, int]]) -> bool:
-        """Whether some other token, likely and sure of its place, could be written."""
+        count = sum(self._try(run, held, view, *each) for each in wanted)
+        due = len(wanted) if isinstance(self.policy, Scheduled) else 1
         left = view.logprobs.clone()
-        for place, token in tried:
+        for place, token in wanted:
             left[int(np.searchsorted(view.positions, place)), token] = -np.inf
+        while not run.canvas.ended:
+            if (end := held.advance()) is not None:
+                run.close(held.place, end)
+            elif count < due and len(run.canvas.open(*view.region)):
+                if not self._retry(run, held, view, left):
+                    self._put(run, held, view, held.place, held.next_token(view))
+                count += 1
+                continue
+            return
+
+    def _retry(self, run: Run, held: Held, view: View, left: torch.Tensor) -> bool:
+        """Whether some other token, likely and sure of its place, could be written. left: [m, vocab], of what is not
+        tried yet, which shrinks.
+        """
         for _ in range(self.retries):
+            left[torch.from_numpy(~run.canvas.masked[view.positions])] = -np.inf
             row, token = divmod(int(left.argmax()), left.shape[1])
             if not np.isfinite(float(left[row, token])):
                 break

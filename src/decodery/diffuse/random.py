@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.noise import PLACE, draw
 from ..registry import register
 from .base import Region
 from .run import Run
-from .scheduled import Scheduled
+from .scheduled import Scheduled, shuffled
 from .view import Commit, View
 
 
@@ -26,11 +25,15 @@ class Random(Scheduled):
     """Writes places in an order that the seed decides, by default one a pass.
 
     steps: passes over the whole canvas, as many for every block; None is one a token.
+    schedule: "even", or "dream" as Dream's code shares them out.
     """
 
+    @property
+    def foretold(self) -> bool:
+        return self.steps is None and self.schedule == "even"
+
     def begin(self, run: Run, region: Region) -> Any:
-        order = [draw(run.canvas.seed, place, stream=PLACE) for place in range(*region)]
-        return region[0] + np.argsort(order), super().begin(run, region)
+        return shuffled(run.canvas.seed, region), super().begin(run, region)
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:
         order, due = memory

@@ -77,6 +77,11 @@ class Run:
     def _check(self) -> None:
         if self.method.experts is not None and not self.model.config.experts:
             raise SettingsError("this model has one MLP a layer, so there are no experts to share: leave experts out")
+        if self.cache is not None and self.cache.foretold and not self.method.foretold:
+            raise SettingsError(
+                "this cache computes what is written next, which only random without steps knows before a pass: leave "
+                "cache out, or take that"
+            )
         block, length = self.method.block, len(self.canvas) - self.canvas.prompt_length
         if self._own is not None:
             if block not in (None, self._own):

@@ -20,7 +20,7 @@ class Static(Scheduled):
     """Writes the surest proposals of every pass, by default one: what faster methods are compared with.
 
     steps: passes over the whole canvas, as many for every block; None is one a token. LLaDA calls this low-confidence
-    remasking; the steps are shared out as in its released code.
+    remasking; schedule "even" shares the steps out as its released code does, "dream" as Dream's.
     """
 
     def select(self, view: View, memory: Any) -> tuple[Commit, Any]:

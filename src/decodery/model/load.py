@@ -200,7 +200,7 @@ def _draft(name: str, folder: Path) -> _Source:
         kept = " and ".join(
             sorted(path.stem for path in folder.glob("*.safetensors") if path.stem in get_args(Precision))
         )
-        raise SettingsError(f"{name} is kept in {kept} alone: load it with dtype auto")
+        raise SettingsError(f"{name} is kept in {kept} alone: use dtype auto, or the model it was made of")
 
     return _Source(name, folder, nothing_else)
 

@@ -18,6 +18,7 @@ from .base import Candidates, Scorer
 from .wrapper import Wrapper
 
 _GRID, _ROUNDS, _STEP = 2000, 2000, 0.5
+_NEAR = 1e-9
 
 __all__ = ["transform", "transformed", "win_rate"]
 
@@ -115,21 +116,23 @@ def transform(n: int, beta: float, *, worst: bool = False) -> tuple[np.ndarray, 
     N^2 * integral_0^v (u F(u))^(N-1) du, or with 1 - u and 1 - F, found by a damped fixed point from f = 1.
     """
     grid = (np.arange(_GRID) + 0.5) / _GRID
-    density = np.ones(_GRID)
+    density, step, before = np.ones(_GRID), _STEP, np.inf
     for _ in range(_ROUNDS):
         reward = _reward(density, grid, n, worst)
         tilted = np.exp((reward - reward.max()) / beta)
         tilted /= tilted.mean()
-        if np.abs(tilted - density).max() < 1e-10:
+        change = float(np.abs(tilted - density).mean())
+        if change < _NEAR:
             break
-        density = (1 - _STEP) * density + _STEP * tilted
+        # The sharper the tilt, the more a round overshoots: it would go to and fro for ever.
+        step, before = step if change < before else step / 2, change
+        density = (1 - step) * density + step * tilted
     return grid, _reward(density, grid, n, worst), density
 
 
 def _reward(density: np.ndarray, grid: np.ndarray, n: int, worst: bool) -> np.ndarray:
-    below = (np.cumsum(density) - density / 2) / _GRID
-    inner = ((1 - grid) * (1 - below)) if worst else grid * below
-    rising = n**2 * inner ** (n - 1)
+    mean = _power(1 - density.cumsum() / _GRID, density, n) if worst else _power(_below(density), density, n)
+    rising = n**2 * (1 - grid if worst else grid) ** (n - 1) * mean
     found: np.ndarray = (np.cumsum(rising) - rising / 2) / _GRID
     return found
 
@@ -137,8 +140,23 @@ def _reward(density: np.ndarray, grid: np.ndarray, n: int, worst: bool) -> np.nd
 def win_rate(density: np.ndarray, n: int, *, worst: bool = False) -> float:
     """How often the best (or worst) of n draws of a policy beats that of the model. density: [grid], of mean 1."""
     grid = (np.arange(len(density)) + 0.5) / len(density)
-    below = (np.cumsum(density) - density / 2) / len(density)
     if worst:
-        law = n * (1 - below) ** (n - 1) * density
+        law = n * _power(1 - density.cumsum() / len(density), density, n) * density
         return float((law * (1 - (1 - grid) ** n)).mean())
-    return float((n * below ** (n - 1) * density * grid**n).mean())
+    return float((n * _power(_below(density), density, n) * density * grid**n).mean())
+
+
+def _below(density: np.ndarray) -> np.ndarray:
+    """What lies below each place of the grid."""
+    found: np.ndarray = (density.cumsum() - density) / len(density)
+    return found
+
+
+def _power(least: np.ndarray, density: np.ndarray, n: int) -> np.ndarray:
+    """Means over the places of the grid of F^(n - 1), where F rises by `density` from `least`.
+
+    A sharp law lies in so few places that F in their middles would not do.
+    """
+    rise = density / len(density)
+    whole = ((least + rise).clip(0, 1) ** n - least.clip(0, 1) ** n) / (n * np.maximum(rise, 1e-9))
+    return np.where(rise > 1e-9, whole, least.clip(0, 1) ** (n - 1))

@@ -21,12 +21,14 @@ class PuzzleOracle(Scorer):
     """1 for a right solution and for a beginning behind which an ideal solver could still end rightly, else 0.
 
     It is an upper bound, and what `corrupted` makes worse; a policy that is not ideal may fail where it says 1. graded:
-    what is neither gets the share of its steps behind which that still could be, and so is told from worse. puzzle:
-    its name and settings, as in chain(operations=8), or the puzzle. decode: ids to text, for who has no tokenizer.
+    what is neither gets the share of its steps behind which that still could be, and so is told from worse. blind:
+    whatever has not ended is worth a half, as for a verifier of outcomes, which sees no dead ends. puzzle: its name and
+    settings, as in chain(operations=8), or the puzzle. decode: ids to text, for who has no tokenizer.
     """
 
     puzzle: Puzzle | str
     graded: bool = False
+    blind: bool = False
     decode: Callable[[Sequence[int]], str] | None = None
 
     bounds = 0.0, 1.0
@@ -46,6 +48,8 @@ class PuzzleOracle(Scorer):
         return torch.tensor(found, dtype=torch.float64)
 
     def _value(self, asked: Puzzle, prompt: str, text: str, finished: bool) -> float:
+        if self.blind and not finished:
+            return 0.5
         right = (asked.verify if finished else asked.open)(prompt, text)
         if right or not self.graded:
             return float(right)

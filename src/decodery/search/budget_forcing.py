@@ -64,7 +64,8 @@ class BudgetForcing(Search):
             require_written(tokenizer, words, "a text of budget-forcing")
             return tuple(tokenizer.encode(words, special=False))
 
-        return replace(self, end=ids(self.end), wait=ids(self.wait), cue=ids(self.cue))
+        # What is never written need not be in the alphabet of a small model.
+        return replace(self, end=ids(self.end), wait=ids(self.wait) if self.ignore else (), cue=ids(self.cue))
 
     def find(self, engine: Engine, request: Request, progress: Progress = silent) -> Asking[list[Sequence]]:
         words = (self.end, self.wait, self.cue)

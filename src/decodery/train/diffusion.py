@@ -21,7 +21,7 @@ from ..model.store import Progress, silent, write_text
 from ..model.transformer import Transformer
 from ..model.weights import Dense, Layer, Weights
 from .card import CARD, refuse_others
-from .lists import END, MASK, MOST, VOCABULARY, Example, canvas_length, examples, ids, known, prompt_length
+from .lists import END, LEAST, MASK, MOST, VOCABULARY, Example, canvas_length, examples, ids, known, prompt_length
 from .llada_folder import MODEL, named_tensors, write_llada
 from .loop import History, Plan, train
 
@@ -45,6 +45,8 @@ SIZES = {
     "s-moe": Size(160, 4, 5, 160, 16),
 }
 """By name."""
+CONTEXT = 256
+"""Tokens of a prompt and a canvas together, at most."""
 HELD = 1 << 32
 """Seeds of examples held out begin here; training's steps never come so far."""
 
@@ -56,7 +58,8 @@ check_folder = partial(refuse_others, made=MODEL, what="is no model")
 class Recipe:
     """tasks: names, see `lists`; letters: of the longest list; size: see `SIZES`.
 
-    blank: how often a prompt is masked too, which guidance needs.
+    blank: how often a prompt is masked too, which guidance needs. places: canvases of a step have any one length up to
+    this, answers that do not fit being cut, so that the model fills canvases of all lengths; None is what answers need.
     """
 
     tasks: tuple[str, ...] = ("copy", "reverse", "shuffle", "replace-random")
@@ -66,10 +69,16 @@ class Recipe:
     batch: int = 64
     lr: float = 1e-3
     blank: float = 0.1
+    places: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         known(self.tasks, self.letters)
+        if self.places is not None and not LEAST < self.places <= CONTEXT - self.prompt:
+            raise SettingsError(
+                f"canvases behind prompts of {self.prompt} words have {LEAST + 1} to {CONTEXT - self.prompt} places, "
+                f"not {self.places}"
+            )
         if self.size not in SIZES:
             raise SettingsError(f"there is no size {self.size!r}: choose {', '.join(SIZES)}")
         if self.batch < 1:
@@ -82,8 +91,8 @@ class Recipe:
 
     @property
     def canvas(self) -> int:
-        """Tokens of an answer."""
-        return canvas_length(self.tasks, self.letters)
+        """Tokens of an answer, at most."""
+        return self.places or canvas_length(self.tasks, self.letters)
 
 
 def train_diffusion(
@@ -182,7 +191,9 @@ class Masked:
         """A function of the recipe's seed and a number alone."""
         draws = np.random.default_rng([recipe.seed, number])
         drawn, canvas = examples(recipe.tasks, count, draws, recipe.letters), recipe.canvas
-        tokens = np.array([ids(each.prompt + each.canvas) for each in drawn])
+        if recipe.places is not None:
+            canvas = int(draws.integers(LEAST + 1, recipe.places + 1))
+        tokens = np.array([ids(each.prompt + (each.answer + [END] * canvas)[:canvas]) for each in drawn])
         # Every k in turn, so that no batch is all nearly open or all nearly written.
         sizes = 1 + (int(draws.integers(canvas)) + draws.permutation(count)) % canvas
         hidden = draws.random((count, canvas)).argsort(axis=1) < sizes[:, None]
@@ -218,7 +229,7 @@ def untrained(recipe: Recipe) -> Transformer:
     width, count, inner, parts = size.width, size.layers, size.inner, max(size.experts, 1)
     config = ModelConfig(
         vocab_size=len(VOCABULARY), hidden_size=width, intermediate_size=inner, num_layers=count, num_heads=size.heads,
-        num_kv_heads=size.heads, head_dim=width // size.heads, max_positions=256,
+        num_kv_heads=size.heads, head_dim=width // size.heads, max_positions=CONTEXT,
         family="llada_moe" if size.experts else "llada", qk_norm=size.experts > 0, eos_ids=(VOCABULARY.index(END),),
         causal=False, mask_id=VOCABULARY.index(MASK), experts=size.experts, experts_per_token=min(2, size.experts),
         normed_experts=False,

@@ -2,8 +2,10 @@
 
 Some have one answer, so that tokens of one pass cannot contradict each other if each is right; others have many, and
 then they can (ParallelBench: Understanding the Trade-offs of Parallel Decoding in Diffusion LLMs, 2025). Its two
-puzzles are squares of four by four. Two more tasks are not of that benchmark: sums, whose one answer takes a carry, and
-JSON, most of whose tokens are there for the sake of the form.
+puzzles are squares of four by four. Others are not of that benchmark: sums, whose one answer takes a carry;
+expressions, whose value is written behind a step in between; JSON, most of whose tokens are there for the sake of the
+form; the least case of two tokens that hang on each other; groups that each copy one letter, any; and lists of names of
+two letters, whose tokens hang on each other within a name as well.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from ..errors import SettingsError
 from . import grids
 
 FILLER, END, MASK, GIVEN, NEW = "_", "<end>", "<mask>", "=", "+"
+_OPEN, _CLOSE, _TIMES, _MINUS = "(", ")", "*", "-"
 LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
 DIGITS = tuple("0123456789")
 KEYS = tuple(f'"{letter}"' for letter in LETTERS)
@@ -24,6 +27,8 @@ LEAST, MOST = 3, 6
 """How many letters a list has, unless more are asked for."""
 _SUMMED = 3
 """Digits of a number that is added."""
+_GROUPS, _COPIES = 3, 3
+"""Of seed-copy."""
 
 Words = list[str]
 
@@ -119,6 +124,59 @@ def _sum(posed: Words) -> Words:
     return list(f"{total:0{_SUMMED + 1}d}")
 
 
+def _expression(items: Words, draws: np.random.Generator) -> Words:
+    """A sum or a difference, neither of them below zero, times a number, or the other way round."""
+    first, second, factor = (int(each) for each in draws.integers(1, 10, size=3))
+    plus, before = draws.integers(2, size=2)
+    inner = [_OPEN, DIGITS[first], NEW, DIGITS[second], _CLOSE]
+    if not plus:
+        inner = [_OPEN, DIGITS[max(first, second)], _MINUS, DIGITS[min(first, second)], _CLOSE]
+    return [DIGITS[factor], _TIMES, *inner] if before else [*inner, _TIMES, DIGITS[factor]]
+
+
+def _worked_out(posed: Words) -> Words:
+    """What stands in brackets, then all."""
+    start = posed.index(_OPEN)
+    first, sign, second = posed[start + 1 : start + 4]
+    inner = int(first) + int(second) if sign == NEW else int(first) - int(second)
+    factor = posed[0] if start else posed[-1]
+    step = [factor, _TIMES, *str(inner)] if start else [*str(inner), _TIMES, factor]
+    return [*step, GIVEN, *str(inner * int(factor))]
+
+
+def _seeded(posed: Words, draws: np.random.Generator) -> Words:
+    """Some groups of copies of one of the letters each."""
+    return [posed[number] for number in draws.integers(len(posed), size=_GROUPS) for _ in range(_COPIES)]
+
+
+def _is_seeded(posed: Words, found: Words) -> bool:
+    groups = [set(found[start : start + _COPIES]) for start in range(0, len(found), _COPIES)]
+    return len(found) == _GROUPS * _COPIES and all(len(each) == 1 and each <= set(posed) for each in groups)
+
+
+def _of_names(task: Task) -> Task:
+    """The same of names of two letters, the first of which differ. What comes in is two words too."""
+
+    def spelled(names: Words) -> Words:
+        return [letter for name in names for letter in (name if len(name) == 2 else 2 * name)]
+
+    def folded(words: Words) -> Words:
+        pairs = ["".join(words[start : start + 2]) for start in range(0, len(words), 2)]
+        return [NEW if each == 2 * NEW else each for each in pairs]
+
+    def pose(items: Words, draws: np.random.Generator) -> Words:
+        lasts = draws.integers(len(LETTERS), size=len(items))
+        return spelled(task.pose([first + LETTERS[last] for first, last in zip(items, lasts, strict=True)], draws))
+
+    return Task(
+        pose,
+        lambda posed, draws: spelled(task.answer(folded(posed), draws)),
+        lambda posed, found: task.right(folded(posed), folded(found)),
+        lambda most: 2 * most + 1,
+        lambda most: 2 * most,
+    )
+
+
 def _four(items: Words, draws: np.random.Generator) -> Words:
     return [LETTERS[each] for each in draws.choice(len(LETTERS), grids.SIDE, replace=False)]
 
@@ -162,13 +220,25 @@ PUZZLES: dict[str, Task] = {
     "sudoku": replace(_only(_filled, _with_blanks, lambda most: _CELLS + 1), asks=lambda most: _CELLS),
 }  # fmt: skip
 """ParallelBench's puzzles, by name; the squares have one size."""
-TASKS = LISTS | PUZZLES | {
+NAMES: dict[str, Task] = {f"{name}-names": _of_names(LISTS[name]) for name in ("copy", "shuffle", "replace-random")}
+"""Tasks on lists whose items are two words each."""
+TASKS = LISTS | PUZZLES | NAMES | {
     "add": replace(_only(_sum, _added, lambda most: _SUMMED + 2), asks=lambda most: 2 * _SUMMED + 1),
+    "expr": replace(_only(_worked_out, _expression, lambda most: 9), asks=lambda most: 7),
     "json": _only(_json, _paired, lambda most: 4 * (most // 2) + 2),
+    "pair": _some(lambda posed: [posed[:2], posed[-2:]]),
+    "seed-copy": Task(_posed, _seeded, _is_seeded, lambda most: _GROUPS * _COPIES + 1),
 }  # fmt: skip
 """All there are."""
+SEVERAL = frozenset({
+    "shuffle", "insert-random", "remove-random", "replace-random", "latin-square", "shuffle-names",
+    "replace-random-names", "pair", "seed-copy",
+})  # fmt: skip
+"""Those with more than one right answer."""
 
-VOCABULARY = (FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS, *DIGITS, *KEYS, "{", "}", ":", ",")
+VOCABULARY = (
+    FILLER, END, MASK, GIVEN, NEW, *TASKS, *LETTERS, *DIGITS, *KEYS, "{", "}", ":", ",", _OPEN, _CLOSE, _TIMES, _MINUS,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..model.protocol import LanguageModel
 from ..model.store import Progress, silent
 from ..model.transformer import Transformer
 from ..model.weights import Linear, Weights
+from ..registry import method_of
 
 __all__ = ["Report", "Size", "Transform", "transformed"]
 
@@ -116,7 +117,12 @@ def transformed(
         raise SettingsError("there is nothing to do: name a transformation, such as int8")
     for transform in transforms:
         if transform.reads and not texts:
-            raise SettingsError(f"{type(transform).__name__} must read a text: give one to calibrate with")
+            known = method_of(transform)
+            name = known.name if known else type(transform).__name__
+            raise SettingsError(
+                f"{name} must read a text to calibrate with: name a text file behind the model in `decodery "
+                "transform`, or give texts in Python"
+            )
     changes = []
     for transform in transforms:
         changes.append((repr(transform), transform.change(now, texts, progress)))
@@ -131,7 +137,7 @@ def transformable(model: LanguageModel, *, mixtures: bool = False) -> Transforme
     """
     if not isinstance(model, Transformer):
         raise UnsupportedModel(
-            "only models that this package runs itself can be transformed: this one is run by others"
+            "only decoders that this package runs itself can be transformed: this has an encoder, or is run by others"
         )
     if model.config.kept_tokens:
         raise UnsupportedModel("this model has outputs for some of its tokens only: transform the one it was made from")

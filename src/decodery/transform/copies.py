@@ -19,7 +19,7 @@ def copy_of(model: Reader, spec: str) -> Transformer:
     """What the transformation `spec` makes of a model, which must read no text for that; kept as long as the model."""
     if not isinstance(model, Transformer):
         raise UnsupportedModel(
-            "only models that this package runs itself can be transformed: this one is run by others"
+            "only decoders that this package runs itself can be transformed: this has an encoder, or is run by others"
         )
     with _making:
         copies = _made.setdefault(model, {})

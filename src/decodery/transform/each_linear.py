@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +24,10 @@ class Made(NamedTuple):
     size: Size
 
 
+Maker = Callable[[Dense, "torch.Tensor | None", int], Made]
+"""What `EachLinear.linear` is."""
+
+
 @dataclass(frozen=True)
 class EachLinear(Transform):
     """Changes the linear layers one after another. Layers read what the changed ones before them give.
@@ -40,6 +44,10 @@ class EachLinear(Transform):
         itemsize: bytes of a floating point number in the copy.
         """
 
+    def makers(self, model: Transformer, texts: Texts, progress: Progress) -> Mapping[str, Maker]:
+        """What is to be done in the place of `linear` with single layers, by names such as "layers.3.qkv"."""
+        return {}
+
     @property
     def whole_numbers(self) -> bool:
         """Whether it makes int8 and int4 layers, which run together, and not such in floating point."""
@@ -52,6 +60,7 @@ class EachLinear(Transform):
         dtype = torch.promote_types(kept, torch.float32)
         parts: list[Part] = []
         layers = []
+        makers = self.makers(model, texts, progress)
         for index, layer in enumerate(model.weights.layers):
             whole = floats(layer, dtype)
             grams: dict[str, torch.Tensor | None] = dict.fromkeys(LINEARS)
@@ -59,7 +68,10 @@ class EachLinear(Transform):
                 noted = {name: Gram(getattr(whole, name)) for name in LINEARS}
                 stream.through(index, with_linears(whole, noted))
                 grams |= {name: gram.total for name, gram in noted.items()}
-            made = {name: self.linear(getattr(whole, name), grams[name], kept.itemsize) for name in LINEARS}
+            made = {}
+            for name in LINEARS:
+                make = makers.get(f"layers.{index}.{name}", self.linear)
+                made[name] = make(getattr(whole, name), grams[name], kept.itemsize)
             seen = {name: Dense(dense(each.linear).to(dtype), each.linear.bias) for name, each in made.items()}
             for name, each in made.items():
                 error = lost(getattr(whole, name).weight, seen[name].weight, grams[name])

@@ -68,7 +68,7 @@ class EvoPress(Transform):
 
     @torch.no_grad()
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
-        levels = _Levels(model)
+        levels = Levels(model)
         chance = np.random.default_rng(self.seed)
 
         def judge(states: Sequence[State], tokens: int) -> list[float]:
@@ -136,7 +136,7 @@ class _Unit(NamedTuple):
     errors: dict[int, float]
 
 
-class _Levels:
+class Levels:
     """Every linear layer of a model at every number of bits, and models put together from them."""
 
     def __init__(self, model: Transformer) -> None:

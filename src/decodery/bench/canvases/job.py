@@ -12,10 +12,11 @@ import numpy as np
 from ...diffuse.canvas import Canvas
 from ...lm import LM
 from ...registry import resolve
+from ...train.lists import SEVERAL
 from ..report import save
 from ..result import CANVASES, Result, heading
 from .settings import CanvasSettings
-from .tasks import DEPENDENT, Item, drawn, knows_letters, published, room
+from .tasks import Item, drawn, knows_letters, published, room
 
 _DRAWS = 20
 _TOGETHER = 64
@@ -116,7 +117,7 @@ def _row(
         "tokens_per_pass": round(sum(len(canvas.output) for canvas in canvases) / passes, 4),
         "tau": round(float(np.mean([kendall(canvas) for canvas in canvases])), 4),
     }
-    if task in DEPENDENT:
+    if task in SEVERAL:
         item = next(each for each in items if each.task == task)
         drawn = lm.diffuse(
             item.prompt, method, raw=item.raw, n=_DRAWS, max_new_tokens=length, temperature=1.0, seed=settings.seed

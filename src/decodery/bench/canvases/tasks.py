@@ -15,9 +15,6 @@ from ...train.lists import LISTS, VOCABULARY, canvas_length
 from ..workloads import read_rows
 
 FOLDER = "parallelbench"
-DEPENDENT = ("shuffle", "insert-random", "remove-random", "replace-random", "latin-square")
-"""Tasks with several answers, whose tokens hang on each other."""
-
 _SAID = {
     "copy": "Write the list as it is.",
     "reverse": "Write the list in reverse order.",

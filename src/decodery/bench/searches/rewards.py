@@ -8,26 +8,26 @@ from random import Random
 from ...errors import SettingsError
 from ...puzzles import Puzzle, drawn
 
+EXACT = {"oracle": "", "outcome": ",blind=yes"}
+"""By name, settings of the oracle itself."""
 PRESETS = {
-    "oracle": None,
     "clean": (1.0, 0.0, 0.0, 0.0),
     "noisy": (1.0, 0.0, 1.5, 0.0),
     "overconfident-early": (3.0, 2.0, 1.0, 0.0),
     "hackable": (1.0, 0.0, 0.5, 3.0),
     "constant": (0.0, 0.0, 0.0, 0.0),
 }
-"""By name: confidence, optimism, noise and exploit of `corrupted`, around the graded oracle; None for the oracle."""
+"""By name: confidence, optimism, noise and exploit of `corrupted`, around the graded oracle."""
 _LOOKED_AT = 64
 
 
 def reward(name: str, puzzle: Puzzle) -> str:
     """The scorer, as a text, that a preset is for a puzzle; what is no preset is a scorer's own spec."""
+    if name in EXACT:
+        return f"puzzle-oracle(puzzle={puzzle.spec}{EXACT[name]})"
     if name not in PRESETS:
         return _inside(name)
-    preset = PRESETS[name]
-    if preset is None:
-        return f"puzzle-oracle(puzzle={puzzle.spec})"
-    confidence, optimism, noise, exploit = preset
+    confidence, optimism, noise, exploit = PRESETS[name]
     # Right and wrong alone lie so far apart that no preset would ever confuse them.
     settings = f"scorer=puzzle-oracle(puzzle={puzzle.spec},graded=yes),confidence={confidence},optimism={optimism}"
     settings += f",noise={noise},exploit={exploit}"

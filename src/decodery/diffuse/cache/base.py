@@ -52,7 +52,7 @@ class Cache(Contract):
     """A way of reusing keys and values. Fields are settings; what is remembered is in `Kept`.
 
     steady: whether what is read stays the same from the second pass of a region to its last. causal: whether it goes
-    with models whose rows see nothing of later blocks.
+    with models whose rows see nothing of later blocks. foretold: whether it needs a method that is, see `Diffusion`.
     """
 
     @property
@@ -61,6 +61,10 @@ class Cache(Contract):
 
     @property
     def causal(self) -> bool:
+        return False
+
+    @property
+    def foretold(self) -> bool:
         return False
 
     @abstractmethod

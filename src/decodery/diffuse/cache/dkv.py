@@ -8,13 +8,14 @@ import numpy as np
 
 from ...registry import register
 from ..canvas import Canvas
-from .base import NOTHING, Cache, Kept, Plan, require_refresh
+from .base import Cache, Kept, Plan, require_refresh
 
 
 @register(
     "dkv",
     paper="dKV-Cache: The Cache for Diffusion Language Models (2025)",
-    guarantee="exact at refresh=1; else written tokens are read as they were one pass after they were written",
+    guarantee="exact at refresh=1, unless the prompt is kept; else written tokens are read as they were one pass after "
+    "they were written",
 )
 @dataclass(frozen=True)
 class DKV(Cache):
@@ -22,18 +23,22 @@ class DKV(Cache):
 
     refresh: after how many passes everything is computed again; the first two passes of a block compute everything too.
     delayed: False keeps a token's row of the pass that wrote it, in which it was still a mask: worse, and here to be
-    compared with. Memory: keys and values of the canvas.
+    compared with. prompt: True computes the prompt once for the whole canvas, as in the published PD variant; the
+    Prefill variant is `prefix` without a block. Memory: keys and values of the canvas.
     """
 
     refresh: int = 8
     delayed: bool = True
+    prompt: bool = False
 
     def __post_init__(self) -> None:
         require_refresh("refresh", self.refresh)
 
     def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
         if kept.passed < 2 or kept.age >= self.refresh:
-            return Plan(np.arange(visible), NOTHING, fresh=True)
+            # What was read of the prompt by a model that is gone is gone too.
+            first = canvas.prompt_length if self.prompt and len(kept.read) else 0
+            return Plan(np.arange(first, visible), np.arange(first), fresh=True)
         # The next pass has the number `passes`: what the last one wrote is computed once more, now as a token.
         last = canvas.passes - (2 if self.delayed else 1)
         known = ~canvas.masked[:visible] & (canvas.written[:visible] <= last)

@@ -1,0 +1,100 @@
+"""What company brings canvases: how much longer sixteen of them take together than one, by model, precision and rows.
+
+    python benchmarks/canvas_company.py --out benchmarks/results/canvas-company.json
+
+Models are of size m with random weights, as in canvas_cost.py, and the embedded model made to see both ways: what a
+pass takes does not hang on what is written. `blocks of 4` are models whose rows see their own block of four and those
+before it, as SDAR's, under the prefix cache, which is exact there; they compute six rows of a canvas a pass. Runs of
+one canvas and of sixteen take turns; run it with nothing else running. Interrupted, it goes on with the next case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from decodery.budget.machine import describe
+from decodery.decode.engine import Engine
+from decodery.diffuse.canvas import Canvas
+from decodery.diffuse.texts import fill_all
+from decodery.model.load import load
+from decodery.model.transformer import Transformer
+from decodery.registry import resolve
+from decodery.train.diffusion import Recipe, untrained
+from decodery.train.llada_folder import write_llada
+
+PROMPT, PLACES, TOGETHER = 32, 16, 16
+WHOLE, BLOCKS = "static:steps=4", "static:cache=prefix"
+CASES = (
+    ("m", "float32", WHOLE), ("m", "int8", WHOLE), ("m", "float32", BLOCKS), ("m", "int8", BLOCKS),
+    ("smollm2", "float32", BLOCKS), ("smollm2", "bfloat16", BLOCKS), ("smollm2", "int8", BLOCKS),
+    ("smollm2", "int4", BLOCKS),
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    facts = {"prompt": PROMPT, "places": PLACES, "together": TOGETHER, "rounds": given.rounds, "machine": describe()}
+    command = f"python benchmarks/canvas_company.py --out {given.out}"
+    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else []
+    done = {(row["model"], row["dtype"], row["way"]) for row in rows}
+    for name, dtype, way in (case for case in CASES if case not in done):
+        model = made(name, dtype, 4 if way == BLOCKS else None)
+        filled(model, way, 1, 0)
+        pairs = [[filled(model, way, count, turn) for count in (1, TOGETHER)] for turn in range(given.rounds)]
+        ratios = [TOGETHER * alone / together for (alone, _), (together, _) in pairs]
+        rows.append({
+            "model": name, "dtype": dtype, "way": way, "blocks": 4 if way == BLOCKS else None,
+            "alone": round(median(alone for (alone, _), _ in pairs), 4),
+            "together": round(median(together for _, (together, _) in pairs), 4),
+            "rows a pass": round(pairs[0][0][1], 2),
+            "ratio": round(median(ratios), 2), "least": round(min(ratios), 2), "most": round(max(ratios), 2),
+        })  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+        given.out.write_text(json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+
+
+@cache
+def loaded(name: str, dtype: str) -> Transformer:
+    if name == "m":
+        with TemporaryDirectory() as folder:
+            write_llada(untrained(Recipe(size="m")), Path(folder))
+            found = load(folder, dtype=dtype, device="cpu").model
+    else:
+        found = load(name, dtype=dtype, device="cpu").model
+    assert isinstance(found, Transformer)
+    return found
+
+
+def made(name: str, dtype: str, block: int | None) -> Transformer:
+    """The model, its rows seeing all others, or those of their block and before it."""
+    base = loaded(name, dtype)
+    mask = base.config.mask_id if base.config.mask_id is not None else 0
+    return Transformer(replace(base.config, causal=False, mask_id=mask, block_length=block), base.weights)
+
+
+def filled(model: Transformer, way: str, count: int, turn: int) -> tuple[float, float]:
+    """Seconds that `count` canvases take together, and the rows of one in a pass."""
+    draws = np.random.default_rng(turn)
+    allowed = np.setdiff1d(np.arange(model.vocab_size), [model.config.mask_id])
+    canvases = [Canvas.of(model, draws.choice(allowed, PROMPT), PLACES) for _ in range(count)]
+    begin = perf_counter()
+    with torch.no_grad():
+        fill_all(Engine(model), model, canvases, resolve("diffuse", way), 0.0)
+    return perf_counter() - begin, canvases[0].rows / canvases[0].passes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Canvases much longer than their answers: what windows, cuts and growing canvases save there, and lose.
+
+    decodery train diffusion --out DIR --tasks json,copy,expr --letters 12 --places 64 --steps 2000 --batch 32 --lr 2e-3
+    python benchmarks/canvas_lengths.py DIR --work DIR --out benchmarks/results/canvas-lengths.json
+
+DIR is a model that was trained on canvases of all lengths. FILTER is a filter for learn2pd, trained here on its own
+decoding. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import decodery
+from decodery.bench.canvases.job import kendall, wilson
+from decodery.bench.canvases.tasks import Item, drawn
+from decodery.lm import LM
+from decodery.model.store import write_text
+from decodery.train.learn2pd import fit_filter, labelled
+
+TASKS = ("json", "copy", "expr")
+LENGTHS = (32, 48, 64)
+FILTERED = 16
+"""Places of the filter's blocks."""
+WAYS = (
+    "static", "threshold:tau=0.9", "threshold:tau=0.9,block=16", "static:cache=window(inner=4,outer=16,refresh=8)",
+    "threshold:tau=0.9,cache=window(inner=4,outer=16,refresh=8)", "threshold:tau=0.9,block=16,cache=dual",
+    "learn2pd:filter=FILTER,block=16,cut=never", "learn2pd:filter=FILTER,block=16,cut=filter",
+    "learn2pd:filter=FILTER,block=16,cut=any", "learn2pd:filter=FILTER,block=16,cut=any,floor=0.9",
+    "dystruct:mean=16,least=8,most=32", "dystruct:mean=16,least=8,most=32,weld=0",
+    "dystruct:mean=8,least=8,most=8,alpha=0,weld=0",
+)  # fmt: skip
+"""The last one is the simple rule beside dystruct: eight places more until an end is written."""
+_TOGETHER = 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--work", type=Path, required=True, help="where the filter is kept")
+    parser.add_argument("--letters", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=50, help="of each task")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    lm = decodery.load(given.folder, dtype="float32", device="cpu")
+    known = json.loads(given.out.read_text()) if given.out.is_file() else {}
+    facts = known.get("facts") or {
+        "prompts": given.prompts, "letters": given.letters, "filter": trained(lm, given.letters, given.work / "filter"),
+    }  # fmt: skip
+    settings = f"--letters {given.letters} --prompts {given.prompts}"
+    command = f"python benchmarks/canvas_lengths.py DIR --work DIR {settings} --out {given.out}"
+    rows = known.get("rows", [])
+    done, items = {(row["way"], row["places"]) for row in rows}, drawn(TASKS, given.prompts, given.letters, 0)
+    for places in LENGTHS:
+        for way in WAYS:
+            if (way, places) not in done:
+                rows += measured(lm, way, way.replace("FILTER", str(given.work / "filter")), places, items)
+                print(json.dumps(rows[-1]), flush=True)
+                write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+
+
+def trained(lm: LM, letters: int, path: Path) -> dict[str, float]:
+    """What a filter made of prompts that are not asked later says of itself."""
+    prompts = [lm.encode(item.prompt, raw=True) for item in drawn(TASKS, 60, letters, 1)]
+    found = labelled(lm.engine(), lm.model, prompts, LENGTHS[0], FILTERED, eos_ids=lm.tokenizer.eos_ids)
+    learned, figures = fit_filter(found, model=lm.model.fingerprint, epochs=1500)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    learned.save(path, prompts=len(prompts), places=FILTERED)
+    figures["least passes"] = found.passes / found.static
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def measured(lm: LM, way: str, spec: str, places: int, items: list[Item]) -> list[dict[str, Any]]:
+    """A row for each task. tokens: of an output, its end with it."""
+    runs: dict[str, list[Any]] = {task: [] for task in TASKS}
+    for first in range(0, len(items), _TOGETHER):
+        some, engine = items[first : first + _TOGETHER], lm.engine()
+        begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), spec, places)) for each in some]
+        engine.run([each.work for each in begun])
+        for item, each in zip(some, begun, strict=True):
+            runs[item.task].append((item.right(each.output()), each.canvas))
+    rows = []
+    for task, own in runs.items():
+        right, canvases = sum(good for good, _ in own), [canvas for _, canvas in own]
+        low, high = wilson(right, len(own))
+
+        def mean(values: list[float]) -> float:
+            return round(float(np.mean(values)), 3)
+
+        rows.append({
+            "way": way, "places": places, "task": task, "prompts": len(own), "right": right, "low": round(low, 4),
+            "high": round(high, 4), "passes": mean([canvas.passes for canvas in canvases]),
+            "rows": mean([canvas.rows for canvas in canvases]), "pairs": mean([canvas.pairs for canvas in canvases]),
+            "tokens": mean([len(canvas.output) for canvas in canvases]),
+            "tau": mean([kendall(canvas) for canvas in canvases]),
+        })  # fmt: skip
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""How ways of filling canvases come to their limits: caches by refresh, radii, R2 rule by rule, and CCD's two forms.
+
+    LISTS=copy,reverse,sort,shuffle,insert-index,insert-random,remove-index,remove-random,replace-index,replace-random
+    decodery train diffusion --out DIR --steps 4000 --lr 2e-3 --tasks $LISTS
+    python benchmarks/canvas_limits.py DIR --out benchmarks/results/canvas-limits.json
+
+DIR is a model of `decodery train diffusion` that knows ParallelBench's ten tasks on lists. Every way fills the same
+canvases as static decoding without a cache. Interrupted, it goes on with the ways that are still to be measured.
+Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import decodery
+from decodery.bench.canvases.job import kendall
+from decodery.bench.canvases.tasks import drawn
+from decodery.diffuse.canvas import Canvas
+from decodery.lm import LM
+from decodery.model.store import write_text
+from decodery.train.lists import LISTS, SEVERAL, canvas_length
+
+_DKV = [
+    f"static:cache=dkv(refresh={refresh}{delayed})"
+    for refresh in (1, 2, 4, 8, 99)
+    for delayed in ("", ",delayed=false")
+    if refresh > 1 or not delayed
+]
+WAYS = {
+    "caches": [
+        "static", *_DKV, "static:cache=dkv(refresh=4,prompt=true)", "static:cache=prefix", "random",
+        "random:cache=dkv-greedy", "random:cache=dkv-greedy(refresh=4)", "random:cache=dkv-greedy(refresh=4,window=0)",
+    ],
+    "near what is sure": [
+        "threshold:tau=0.9", "local-leap:radius=1", "local-leap:radius=2", "local-leap", "local-leap:radius=10",
+        "local-leap:relaxed=0.6", "threshold:tau=0.8", "threshold:tau=0.75",
+    ],
+    "R2's rules": [
+        "threshold:tau=0.9", "r2:width=99,group=1", "r2:width=99,passes=99", "r2:passes=99", "r2:width=99", "r2",
+        "threshold:tau=0.8",
+    ],
+    "CCD's forms": ["static", "ccd", "ccd-agreement", "ccd:adaptive=true", "ccd-agreement:adaptive=true"],
+}  # fmt: skip
+"""By what is compared."""
+_TOGETHER = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--letters", type=int, default=6)
+    parser.add_argument("--prompts", type=int, default=50, help="of each task")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    lm = decodery.load(given.folder, dtype="float32", device="cpu")
+    command = (
+        f"python benchmarks/canvas_limits.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
+    )
+    facts = {"prompts": given.prompts, "places": canvas_length(tuple(LISTS), given.letters)}
+    rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else {}
+    reference = filled(lm, "static", given.prompts, given.letters)
+    for way in dict.fromkeys(way for ways in WAYS.values() for way in ways):
+        if way not in rows:
+            found = reference if way == "static" else filled(lm, way, given.prompts, given.letters)
+            rows[way] = row(found, reference)
+            print(way, json.dumps(rows[way]), flush=True)
+            write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+
+
+def filled(lm: LM, way: str, prompts: int, letters: int) -> list[tuple[str, bool, Canvas]]:
+    """Of each prompt its task, whether the answer is right, and the canvas."""
+    items, found = drawn(tuple(LISTS), prompts, letters, 0), list[tuple[str, bool, Canvas]]()
+    places = canvas_length(tuple(LISTS), letters)
+    for first in range(0, len(items), _TOGETHER):
+        some, engine = items[first : first + _TOGETHER], lm.engine()
+        begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), way, places)) for each in some]
+        engine.run([each.work for each in begun])
+        found += [(item.task, item.right(each.output()), each.canvas) for item, each in zip(some, begun, strict=True)]
+    return found
+
+
+def row(found: list[tuple[str, bool, Canvas]], reference: list[tuple[str, bool, Canvas]]) -> dict[str, Any]:
+    """right: by task. same: the share of places that hold what static decoding has there. rows, pairs: of a canvas."""
+    canvases = [canvas for _, _, canvas in found]
+    right: dict[str, int] = dict.fromkeys(LISTS, 0)
+    for task, good, _ in found:
+        right[task] += good
+    same = [
+        one.tokens[one.prompt_length :] == other.tokens[other.prompt_length :]
+        for (_, _, one), (_, _, other) in zip(found, reference, strict=True)
+    ]
+    several = sum(right[task] for task in LISTS if task in SEVERAL)
+    each = len(found) / len(LISTS)
+    many = sum(task in SEVERAL for task in LISTS)
+    return {
+        "one answer": round((sum(right.values()) - several) / each / (len(LISTS) - many), 4),
+        "several": round(several / each / many, 4),
+        "same": round(float(np.mean(same)), 4),
+        "passes": round(float(np.mean([canvas.passes for canvas in canvases])), 3),
+        "rows": round(float(np.mean([canvas.rows for canvas in canvases])), 2),
+        "pairs": round(float(np.mean([canvas.pairs for canvas in canvases])), 1),
+        "tokens per pass": round(
+            sum(len(canvas.output) for canvas in canvases) / sum(canvas.passes for canvas in canvases), 3
+        ),
+        "tau": round(float(np.mean([kendall(canvas) for canvas in canvases])), 3),
+        "right": right,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The generated parts of the documentation about the limits of ways of filling canvases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from figures import load, recorded, table
+from filling import share_right
+
+
+def freedave() -> str:
+    """Whether FreeDave writes what static decoding does, and in how many passes."""
+    found = load("canvas-freedave")
+    tasks = list(found["rows"][0]["saved"])
+    head = [
+        "states a pass", "cache", "other texts", "other orders", "passes, of static", "rows, of static",
+        *(f"{task}: times fewer passes" for task in tasks),
+    ]  # fmt: skip
+    lines = [
+        [
+            str(row["drafts"]), row["cache"] or "none", f"{row['other texts']} of {row['prompts']}",
+            str(row["other orders"]), f"{row['passes'] / row['static passes']:.2f}",
+            f"{row['rows'] / row['static rows']:.2f}", *(f"{row['saved'][task]:.2f}" for task in tasks),
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    chance = found.get("random")
+    said = "" if chance is None else (
+        f"Of {chance['models']} models of random weights in float64, each in another setting, {chance['others']} wrote "
+        "anything else, or in another order, than static decoding does.\n\n"
+    )  # fmt: skip
+    return f"`{found['command']}`\n\n{said}" + table(head, lines)
+
+
+def company() -> str:
+    """What company brings canvases, by model, precision and rows of one in a pass."""
+    found = load("canvas-company")
+    facts = found["facts"]
+    lines = [
+        [
+            {"m": "size m, 7 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
+            row["dtype"], "blocks of 4" if row["blocks"] else "the whole canvas", f"{row['rows a pass']:.1f}",
+            f"{1e3 * row['alone']:.0f}", f"{1e3 * row['together'] / facts['together']:.0f}",
+            f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
+        ]
+        for row in found["rows"]
+    ]  # fmt: skip
+    head = ["model", "precision", "rows see", "rows of a canvas in a pass", "ms a canvas alone", "of sixteen", "times"]
+    return (
+        f"`{found['command']}` on {facts['machine']['processor']}, {facts['machine']['threads']} threads, "
+        f"{facts['machine']['kernels']}: canvases of {facts['places']} places behind {facts['prompt']} tokens, "
+        f"{facts['rounds']} rounds in turns.\n\n" + table(head, lines)
+    )
+
+
+def bits() -> str:
+    """Passes against information, and names of two words, on an oracle."""
+    found = load("canvas-bits")
+    facts, seeds, names = found["facts"], found["seeds"], found["names"]
+    head = ["", *(str(count) for count in facts["groups"]), "passes a nat", "most nats of a pass", "right"]
+    lines = [
+        [f"`{way}`", *(f"{count:g}" for count in row["passes"]), f"{row['passes per nat']:.2f}",
+         f"{row['most nats of a pass']:.2f}", f"{row['right']:g}"]
+        for way, row in seeds.items()
+    ]  # fmt: skip
+    lists = list(next(iter(names.values())))
+    shown = [
+        [f"`{way}`", *(f"{row[name]['right']:.2f} in {row[name]['passes']:.1f}" for name in lists)]
+        for way, row in names.items()
+    ]
+    return (
+        f"`{found['command']}`: {facts['draws']} draws each at temperature 1. Passes by groups of {facts['copies']} "
+        f"copies of one of {facts['symbols']} symbols:\n\n{table(head, lines)}\n\nThe share of lists that come out "
+        f"right, in so many passes:\n\n{table(['', *lists], shown)}"
+    )
+
+
+def limits(title: str) -> str:
+    """What becomes of a group of ways as one of their settings changes."""
+    found = load("canvas-limits")
+    ways, rows = _WAYS[title], found["rows"]
+    columns = ["one answer", "several", "same", "passes", "rows", "tokens per pass", "tau"]
+    lines = [[f"`{way}`", *(f"{rows[way][name]:.2f}" for name in columns)] for way in ways]
+    facts = found["facts"]
+    said = f"`{found['command']}`: {facts['prompts']} prompts of each task, {facts['places']} places.\n\n"
+    return (said if title == "caches" else "") + table(["", *columns], lines)
+
+
+def lengths() -> str:
+    """What canvases longer than their answers cost and get right, by way of filling."""
+    found = load("canvas-lengths")
+    facts, rows = found["facts"], found["rows"]
+    ways, places = (list(dict.fromkeys(row[name] for row in rows)) for name in ("way", "places"))
+
+    def told(way: str, length: int) -> str:
+        own, base = (
+            [row for row in rows if row["way"] == each and row["places"] == length] for each in (way, "static")
+        )
+        passes = np.mean([row["passes"] for row in own])
+        pairs = np.mean([row["pairs"] for row in own]) / np.mean([row["pairs"] for row in base])
+        return f"{share_right(own):.2f} in {passes:.1f}, {pairs:.2f}"
+
+    lines = []
+    for way in ways:
+        own = [row for row in rows if row["way"] == way]
+        tau = np.mean([row["tau"] for row in own])
+        lines.append([f"`{way}`", *(told(way, length) for length in places), f"{tau:.2f}"])
+    answers = np.mean([row["tokens"] for row in rows if row["way"] == "static"])
+    learned = ", ".join(f"{name} {value:g}" for name, value in facts["filter"].items())
+    tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
+    return (
+        f"`{found['command']}`: {facts['prompts']} prompts of each of {tasks}, whose answers have "
+        f"{answers:.1f} tokens on average. The share right, passes, and pairs of rows and keys over those of static "
+        f"decoding, by places of a canvas. FILTER, of itself: {learned}.\n\n"
+        + table(["", *(f"{length} places" for length in places), "tau"], lines)
+    )
+
+
+_WAYS = {
+    "caches": (
+        "static", "static:cache=prefix",
+        *(
+            f"static:cache=dkv(refresh={refresh}{late})"
+            for refresh in (1, 2, 4, 8, 99) for late in ("", ",delayed=false") if refresh > 1 or not late
+        ),
+        "static:cache=dkv(refresh=4,prompt=true)", "random", "random:cache=dkv-greedy",
+        "random:cache=dkv-greedy(refresh=4)", "random:cache=dkv-greedy(refresh=4,window=0)",
+    ),
+    "rules": (
+        "threshold:tau=0.9", "local-leap:radius=1", "local-leap:radius=2", "local-leap", "local-leap:radius=10",
+        "local-leap:relaxed=0.6", "r2:width=99,group=1", "r2:width=99,passes=99", "r2:passes=99", "r2:width=99", "r2",
+        "threshold:tau=0.8", "threshold:tau=0.75",
+    ),
+    "ccd": ("static", "ccd", "ccd-agreement", "ccd:adaptive=true", "ccd-agreement:adaptive=true"),
+}  # fmt: skip
+"""Ways that stand in one table."""
+
+
+_EVERY: dict[str, Callable[[], str]] = {
+    "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
+    **{f"canvas-limits-{name}": partial(limits, name) for name in _WAYS},
+}  # fmt: skip
+SECTIONS = {
+    name: section for name, section in _EVERY.items() if recorded("canvas-limits" if "limits" in name else name)
+}
