@@ -56,8 +56,8 @@ def ours(model: str, dtype: str, tokens: int, begun: float) -> dict[str, Any]:
     if not Path(model).name.startswith("qwen-shaped"):
         found["auto"] = _rate(lambda n: [lm.generate(QUESTION, max_new_tokens=n)], 4 * tokens)
     found["together"] = _rate(lambda n: lm.generate(TOGETHER, max_new_tokens=n, drafter=None), tokens)
-    bandwidth, done = read_bandwidth(mebibytes=256), iter(range(5))
-    timings = time_passes({"": lm.model}, [1, 8, 16], enough=lambda: next(done) >= 4)[""]
+    bandwidth = read_bandwidth(mebibytes=256)
+    timings = time_passes({"": lm.model}, [1, 8, 16], enough=lambda done: done >= 5)[""]
     bandwidth = max(bandwidth, read_bandwidth(mebibytes=256))
     found["pass_ms"] = {str(rows): 1e3 * statistics.median(times) for rows, times in timings.items()}
     found["read_gb_per_s"] = bandwidth
@@ -183,24 +183,28 @@ def main() -> None:
     from decodery.budget.machine import describe
 
     kept = json.loads(options.out.read_text()) if options.out.exists() else {"models": {}}
-    tools = options.tools.split(",")
-    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for _ in range(options.rounds):
-        for model in options.models:
-            for tool in tools:
-                runs.setdefault((model, tool), []).append(started(tool, model, options.tokens))
-                print(model, tool, _rounded(runs[model, tool][-1]), flush=True)
-    for (model, tool), found in runs.items():
-        name = Path(model).stem
-        whole = [run for run in found if "refused" not in run]
-        row = summary(whole) | {"runs": len(whole)} if whole else found[0]
-        if options.cold and tool.startswith("decodery"):
-            row["cold"] = cold(model, tool)
-            print(model, tool, row["cold"], flush=True)
-        kept["models"].setdefault(name, {"file_mb": round(_file(model).stat().st_size / 1e6)})[tool] = _rounded(row)
     threads = {"threads": _threads(), "tokens": options.tokens, "rounds": options.rounds}
     kept |= {"machine": describe(), "created": datetime.now(UTC).isoformat(timespec="seconds"), **threads}
-    options.out.write_text(json.dumps(kept, indent=1) + "\n")
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def note(model: str, tool: str, **more: Any) -> None:
+        found = runs[model, tool]
+        whole = [run for run in found if "refused" not in run]
+        row = summary(whole) | {"runs": len(whole)} if whole else found[0]
+        tools = kept["models"].setdefault(Path(model).stem, {"file_mb": round(_file(model).stat().st_size / 1e6)})
+        tools[tool] = _rounded(row | more)
+        # What a run that is cut off has found stays.
+        options.out.write_text(json.dumps(kept, indent=1) + "\n")
+        print(model, tool, tools[tool], flush=True)
+
+    for _ in range(options.rounds):
+        for model in options.models:
+            for tool in options.tools.split(","):
+                runs.setdefault((model, tool), []).append(started(tool, model, options.tokens))
+                note(model, tool)
+    for model, tool in runs:
+        if options.cold and tool.startswith("decodery"):
+            note(model, tool, cold=cold(model, tool))
 
 
 def _file(model: str) -> Path:

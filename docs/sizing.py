@@ -19,16 +19,18 @@ def bigger() -> str:
     ]
     files = ", ".join(f"{name} {tools['file_mb']} MB" for name, tools in found["models"].items())
     columns = [
-        *("model", "program", "precision", "first token, s", "peak, MB", "of no file, MB"),
-        *("plain, tokens/s", "auto", "16 texts together"),
+        *("model", "program", "precision", "first token, s", "cold, s", "peak, MB", "of no file, MB"),
+        *("disk, MB", "plain, tokens/s", "auto", "16 texts together"),
     ]
     return f"{found['machine']['processor']}, {found['threads']} threads; files: {files}.\n\n{table(columns, rows)}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if "refused" in row:
-        return [f"refused: {row['refused']}", *[""] * 6]
-    numbers = [f"{row['first_token_s']:.1f}", f"{row['peak_mb']:.0f}", f"{row['own_mb']:.0f}"]
+        return [f"refused: {row['refused']}", *[""] * 8]
+    cold = row.get("cold", {})
+    first = [f"{each['first_token_s']:.1f}" if each else "" for each in (row, cold)]
+    numbers = [*first, f"{row['peak_mb']:.0f}", f"{row['own_mb']:.0f}", str(cold.get("disk_mb", ""))]
     speeds = [f"{row[key]:.1f}" if key in row else "" for key in ("plain", "auto", "together")]
     return [row["precision"], *numbers, *speeds]
 
@@ -47,29 +49,6 @@ def passes() -> str:
     return table(["model", "precision", "1 row, ms", "of bandwidth", "8 rows, times one", "16 rows"], rows)
 
 
-def formats() -> str:
-    """A layer by the form of its weights."""
-    found = load("formats")
-    by_form: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in found["rows"]:
-        by_form.setdefault(row["form"], {})[row["rows"]] = row
-    counts = [2, 4, 8, 16]
-    rows = [
-        [
-            name,
-            f"{some[1]['bits']:g}",
-            f"{some[1]['ms']:.2f}",
-            f"{100 * some[1]['share']:.0f} %",
-            *(f"{some[count]['ratio']:.2f}" for count in counts),
-            f"{some[16]['gmacs']:.0f}",
-        ]
-        for name, some in by_form.items()
-    ]
-    columns = ["form", "bits", "1 row, ms", "of bandwidth", *(f"{count} rows, times one" for count in counts)]
-    head = f"{found['kernels']} kernels, {found['threads']} threads, {found['read_gb_per_s']:.1f} GB/s read."
-    return f"{head}\n\n{table([*columns, 'thousand million products a second, 16 rows'], rows)}"
-
-
 def bits() -> str:
     """On which kernel sets hashes were compared."""
     found = load("bits")
@@ -79,6 +58,6 @@ def bits() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     name: section
-    for name, section in (("bigger", bigger), ("bigger-passes", passes), ("formats", formats), ("bits", bits))
+    for name, section in (("bigger", bigger), ("bigger-passes", passes), ("bits", bits))
     if recorded(name.partition("-")[0])
 }
