@@ -17,7 +17,7 @@ from safetensors import safe_open
 from decodery.errors import CorruptFile
 from decodery.model.batch import Batch, Segment
 from decodery.model.footprint import weight_bytes
-from decodery.model.gguf_blocks import NUMBERS, READ
+from decodery.model.gguf_blocks import NUMBERS, READ, SIZES
 from decodery.model.gguf_model import GGUFCheckpoint
 from decodery.model.in_place import IN_PLACE, BlocksInPlace, File, InPlace, Piece, Plan, Rows, WeightsInPlace, in_place
 from decodery.model.int4 import Int4Linear
@@ -48,8 +48,9 @@ def rows_of(kind: str, raw: np.ndarray, path: Path, turned: int = 0) -> Rows:
     return Rows(File(path, Plan(5 + raw.size, {"slot": (piece,)})), [piece])
 
 
-def test_types_have_ggmls_numbers() -> None:
+def test_types_have_ggmls_numbers_and_sizes() -> None:
     assert {name: Kind[name].value for name in READ} == NUMBERS
+    assert {name: gguf.GGML_QUANT_SIZES[Kind[name]] for name in READ} == SIZES
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])

@@ -123,6 +123,11 @@ NUMBERS = {
     **{"IQ4_NL": 20, "IQ4_XS": 23},
 }  # fmt: skip
 """What GGML and `Blocks` of csrc/abi.h number them by."""
+SIZES = {
+    **{"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)},
+    **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136)},
+}
+"""How many numbers share scales, and the bytes of these."""
 FOUR_BITS = [kind for kind, (form, _) in READ.items() if BITS[form] == 4]
 
 

@@ -20,7 +20,7 @@ import torch
 
 from ..errors import CorruptFile
 from .block_linear import BlockLinear
-from .gguf_blocks import NUMBERS, READ
+from .gguf_blocks import NUMBERS, READ, SIZES
 from .int4 import Int4Linear
 from .kernels import Form, library
 from .packed import BLOCK, PANEL, panel_bytes
@@ -53,9 +53,7 @@ class Piece:
     @property
     def row_bytes(self) -> int:
         """Of one row."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[self.kind]]
+        block, size = SIZES[self.kind]
         return self.inputs // block * size
 
     @property
