@@ -19,18 +19,16 @@ def bigger() -> str:
     ]
     files = ", ".join(f"{name} {tools['file_mb']} MB" for name, tools in found["models"].items())
     columns = [
-        *("model", "program", "precision", "first token, s", "cold, s", "peak, MB", "of no file, MB"),
-        *("disk, MB", "plain, tokens/s", "auto", "16 texts together"),
+        *("model", "program", "precision", "first token, s", "peak, MB", "of no file, MB"),
+        *("plain, tokens/s", "auto", "16 texts together"),
     ]
     return f"{found['machine']['processor']}, {found['threads']} threads; files: {files}.\n\n{table(columns, rows)}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if "refused" in row:
-        return [f"refused: {row['refused']}", *[""] * 8]
-    cold = row.get("cold", {})
-    first = [f"{each['first_token_s']:.1f}" if each else "" for each in (row, cold)]
-    numbers = [*first, f"{row['peak_mb']:.0f}", f"{row['own_mb']:.0f}", str(cold.get("disk_mb", ""))]
+        return [f"refused: {row['refused']}", *[""] * 6]
+    numbers = [f"{row['first_token_s']:.1f}", f"{row['peak_mb']:.0f}", f"{row['own_mb']:.0f}"]
     speeds = [f"{row[key]:.1f}" if key in row else "" for key in ("plain", "auto", "together")]
     return [row["precision"], *numbers, *speeds]
 
