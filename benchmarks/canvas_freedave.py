@@ -1,10 +1,11 @@
 """FreeDave beside static decoding: whether it writes the same tokens in the same order, and in how many passes.
 
     python benchmarks/canvas_freedave.py DIR --letters 8 --out benchmarks/results/canvas-freedave.json
+    python benchmarks/canvas_freedave.py --out benchmarks/results/canvas-freedave.json
 
 DIR is a model of `decodery train diffusion`, in float32. Texts that differ could come of rounding alone, where a pass
-over several states adds in another order than a pass over one; models of random weights beside it are in float64.
-Nothing is timed.
+over several states adds in another order than a pass over one. The second command adds models of random weights, in
+float64. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,19 +39,37 @@ _TOGETHER = 64
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
+    parser.add_argument("folder", nargs="?")
     parser.add_argument("--letters", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=50, help="of each of the ten tasks")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    items = drawn(tuple(LISTS), given.prompts, given.letters, 0)
-    prompts, tasks, rows = [each.prompt for each in items], np.array([each.task for each in items]), []
-    lm, references = decodery.load(given.folder, dtype="float32", device="cpu"), dict[str, list[Canvas]]()
-    half = str(canvas_length(tuple(LISTS), given.letters) // 2)
+    found = json.loads(given.out.read_text()) if given.out.is_file() else {}
+    if given.folder:
+        settings = f"--letters {given.letters} --prompts {given.prompts}"
+        found["command"] = f"python benchmarks/canvas_freedave.py DIR {settings} --out {given.out}"
+        found["rows"] = trained(
+            decodery.load(given.folder, dtype="float32", device="cpu"), given.letters, given.prompts
+        )
+    else:
+        found["random"] = random_models()
+    given.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def trained(lm: LM, letters: int, count: int) -> list[dict[str, Any]]:
+    """A row for each number of states and each cache."""
+    items = drawn(tuple(LISTS), count, letters, 0)
+    prompts, tasks, rows = (
+        [each.prompt for each in items],
+        np.array([each.task for each in items]),
+        list[dict[str, Any]](),
+    )
+    references = dict[str, list[Canvas]]()
+    half = str(canvas_length(tuple(LISTS), letters) // 2)
     for drafts, cache in [(drafts, "") for drafts in DRAFTS] + [(4, each.replace("HALF", half)) for each in CACHES]:
         if cache not in references:
-            references[cache] = canvases(lm, f"static{cache.replace(',', ':', 1)}", prompts, given.letters)
-        before, after = references[cache], canvases(lm, f"freedave:drafts={drafts}{cache}", prompts, given.letters)
+            references[cache] = canvases(lm, f"static{cache.replace(',', ':', 1)}", prompts, letters)
+        before, after = references[cache], canvases(lm, f"freedave:drafts={drafts}{cache}", prompts, letters)
         saved = [one.passes / other.passes for one, other in zip(before, after, strict=True)]
         rows.append({
             "drafts": drafts, "cache": cache.rpartition("=")[2], "prompts": len(items),
@@ -62,23 +82,19 @@ def main() -> None:
             "saved": {task: round(float(np.mean(np.array(saved)[tasks == task])), 2) for task in LISTS},
         })  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)
-    chance = random_models()
-    print(json.dumps(chance), flush=True)
-    settings = f"--letters {given.letters} --prompts {given.prompts}"
-    command = f"python benchmarks/canvas_freedave.py DIR {settings} --out {given.out}"
-    given.out.write_text(json.dumps({"command": command, "random": chance, "rows": rows}, indent=1) + "\n")
+    return rows
 
 
 def random_models() -> dict[str, int]:
     """How many of these write something else, or in another order, than static decoding does; each in another setting.
 
-    Every second one's rows predict the next token; states of a pass are 1 to 8, caches none, prefix and dual in turn.
+    In turn: states of a pass 1 to 8, rows that predict their own token and the next one, caches none, prefix and dual.
     """
     found = {"models": MODELS, "others": 0}
     for seed in range(MODELS):
         base = tiny_transformer(seed, vocab_size=20)
-        model = Transformer(replace(base.config, causal=False, mask_id=19, shifted=seed % 2 == 1), base.weights)
-        cache, orders = ("none", "prefix", "dual")[seed // 2 % 3], []
+        model = Transformer(replace(base.config, causal=False, mask_id=19, shifted=seed // 8 % 2 == 1), base.weights)
+        cache, orders = ("none", "prefix", "dual")[seed // 16 % 3], []
         for way in ("static:", f"freedave:drafts={1 + seed % 8},"):
             canvas = Canvas.of(model, [1, 2, 3], 12, seed=seed)
             with torch.no_grad():

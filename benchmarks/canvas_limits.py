@@ -3,10 +3,11 @@
     LISTS=copy,reverse,sort,shuffle,insert-index,insert-random,remove-index,remove-random,replace-index,replace-random
     decodery train diffusion --out DIR --steps 4000 --lr 2e-3 --tasks $LISTS
     python benchmarks/canvas_limits.py DIR --out benchmarks/results/canvas-limits.json
+    python benchmarks/canvas_limits.py --out benchmarks/results/canvas-rules.json
 
 DIR is a model of `decodery train diffusion` that knows ParallelBench's ten tasks on lists. Every way fills the same
-canvases as static decoding without a cache. Interrupted, it goes on with the ways that are still to be measured.
-Nothing is timed.
+canvases as static decoding without a cache. Without a model an oracle is asked, as in canvas_grid.py, by all ways that
+have no cache. Interrupted, it goes on with the ways that are still to be measured. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import decodery
+from canvas_grid import PLACES, oracle
 from decodery.bench.canvases.job import kendall
 from decodery.bench.canvases.tasks import drawn
 from decodery.diffuse.canvas import Canvas
@@ -50,32 +52,58 @@ WAYS = {
 """By what is compared."""
 _TOGETHER = 100
 
+Filled = tuple[str, bool, Canvas]
+"""Of a prompt its task, whether the answer is right, and the canvas."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder")
+    parser.add_argument("folder", nargs="?")
     parser.add_argument("--letters", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=50, help="of each task")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    lm = decodery.load(given.folder, dtype="float32", device="cpu")
-    command = (
-        f"python benchmarks/canvas_limits.py DIR --letters {given.letters} --prompts {given.prompts} --out {given.out}"
-    )
+    command = f"python benchmarks/canvas_limits.py {'DIR ' if given.folder else ''}"
+    command += f"--letters {given.letters} --prompts {given.prompts} --out {given.out}"
     facts = {"prompts": given.prompts, "places": canvas_length(tuple(LISTS), given.letters)}
     rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else {}
-    reference = filled(lm, "static", given.prompts, given.letters)
-    for way in dict.fromkeys(way for ways in WAYS.values() for way in ways):
-        if way not in rows:
-            found = reference if way == "static" else filled(lm, way, given.prompts, given.letters)
-            rows[way] = row(found, reference)
-            print(way, json.dumps(rows[way]), flush=True)
-            write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
+    ways = [way for way in dict.fromkeys(way for each in WAYS.values() for way in each) if way not in rows]
+    reference: list[Filled] = []
+    if given.folder:
+        lm = decodery.load(given.folder, dtype="float32", device="cpu")
+        reference = filled(lm, "static", given.prompts, given.letters)
+    else:
+        facts["places"] = PLACES
+        ways = [way for way in ways if "cache=" not in way]
+    for way in ways:
+        if given.folder:
+            rows[way] = row(filled(lm, way, given.prompts, given.letters), reference)
+        else:
+            rows[way] = of_oracle([oracle(way, task, given.prompts) for task in LISTS])
+        print(way, json.dumps(rows[way]), flush=True)
+        write_text(given.out, json.dumps({"command": command, "facts": facts, "rows": rows}, indent=1) + "\n")
 
 
-def filled(lm: LM, way: str, prompts: int, letters: int) -> list[tuple[str, bool, Canvas]]:
+def of_oracle(tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all tasks come to together."""
+    passes = float(np.mean([each["passes"] for each in tasks]))
+    return {
+        **{
+            name: round(float(np.mean([each["right"] / each["prompts"] for each in tasks
+                                       if (each["task"] in SEVERAL) == several])), 4)
+            for name, several in (("one answer", False), ("several", True))
+        },
+        "passes": round(passes, 3),
+        "tokens per pass": round(
+            float(np.mean([each["tokens_per_pass"] * each["passes"] for each in tasks])) / passes, 3
+        ),
+        "right": {each["task"]: each["right"] for each in tasks},
+    }  # fmt: skip
+
+
+def filled(lm: LM, way: str, prompts: int, letters: int) -> list[Filled]:
     """Of each prompt its task, whether the answer is right, and the canvas."""
-    items, found = drawn(tuple(LISTS), prompts, letters, 0), list[tuple[str, bool, Canvas]]()
+    items, found = drawn(tuple(LISTS), prompts, letters, 0), list[Filled]()
     places = canvas_length(tuple(LISTS), letters)
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
@@ -85,7 +113,7 @@ def filled(lm: LM, way: str, prompts: int, letters: int) -> list[tuple[str, bool
     return found
 
 
-def row(found: list[tuple[str, bool, Canvas]], reference: list[tuple[str, bool, Canvas]]) -> dict[str, Any]:
+def row(found: list[Filled], reference: list[Filled]) -> dict[str, Any]:
     """right: by task. same: the share of places that hold what static decoding has there. rows, pairs: of a canvas."""
     canvases = [canvas for _, _, canvas in found]
     right: dict[str, int] = dict.fromkeys(LISTS, 0)

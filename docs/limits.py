@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -77,15 +77,26 @@ def bits() -> str:
     )
 
 
-def limits(title: str) -> str:
-    """What becomes of a group of ways as one of their settings changes."""
-    found = load("canvas-limits")
-    ways, rows = _WAYS[title], found["rows"]
-    columns = ["one answer", "several", "same", "passes", "rows", "tokens per pass", "tau"]
-    lines = [[f"`{way}`", *(f"{rows[way][name]:.2f}" for name in columns)] for way in ways]
-    facts = found["facts"]
-    said = f"`{found['command']}`: {facts['prompts']} prompts of each task, {facts['places']} places.\n\n"
-    return (said if title == "caches" else "") + table(["", *columns], lines)
+def limits(name: str, groups: Sequence[str]) -> str:
+    """What becomes of a group of ways as one of their settings changes, by a model or by the oracle."""
+    found = load(name)
+    rows, facts = found["rows"], found["facts"]
+    columns = [
+        each for each in ("one answer", "several", "same", "passes", "rows", "tokens per pass", "tau")
+        if each in rows["static"]
+    ]  # fmt: skip
+    single = ["shuffle", "insert-random", "replace-random"]
+    parts = [f"`{found['command']}`: {facts['prompts']} prompts of each task, {facts['places']} places."]
+    for group in groups:
+        lines = [
+            [
+                f"`{way}`", *(f"{rows[way][name]:.2f}" for name in columns),
+                *(f"{rows[way]['right'][task] / facts['prompts']:.2f}" for task in single),
+            ]
+            for way in _WAYS[group]
+        ]  # fmt: skip
+        parts.append(table(["", *columns, *single], lines))
+    return "\n\n".join(parts)
 
 
 def lengths() -> str:
@@ -140,8 +151,7 @@ _WAYS = {
 
 _EVERY: dict[str, Callable[[], str]] = {
     "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
-    **{f"canvas-limits-{name}": partial(limits, name) for name in _WAYS},
+    "canvas-rules": partial(limits, "canvas-rules", ("rules", "ccd")),
+    "canvas-limits": partial(limits, "canvas-limits", ("caches", "rules", "ccd")),
 }  # fmt: skip
-SECTIONS = {
-    name: section for name, section in _EVERY.items() if recorded("canvas-limits" if "limits" in name else name)
-}
+SECTIONS = {name: section for name, section in _EVERY.items() if recorded(name)}

@@ -9,6 +9,7 @@ from typing import Any
 from figures import load, recorded, runs_of, table
 
 _TIME = "milliseconds_per_token"
+_ONE = "target, 1 rows"
 
 
 def cppd() -> str:
@@ -56,6 +57,7 @@ def orders(group: str) -> str:
     """What one way of drafting in another order brings on the embedded model, in counts."""
     found = load(f"draft-orders-{group}")
     header = ["drafter", "tokens per pass", "draft passes per pass", "drafted per pass", "accepted"]
+    placed = all("accepted_by_32" in each for each in found["drafters"].values())
     rows = [
         [
             name,
@@ -64,11 +66,14 @@ def orders(group: str) -> str:
             f"{each['drafted_per_pass']:.2f}",
             f"{each['drafts_accepted']:.1%}",
             *([f"{each['draft_layers_per_token']:.1f}"] if "trained" in found else []),
+            *([f"{share:.1%}" for share in each["accepted_by_32"]] if placed else []),
         ]
         for name, each in found["drafters"].items()
     ]
     if "trained" in found:
         header.append("draft layers per token")
+    if placed:
+        header += [f"tokens {place + 1} to {place + 32}" for place in range(0, found["new_tokens"], 32)]
     about = f"{found['prompts']} questions of Spec-Bench, greedy, {found['new_tokens']} tokens each"
     return f"{about} (`{found['command']}`)\n\n" + table(header, rows)
 
@@ -79,9 +84,7 @@ def joint() -> str:
     header = ["drafter", "tokens per pass", "rows per pass", "draft passes per token", "accepted"]
     times = ["ms per token", "times plain"]
     parts = [f"Counts of `{found['command']}`."]
-    for pair, laws in found.items():
-        if pair == "command":
-            continue
+    for pair, laws in runs_of(found).items():
         about = laws["about"]
         if "made" in laws:
             parts.append(f"**{pair}**, drafts that were trained for it: `{'` and `'.join(laws['made'])}`.")
@@ -94,24 +97,21 @@ def joint() -> str:
                     f"{each['rows_per_pass']:.1f}",
                     f"{each['draft_passes_per_token']:.2f}",
                     "" if each["drafts_accepted"] is None else f"{each['drafts_accepted']:.1%}",
-                    *(
-                        [f"{each[_TIME]:.1f}", f"{plain / each[_TIME]:.2f}"]
-                        if plain and _TIME in each
-                        else ["", ""]
-                        if plain
-                        else []
-                    ),
+                    *(_times(each, plain) if plain else []),
                 ]
                 for name, each in laws[law].items()
             ]
             title = f"**{pair}**, {law}, {about['prompts']} prompts, {about['new_tokens']} tokens each"
+            same = [each["texts_as_plain"] for each in laws[law].values() if "texts_as_plain" in each]
+            if same:
+                title += f"; {sum(same)} of {about['prompts'] * len(same)} texts of all drafters are plain decoding's"
             parts.append(f"{title}\n\n{table(header + times if plain else header, rows)}")
     return "\n\n".join(parts)
 
 
 def _times(each: dict[str, Any], plain: float) -> list[str]:
     """What a token takes, and how many times as fast as plain decoding that is."""
-    return [f"{each[_TIME]:.1f}", f"{plain / each[_TIME]:.2f}"] if _TIME in each else ["", ""]
+    return [f"{each[_TIME]:.2f}", f"{plain / each[_TIME]:.2f}"] if _TIME in each else ["", ""]
 
 
 def joint_depths() -> str:
@@ -125,6 +125,20 @@ def joint_depths() -> str:
         if "deer" in name and "8" in name and (right := each.get("right_by_depth"))
     ]
     return table(["drafter", *(f"token {depth}" for depth in depths)], rows)
+
+
+def steps() -> str:
+    """What a pass of each draft takes beside one of its target."""
+    found = load("draft-steps")
+    pairs = runs_of(found)
+    rows = [
+        [
+            name,
+            *(f"{each[name]:.2f} ({each[name] / each[_ONE]:.2f})" if name in each else "" for each in pairs.values()),
+        ]
+        for name in dict.fromkeys(name for each in pairs.values() for name in each)
+    ]
+    return f"`{found['command']}`\n\n" + table(["ms (of a pass of the target over one row)", *pairs], rows)
 
 
 def sweeps() -> str:
@@ -218,6 +232,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "orders-easyspec": partial(orders, "easyspec"),
     "orders-joint": joint,
     "orders-joint-depths": joint_depths,
+    "orders-joint-steps": steps,
     "sweeps": sweeps,
     "tree-scan": scan,
     "seeing": seeing,

@@ -41,46 +41,48 @@ _STATES = {"in_proj.weight": "ssm_in.weight", "out_proj.weight": "ssm_out.weight
 
 
 def write_states(path: Path, model: transformers.PreTrainedModel, kind: Kind) -> None:
-    """Write a Mamba-2 model with its projections quantized to `kind`, and give `model` the weights that this leaves."""
-    config = model.config
-    writer = gguf.GGUFWriter(path, "mamba2")
+    """Write a model with Mamba-2 layers, its matrices quantized to `kind`, and give `model` the weights that leaves."""
+    config, pure = model.config, model.config.model_type == "mamba2"
+    writer = gguf.GGUFWriter(path, "mamba2" if pure else "falcon-h1")
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(1 << 20)
+    writer.add_context_length(1 << 20 if pure else config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
-    inner = config.num_heads * config.head_dim
-    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_feed_forward_length(0 if pure else config.intermediate_size)
+    writer.add_head_count(0 if pure else config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon if pure else config.rms_norm_eps)
+    if pure:
+        heads, inner, groups = config.num_heads, config.num_heads * config.head_dim, config.n_groups
+        kernel, state = config.conv_kernel, config.state_size
+    else:
+        heads, inner, groups = config.mamba_n_heads, config.mamba_d_ssm, config.mamba_n_groups
+        kernel, state = config.mamba_d_conv, config.mamba_d_state
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.hidden_size // config.num_attention_heads)
+        writer.add_value_length(config.hidden_size // config.num_attention_heads)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_ssm_conv_kernel(kernel)
     writer.add_ssm_inner_size(inner)
-    writer.add_ssm_state_size(config.state_size)
-    writer.add_ssm_time_step_rank(config.num_heads)
-    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(heads)
+    writer.add_ssm_group_count(groups)
     _add_tokenizer(writer, {})
     left = {}
     for name, weight in model.state_dict().items():
-        stored, packed_as = weight.float().numpy(), None
-        if ".mixer." in name:
-            _, _, layer, _, part = name.split(".", 4)
-            new = f"blk.{layer}.{_STATES[part]}"
-            if part in ("A_log", "D"):
-                stored = (-np.exp(stored) if part == "A_log" else stored)[:, None]
-            elif part == "norm.weight":
-                stored = stored.reshape(config.n_groups, -1)
-            elif part == "conv1d.weight":
-                stored = stored[:, 0]
-            elif part.endswith("proj.weight"):
-                packed_as = kind
-        elif ".layers." in name:
-            new = f"blk.{name.split('.')[2]}.attn_norm.weight"
-        else:
-            new = {
-                "backbone.embeddings.weight": "token_embd.weight",
-                "backbone.norm_f.weight": "output_norm.weight",
-            }.get(name, "output.weight")
+        new, part = _state_name(name)
+        factor = np.float32(1.0) if pure else _multiplied(name, config, inner, groups * state)
+        stored, packed_as = weight.float().numpy() * factor, None
+        if part in ("A_log", "D"):
+            stored = (-np.exp(stored) if part == "A_log" else stored)[:, None]
+        elif part == "norm.weight":
+            stored = stored.reshape(groups, -1)
+        elif part == "conv1d.weight":
+            stored = stored[:, 0]
+        elif name.endswith("proj.weight"):
+            packed_as = kind
         if packed_as is not None:
             packed = quantize(stored, packed_as)
-            left[name] = torch.from_numpy(np.ascontiguousarray(dequantize(packed, packed_as)))
+            left[name] = torch.from_numpy(np.ascontiguousarray(dequantize(packed, packed_as)) / factor)
             writer.add_tensor(new, packed, raw_dtype=packed_as)
         else:
             writer.add_tensor(new, np.ascontiguousarray(stored, dtype=np.float32))
@@ -89,6 +91,38 @@ def write_states(path: Path, model: transformers.PreTrainedModel, kind: Kind) ->
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _state_name(name: str) -> tuple[str, str]:
+    """What a file calls a tensor, and which part of a mixer it is, if any."""
+    whole = {
+        "backbone.embeddings": "token_embd",
+        "backbone.norm_f": "output_norm",
+        "model.final_layernorm": "output_norm",
+    }
+    if ".layers." not in name:
+        path, ending = name.rsplit(".", 1)
+        return f"{(whole | _NAMES)[path]}.{ending}", ""
+    _, _, layer, inner = name.split(".", 3)
+    mixer, _, part = inner.partition(".")
+    if mixer in ("mixer", "mamba"):
+        return f"blk.{layer}.{_STATES[part]}", part
+    own = {"norm": "attn_norm", "pre_ff_layernorm": "ffn_norm"} | _NAMES
+    return f"blk.{layer}.{own[inner.removesuffix('.weight').replace('feed_forward.', 'mlp.')]}.weight", ""
+
+
+def _multiplied(name: str, config: Any, inner: int, led: int) -> np.ndarray:
+    """What a converter multiplies a tensor of Falcon-H1 by."""
+    mixed = np.repeat(config.ssm_multipliers, (inner, inner, led, led, config.mamba_n_heads)) * config.ssm_in_multiplier
+    gate, down = config.mlp_multipliers
+    enters = config.attention_in_multiplier
+    by_part: dict[str, Any] = {
+        "q_proj": enters, "k_proj": enters * config.key_multiplier, "v_proj": enters,
+        "o_proj": config.attention_out_multiplier, "in_proj": mixed[:, None], "out_proj": config.ssm_out_multiplier,
+        "gate_proj": gate, "down_proj": down, "embed_tokens": config.embedding_multiplier,
+        "lm_head": config.lm_head_multiplier,
+    }  # fmt: skip
+    return np.asarray(by_part.get(name.split(".")[-2], 1.0), dtype=np.float32)
 
 
 def byte_vocabulary() -> list[str]:

@@ -150,10 +150,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make_model(case: str, seed: int = 0) -> transformers.PreTrainedModel:
-    """The tiny model of a case, all of its weights random, norms and biases too."""
+def make_model(case: str, seed: int = 0, **others: Any) -> transformers.PreTrainedModel:
+    """The tiny model of a case, all of its weights random, norms and biases too. others: what else differs."""
     family, changes = CASES[case]
-    config = transformers.AutoConfig.for_model(family, **(SHAPE | changes))
+    config = transformers.AutoConfig.for_model(family, **(SHAPE | changes | others))
     return randomize(transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
 
 

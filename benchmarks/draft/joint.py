@@ -10,8 +10,9 @@ left out: DIR/smollm2-nested and DIR/smollm2-deer are those of `decodery train n
 smollm2. Every drafter decodes greedily, and at temperature 1 under the rule `rejection`.
 
 Counts: tokens per pass of the target, its rows per pass, passes of the draft model per token, and the share of drafts
-accepted. --timed adds milliseconds per token, texts one at a time, the best of two rounds: to be run on a machine that
-does nothing else. Writes benchmarks/results/draft-joint.json after every drafter; what is there is not measured again.
+accepted; greedily, how many texts are plain decoding's. --timed adds milliseconds per token, texts one at a time, the
+best of two rounds: to be run on a machine that does nothing else. What a draft's pass takes is steps.py's to say.
+Writes benchmarks/results/draft-joint.json after every drafter; what is there is not measured again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 import small
 
 import decodery
+from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.base import Drafter
@@ -142,10 +144,17 @@ def requests(prompts: list[list[int]], drafter: Drafter | None, law: str, new: i
     ]
 
 
-def counted(model: LanguageModel, prompts: list[list[int]], drafter: Drafter | None, law: str, new: int) -> Any:
+def written(
+    model: LanguageModel, prompts: list[list[int]], drafter: Drafter | None, law: str, new: int
+) -> list[Sequence]:
     engine = Engine(model)
     seqs = [engine.submit(request) for request in requests(prompts, drafter, law, new)]
     engine.run(seqs)
+    return seqs
+
+
+def counted(model: LanguageModel, prompts: list[list[int]], drafter: Drafter | None, law: str, new: int) -> Any:
+    seqs = written(model, prompts, drafter, law, new)
     steps = [step for seq in seqs for step in seq.trace.decoding]
     tokens, nodes = sum(step.emitted for step in steps), sum(step.nodes for step in steps)
     drafts = sum(seq.trace.ledger.passes.get("draft", 0) for seq in seqs)
@@ -155,6 +164,9 @@ def counted(model: LanguageModel, prompts: list[list[int]], drafter: Drafter | N
         "draft_passes_per_token": round(drafts / tokens, 3),
         "drafts_accepted": round(sum(step.accepted for step in steps) / nodes, 4) if nodes else None,
     }
+    if law == "greedy" and drafter is not None:
+        plain = written(model, prompts, None, law, new)
+        found["texts_as_plain"] = sum(seq.tokens == own.tokens for seq, own in zip(seqs, plain, strict=True))
     if nodes and getattr(drafter, "growth", None) is None:
         # How often a chain's token at a depth was right where all before it were, for as deep as there are enough.
         depths = range(1, 9)

@@ -5,7 +5,8 @@
 
 Prompts are questions of Spec-Bench (DECODERY_DATA) of up to 400 characters, evenly spread, decoded greedily as one
 batch. Nothing is timed. Of every drafter: tokens per pass of the target; passes and rows of the draft model per pass of
-the target; of what was drafted, the share that became text. nested, deer: folders of `decodery train nested` and
+the target; of what was drafted, the share that became text, and of texts of 96 tokens and more the same by 32 places
+each, where a cache that goes wrong little by little would show. nested, deer: folders of `decodery train nested` and
 `decodery train deer`; where there is none, one is trained for `epochs` on texts that the model has written for another
 part, as `decodery train head` leaves them. Every group writes benchmarks/results/draft-orders-GROUP.json.
 """
@@ -27,7 +28,7 @@ from decodery.draft.draft_model import DraftModel
 from decodery.draft.easyspec import EasySpec
 from decodery.draft.hierarchical import Hierarchical
 from decodery.draft.nested import Nested
-from decodery.lm import LM
+from decodery.lm import LM, Output
 from decodery.model.load import load
 from decodery.model.store import terminal_progress
 from decodery.train.card import CARD
@@ -126,11 +127,24 @@ def measured(lm: LM, drafters: dict[str, Drafter], options: argparse.Namespace) 
             "draft_passes_per_pass": round(sum(ledger.passes["draft"] for ledger in ledgers) / len(steps), 3),
             "drafted_per_pass": round(sum(step.nodes for step in steps) / len(steps), 3),
             "drafts_accepted": round(sum(step.accepted for step in steps) / sum(step.nodes for step in steps), 4),
+            **({"accepted_by_32": by_place(outputs, 32)} if options.new >= 96 else {}),
             **({"draft_layers_per_token": round(layers / tokens, 2)} if layers else {}),
             "texts_as_plain": sum(output.tokens == text for output, text in zip(outputs, plain, strict=True)),
         }
         print(name, json.dumps(found[name]), flush=True)
     return {"prompts": len(prompts), "drafters": found}
+
+
+def by_place(outputs: list[Output], width: int) -> list[float]:
+    """The share of drafts accepted that began among the first `width` tokens of a text, the next, ..."""
+    found: dict[int, tuple[int, int]] = {}
+    for output in outputs:
+        place = 0
+        for step in output.trace.decoding:
+            accepted, nodes = found.get(place // width, (0, 0))
+            found[place // width] = (accepted + step.accepted, nodes + step.nodes)
+            place += step.emitted
+    return [round(accepted / nodes, 4) for _, (accepted, nodes) in sorted(found.items()) if nodes]
 
 
 def main() -> None:

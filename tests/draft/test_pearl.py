@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from threading import Event
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodery.core import workers
+from decodery.core import ask, workers
 from decodery.core.ask import Ask, Asking, answer
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
@@ -53,11 +54,11 @@ class Waits(Counted):
 
     def __init__(self, model: Transformer, begun: Event, other: Event) -> None:
         super().__init__(model)
-        self.begun, self.other, self.met = begun, other, 0
+        self.begun, self.other, self.met, self.patience = begun, other, 0, 3.0
 
     def forward(self, batch: Batch, **settings: object) -> Scores:
         self.begun.set()
-        self.met += self.other.wait(3.0)
+        self.met += self.other.wait(self.patience)
         self.other.clear()
         return super().forward(batch, **settings)  # type: ignore[arg-type]
 
@@ -68,6 +69,65 @@ def test_both_models_are_at_work_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     target, draft = Waits(TARGET, one, two), Waits(half(TARGET), two, one)
     (run,) = decode(target, PROMPTS[:1], drafter=Pearl(draft, length=1), max_new_tokens=6)
     assert target.met == draft.met >= run.trace.passes - 1
+
+
+class Ticks(Counted):
+    """A model whose passes take a number of ticks of a clock."""
+
+    def __init__(self, model: Transformer, clock: list[int], ticks: int) -> None:
+        super().__init__(model)
+        self.clock, self.ticks = clock, ticks
+
+    def forward(self, batch: Batch, **settings: object) -> Scores:
+        self.clock[0] += self.ticks
+        return super().forward(batch, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("slow", [4, 6, 9])
+def test_a_round_takes_as_long_as_the_slower_of_the_two_by_a_clock_of_ticks(
+    slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0]
+
+    def at_once(main: Callable[[], object], beside: Callable[[], object], waits: bool) -> tuple[object, object]:
+        begin = clock[0]
+        first, spent = main(), clock[0] - begin
+        clock[0] = begin
+        second = beside()
+        clock[0] = max(clock[0], begin + spent)
+        return first, second
+
+    monkeypatch.setattr(ask, "side_by_side", at_once)
+    target, draft = Ticks(TARGET, clock, slow), Ticks(half(TARGET), clock, 2)
+    rounds = {}
+    for name, drafter in (("beside", Pearl(draft, length=3)), ("in turns", DraftModel(draft, length=3))):
+        engine, clock[0], rounds[name] = Engine(target), 0, []
+        seq = engine.submit(Request(PROMPTS[1], drafter=drafter, max_new_tokens=24))
+        while not seq.finished:
+            passes, begin = seq.trace.ledger.passes.get("draft", 0), clock[0]
+            engine.step()
+            rounds[name].append((2 * (seq.trace.ledger.passes.get("draft", 0) - passes), clock[0] - begin))
+    assert all(taken == max(drafting, slow) for drafting, taken in rounds["beside"])
+    assert all(taken == drafting + slow for drafting, taken in rounds["in turns"])
+    assert any(drafting == 6 for drafting, _ in rounds["beside"]) and any(
+        drafting for drafting, _ in rounds["in turns"]
+    )
+
+
+def test_a_target_on_a_device_of_its_own_is_waited_for_at_work_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "cores", lambda: 1)
+    rows = Segment(np.arange(2), np.array([1, 2]))
+    for device, met in (("meta", 1), ("cpu", 0)):
+        one, two = Event(), Event()
+        target, draft = Waits(TARGET, one, two), Waits(OTHER, two, one)
+        target.device, target.patience = torch.device(device), 3.0 if met else 0.05
+
+        def drafts(draft: Waits = draft) -> Asking[None]:
+            yield [Ask(draft, rows)]
+
+        with torch.no_grad():
+            (scored,) = answer([Ask(target, rows, beside=drafts())])
+        assert not isinstance(scored, Exception) and target.met == met
 
 
 def test_a_draft_that_is_always_right_costs_no_more_rounds_than_it_must(monkeypatch: pytest.MonkeyPatch) -> None:

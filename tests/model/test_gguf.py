@@ -16,6 +16,7 @@ from decodery.errors import CorruptFile, UnsupportedModel
 from decodery.model.gguf_file import GGUFFile
 from decodery.model.gguf_model import GGUFCheckpoint
 from decodery.model.load import LoadedModel, load
+from decodery.testing import check_identical
 from tiny_gguf import TEMPLATE, write_gguf, write_states
 from tiny_models import assert_same_logits, make_model
 
@@ -76,6 +77,17 @@ def test_mamba_2_reads_back_to_the_right_logits(kind: Kind, home: Path, tmp_path
     ours = load_exact(tmp_path / "model.gguf").model
     assert ours.config.family == "mamba2" and ours.config.mamba.groups == 2
     assert_same_logits(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q4_1])
+@pytest.mark.parametrize("case", ["falcon_h1", "falcon_h1, multiplied and normed"])
+def test_falcon_h1_reads_back_to_the_right_logits(case: str, kind: Kind, home: Path, tmp_path: Path) -> None:
+    theirs = make_model(case, tie_word_embeddings=False)
+    write_states(tmp_path / "model.gguf", theirs, kind)
+    ours = load_exact(tmp_path / "model.gguf").model
+    assert ours.config.family == "falcon_h1" and ours.config.mamba.normed == ("normed" in case)
+    assert_same_logits(ours, theirs)
+    check_identical(ours, [[5, 6, 7, 8] * 3], drafter="ngram", seeds=(0,), max_new_tokens=8, tested="nothing")
 
 
 @pytest.mark.parametrize("kind", sorted(gguf.quants._type_traits, key=lambda kind: kind.name), ids=lambda k: k.name)

@@ -151,6 +151,8 @@ def test_sentencepiece_without_the_leading_space(pieces_model: sentencepiece.Sen
     ("kind", "words"),
     [
         ("gpt-2", ["it", "'s", "Ġ12345", "ĠABC", "'", "S", "Ċ", "Ċ", "x"]),
+        ("mpt", ["it", "'s", "Ġ12345", "ĠABC", "'", "S", "Ċ", "Ċ", "x"]),
+        ("falcon-h1", ["it", "'s", "Ġ", "123", "45", "ĠABC", "'S", "ĊĊ", "x"]),
         ("smollm", ["it", "'s", "Ġ", "1", "2", "3", "4", "5", "ĠABC", "'", "S", "Ċ", "Ċ", "x"]),
         ("llama-bpe", ["it", "'s", "Ġ", "123", "45", "ĠABC", "'S", "ĊĊ", "x"]),
         ("qwen2", ["it", "'s", "Ġ", "1", "2", "3", "4", "5", "ĠABC", "'S", "ĊĊ", "x"]),

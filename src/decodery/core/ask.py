@@ -34,8 +34,8 @@ class Ask:
     taps: where hidden states are read, see `model.sites.site`. role: what another model than the text's own goes by in
     the ledger, such as "draft", or a part of that model: route, which way the rows take through it. beside: what else
     may be asked while this is scored, of other models and caches: it is over when the answer comes. Who runs the pass
-    runs it at the same time where there is more than one core, before or after it elsewhere: its result must not depend
-    on that.
+    runs it at the same time where there is more than one core or the model has a device of its own, before or after it
+    elsewhere: its result must not depend on that.
     """
 
     model: LanguageModel
@@ -170,7 +170,8 @@ def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
     beside = {number: ask.beside for number, ask in enumerate(asks) if ask.beside is not None}
     if not beside:
         return _passes(asks)
-    found, failed = side_by_side(lambda: _passes(asks), lambda: _run(beside))
+    elsewhere = all(asks[number].model.device.type != "cpu" for number in beside)
+    found, failed = side_by_side(lambda: _passes(asks), lambda: _run(beside), waits=elsewhere)
     return [failed.get(number, each) for number, each in enumerate(found)]
 
 

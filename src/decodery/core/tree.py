@@ -229,6 +229,12 @@ class TokenTree:
             node = int(self.parents[node])
         return nodes[::-1]
 
+    def on(self, device: torch.device) -> TokenTree:
+        """The tree with its distributions on a device: a draft model may have another one than the target."""
+        if all(law.device == device for law in self.distributions.values()):
+            return self
+        return replace(self, distributions={node: law.to(device) for node, law in self.distributions.items()})
+
     def trunk(self) -> TokenTree:
         """The chain of first children, each drawn once: what is left of the tree where rows may not branch."""
         if self.is_chain:

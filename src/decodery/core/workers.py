@@ -21,21 +21,23 @@ def cores() -> int:
     return torch.get_num_threads()
 
 
-def side_by_side(main: Callable[[], T], beside: Callable[[], U]) -> tuple[T, U]:
+def side_by_side(main: Callable[[], T], beside: Callable[[], U], *, waits: bool = False) -> tuple[T, U]:
     """What both return, run at the same time: `main` here on all threads but one, `beside` on one of its own.
 
-    Where there is one thread alone they run one after the other. An error of either is raised when both are done.
+    waits: `main` computes on a device of its own, and is given one thread, `beside` the others. Where there is one
+    thread alone and nobody waits they run one after the other. An error of either is raised when both are done.
     """
     threads = cores()
-    if threads < 2:
+    if threads < 2 and not waits:
         return main(), beside()
+    here, there = (1, max(1, threads - 1)) if waits else (threads - 1, 1)
     done: list[U] = []
     errors: list[BaseException] = []
     grad = torch.is_grad_enabled()
 
     def run() -> None:
         # Whether gradients are wanted is each thread's own.
-        with torch.set_grad_enabled(grad), threads_at_most(1), one_thread():
+        with torch.set_grad_enabled(grad), threads_at_most(there), one_thread():
             try:
                 done.append(beside())
             except BaseException as error:
@@ -44,7 +46,7 @@ def side_by_side(main: Callable[[], T], beside: Callable[[], U]) -> tuple[T, U]:
     worker = Thread(target=copy_context().run, args=(run,), daemon=True)
     worker.start()
     try:
-        with threads_at_most(threads - 1):
+        with threads_at_most(here):
             found = main()
     finally:
         worker.join()

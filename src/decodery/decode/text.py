@@ -110,6 +110,7 @@ def _write(seq: Sequence, budget: Budget) -> Asking[None]:
     if seq.drafter is not None and seq.remaining > 1:
         tree = yield from settled(seq.drafter.propose(seq, budget))
         _check_draft(tree, seq, budget)
+        tree = tree.on(seq.model.device)
         if not seq.model.capabilities.trees:
             tree = tree.trunk()
     drafting = perf_counter() - begin

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from .fields import Array, Either, Fields, Flag, Kind, Number, Text, Whole
 from .fused_slots import slots
 from .gguf_blocks import FOUR_BITS, READ
 from .gguf_file import GGUFFile
-from .gguf_states import KINDS, NAMES, flat_part, states_config, vector
+from .gguf_states import KINDS, STATES, flat_part, state_name, states_config, vector
 from .gguf_tokenizer import read_texts
 from .in_place import Piece
 from .int4 import Int4Linear
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 _FAMILIES = {
     **{"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"},
-    **{"llada": "llada", "dream": "Dream", "mamba2": "mamba2"},
+    **{"llada": "llada", "dream": "Dream"},
+    **STATES,
 }
 _PAIRED = ("llama", "llada")
 """Families whose files have the two numbers that are turned together side by side."""
@@ -184,8 +186,8 @@ class GGUFCheckpoint:
         """What the file calls `part`."""
         if self.config.mamba is not None and part.startswith("layers."):
             _, layer, name = part.split(".", 2)
-            if name in NAMES:
-                return f"blk.{layer}.{NAMES[name]}"
+            if (own := state_name(name, self.config.family)) is not None:
+                return f"blk.{layer}.{own}"
         return _tensor_name(part)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
@@ -220,8 +222,10 @@ class GGUFCheckpoint:
             raise CorruptFile(f"{origin} has no token embedding: the file is incomplete")
         TOKENS.check(embedding.shape[0], f"{origin}: the number of tokens")
         family = _FAMILIES[architecture]
-        if family == "mamba2":
-            return states_config(fields, embedding.shape[0], "output.weight" not in file.tensors)
+        if architecture in STATES:
+            tied, normed = "output.weight" not in file.tensors, "blk.0.ssm_norm.weight" in file.tensors
+            config = states_config(fields, family, embedding.shape[0], tied, normed)
+            return self._turned(fields, config) if any(config.attending_layers) else config
         masked = family in LIKE
         if fields.get("attention.causal", not masked) == masked:
             raise fields.unsupported("attention.causal")
@@ -229,9 +233,7 @@ class GGUFCheckpoint:
         layers = fields.need("block_count")
         hidden, heads = fields.need("embedding_length"), fields.need("attention.head_count")
         head_dim = fields.get("attention.key_length", max(hidden // heads, 1))
-        for key in ("rope.dimension_count", "attention.value_length"):
-            if fields.get(key, head_dim) != head_dim:
-                raise fields.unsupported(key)
+        _same_width(fields, head_dim)
         window, sliding = _sliding(fields, gemma, layers)
         # The largest Gemma 3 alone scales by the width of its heads in the residual stream.
         scale = (hidden / heads if gemma and layers == 62 else head_dim) ** -0.5
@@ -266,6 +268,11 @@ class GGUFCheckpoint:
         )
         check_config(config, origin)
         return config
+
+    def _turned(self, fields: Fields, config: ModelConfig) -> ModelConfig:
+        """A configuration of layers that keep a state, with the rotation of those that attend as well."""
+        _same_width(fields, config.head_dim)
+        return replace(config, rope=self._rope(fields, 10_000.0, config.head_dim))
 
     def _rope(self, fields: Fields, theta: float, head_dim: int) -> Rope:
         theta = fields.get("rope.freq_base", theta)
@@ -312,6 +319,12 @@ class GGUFCheckpoint:
         for name in self.file.tensors:
             if name not in used and name != _FREQUENCIES and not name.endswith("attn_rot_embd"):
                 raise UnsupportedModel(f"{self.origin}: the tensor {name} belongs to a part that is not supported")
+
+
+def _same_width(fields: Fields, head_dim: int) -> None:
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if fields.get(key, head_dim) != head_dim:
+            raise fields.unsupported(key)
 
 
 def _sliding(fields: Fields, gemma: bool, layers: int) -> tuple[int | None, tuple[bool, ...]]:

@@ -28,7 +28,12 @@ _PATTERNS = {
         r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     ),
 }
-_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2", "default": "gpt-2"}
+_ALIASES = {
+    **dict.fromkeys(("llama3", "llama-v3", "falcon3", "falcon-h1"), "llama-bpe"),
+    **dict.fromkeys(("default", "mpt", "olmo"), "gpt-2"),
+    "deepseek-r1-qwen": "qwen2",
+}
+"""Names under which files have one of these: that of Mamba-2's is mpt."""
 _KINDS = (*_PATTERNS, "gpt-2", "smollm")
 # Tokens that end a turn or a text in the families read here, whatever the file declares as its one end token.
 _ENDINGS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")

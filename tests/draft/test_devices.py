@@ -1,0 +1,63 @@
+"""Draft models on another device than the target: texts are those of one device, and nothing mixes the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from decodery.core import ask
+from decodery.draft.base import Drafter
+from decodery.draft.deer import Deer
+from decodery.draft.draft_model import DraftModel
+from decodery.draft.easyspec import EasySpec
+from decodery.draft.hierarchical import Hierarchical
+from decodery.draft.nested import Nested
+from decodery.draft.ngram import NGram
+from decodery.draft.pearl import Pearl
+from decodery.sample import Sampler
+from decodery.testing import decode, tiny_transformer
+from far import Devices, Far
+from methods import blocked
+
+TARGET, DRAFT = tiny_transformer(0, num_layers=3), tiny_transformer(0, num_layers=2)
+MADE: dict[str, Callable[[Any], Drafter]] = {
+    "pearl": lambda model: Pearl(model, length=3),
+    "draft-model": lambda model: DraftModel(model, length=3),
+    "draft-model, tree": lambda model: DraftModel(model, growth="specinfer:expansion=2/1"),
+    "easyspec": lambda model: EasySpec(model, length=3, layers=2),
+    "hierarchical": lambda model: Hierarchical(DraftModel(model), NGram(length=2, scope="request"), length=3),
+    "nested": lambda model: Nested(model, exits=(1, 2), sure=(0.1,), length=3),
+    "deer": lambda model: Deer(blocked(model), length=3, reuse=True),
+}
+# The target's device and the draft's.
+APART = [("pearl", "cpu", "meta:0"), ("pearl", "meta:0", "cpu"), *((name, "meta:0", "meta:1") for name in MADE)]
+
+
+@pytest.mark.parametrize(("name", "target", "draft"), APART)
+def test_texts_are_those_of_one_device(name: str, target: str, draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where tensors of a second device are made is said thread by thread: all is done in one.
+    monkeypatch.setattr(ask, "side_by_side", lambda main, beside, waits: (main(), beside()))
+    for settings in (
+        {"rule": "coupled"},
+        {"rule": "coupled", "sampler": Sampler.from_settings(temperature=0.8, top_p=0.9)},
+        {"rule": "recursive-rejection", "sampler": Sampler.from_settings(temperature=0.8, top_k=20)},
+    ):
+        asked: dict[str, Any] = {"max_new_tokens": 6, **settings}
+        (here,) = decode(TARGET, [[1, 2, 3]], drafter=MADE[name](DRAFT), **asked)
+        with Devices():
+            (far,) = decode(Far(TARGET, target), [[1, 2, 3]], drafter=MADE[name](Far(DRAFT, draft)), **asked)
+        assert far.tokens == here.tokens and far.trace.passes == here.trace.passes
+
+
+def test_tensors_of_two_devices_do_not_mix() -> None:
+    with Devices():
+        one, other = (torch.arange(3.0, device=device) for device in ("meta:0", "meta:1"))
+        assert (one + one).tolist() == [0.0, 2.0, 4.0] and (one + other.to(one.device)).device == one.device
+        for wrong in (lambda: one + other, lambda: one + torch.ones(3)):
+            with pytest.raises(RuntimeError, match="on one device"):
+                wrong()
+        with pytest.raises(TypeError, match="to numpy"):
+            one.numpy()

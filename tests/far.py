@@ -1,0 +1,87 @@
+"""Devices that are none: tensors that lie elsewhere by name alone, and refuse company as those of a real device do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from decodery.model.batch import Batch, Scores
+from decodery.model.protocol import LanguageModel
+from decodery.testing.models import Counted
+
+HERE = torch.device("cpu")
+_MIXES = ("aten._to_copy", "aten.copy_", "aten.index.Tensor", "aten.index_put")
+"""What real devices take tensors of several devices for: copies, and indices that lie on the host."""
+
+
+class FarTensor(torch.Tensor):
+    """A tensor whose numbers lie here, and which says that they lie on another device."""
+
+    near: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, near: torch.Tensor, device: torch.device) -> FarTensor:
+        far: FarTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, near.shape, near.stride(), near.storage_offset(), dtype=near.dtype, device=device
+        )
+        far.near = near
+        return far
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return done(func, args, kwargs or {})
+
+    def tolist(self) -> Any:
+        return self.near.tolist()
+
+    def numpy(self, *, force: bool = False) -> np.ndarray:
+        raise TypeError(f"can't convert a tensor on {self.device} to numpy: use Tensor.cpu() first")
+
+
+class Devices(TorchDispatchMode):
+    """Within it tensors can be made on devices that are none."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return done(func, args, kwargs or {})
+
+
+def done(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What an operation gives, on the device of its operands; raises RuntimeError where these are several."""
+    tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
+    homes = {each.device for each in tensors if each.device != HERE or each.dim() > 0}
+    if len(homes) > 1 and not str(func).startswith(_MIXES):
+        raise RuntimeError(f"{func}: expected all tensors on one device, found {', '.join(map(str, homes))}")
+    asked = kwargs.get("device")
+    home = torch.device(asked) if asked is not None else tensors[0].device if tensors else HERE
+    if homes and asked is None and home not in homes and not str(func).startswith(_MIXES):
+        (home,) = homes
+    near = tree_map_only(FarTensor, lambda each: each.near, (list(args), kwargs | ({"device": HERE} if asked else {})))
+    found = func(*near[0], **near[1])
+    if func._schema.is_mutable and tensors:
+        return args[0] if args else found
+    return found if home == HERE else tree_map_only(torch.Tensor, lambda each: FarTensor(each, home), found)
+
+
+class Far(Counted):
+    """A model whose scores lie on a device, which may be none."""
+
+    def __init__(self, model: LanguageModel, device: str) -> None:
+        super().__init__(model)
+        self.device = torch.device(device)
+
+    def forward(self, batch: Batch, **settings: Any) -> Scores:
+        with _disable_current_modes():  # type: ignore[no-untyped-call]
+            scores = super().forward(batch, **settings)
+        if self.device != HERE:
+            scores.logits = FarTensor(scores.logits, self.device)
+            scores.hidden = {tap: FarTensor(states, self.device) for tap, states in scores.hidden.items()}
+        return scores
