@@ -162,10 +162,10 @@ class GGUFCheckpoint:
         if kind not in READ or len(info.shape) != 2:
             return None
         rows, dim = info.shape[0], self.config.head_dim
-        turned = dim if self._turned(name) and rows % dim == 0 else 0
+        turned = dim if self._pairs(name) and rows % dim == 0 else 0
         return Piece(kind, info.offset, rows, info.shape[1], turned)
 
-    def _turned(self, name: str) -> bool:
+    def _pairs(self, name: str) -> bool:
         """Whether rotated pairs of a part lie side by side."""
         return self.config.family in _PAIRED and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
 
@@ -175,7 +175,7 @@ class GGUFCheckpoint:
         """What `read` gives of rows of a part, in our order."""
         tensor, rows, dim = self._name(name), self.shape(name)[0], self.config.head_dim
         end = rows if end is None else end
-        if not self._turned(name) or rows % dim:
+        if not self._pairs(name) or rows % dim:
             return list(read(tensor, begin, end))
         # Rows move within their heads: whole heads are read.
         first = begin // dim * dim
