@@ -1,10 +1,16 @@
 """What `decodery bench --workload long-context` measures, on passages of this project's documents.
 
-    decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/channels --texts 24
-    python benchmarks/long_context.py --out benchmarks/results/long-context.json --channels runs/channels
+    decodery train kv double-sparsity docs/{design,searches,serving,training}.md --out runs/kv/channels --texts 24
+    pages="docs/searches.md docs/serving.md docs/training.md docs/samplers.md docs/models.md"
+    decodery train kv meta-soft $pages --out runs/kv/meta-soft --texts 48 --length 192 --steps 120
+    decodery train kv lserve $pages --out runs/kv/gates --texts 32 --length 128 --steps 90
+    decodery train kv write-gate $pages --out runs/kv/write-gate --texts 32 --length 128 --steps 90
+    decodery train kv coprocessor $pages --out runs/kv/coprocessor --texts 32 --length 128 --steps 90
+    python benchmarks/long_context.py --out benchmarks/results/long-context.json --parts runs/kv
 
-Counts and shares alone, no times. Policies and budgets that are named are measured anew; what the file says of the
-others stays, so that an interrupted run goes on with those that are missing.
+Counts and shares alone, no times. The passages are tokens 200 to 520 of five pages, kept in benchmarks/texts as they
+were when the first policy was measured, so that rows of other days compare. Policies and budgets that are named are
+measured anew; what the file says of the others stays, so that an interrupted run goes on with those that are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +26,6 @@ import torch
 
 import decodery
 from decodery.bench.contexts.bounds import Oracle, Uniform
-from decodery.bench.contexts.cases import FOLLOWING, PROMPT, TEXTS
 from decodery.bench.contexts.errors import Errors
 from decodery.bench.contexts.measure import Bench as Measured
 from decodery.bench.contexts.measure import measure
@@ -28,51 +33,60 @@ from decodery.bench.contexts.settings import NUMBERS, ORACLE, UNIFORM, spec_of
 from decodery.registry import resolve
 
 BUDGETS = (0.25, 0.1, 0.5, 1.0)
-ROOT = Path(__file__).parents[1]
-CALIBRATED = "double-sparsity"
+PASSAGES = Path(__file__).parent / "texts" / "passages.json"
 SEPARATE = (
-    *("streaming-llm", "h2o", "tova", "d2o", "snapkv", "pyramid-kv", "expected-attention", "dapq", "quest", "actqkv"),
-    CALIBRATED,
+    "streaming-llm",
+    "h2o",
+    "tova",
+    "d2o",
+    "snapkv",
+    "pyramid-kv",
+    "expected-attention",
+    "dapq",
+    "quest",
+    "actqkv",
 )
-BITS = dict(zip(("quantized-8", "quantized-4"), NUMBERS, strict=True))
+TRAINED = {
+    "double-sparsity": "double-sparsity:budget={},calibration=PARTS/channels",
+    "lserve": "lserve:budget={},window={},sinks=4,page=16,logical=8,least=1,gates=PARTS/gates",
+    "meta-soft": "meta-soft:budget={},trained=PARTS/meta-soft",
+    "write-gate": "write-gate:budget={},gate=PARTS/write-gate",
+    "coprocessor": "coprocessor:trained=PARTS/coprocessor",
+}
+"""What needs a part that `decodery train kv` makes; pages and windows suit some hundred tokens."""
+ONCE = dict(zip(("quantized-8", "quantized-4"), NUMBERS, strict=True)) | {"coprocessor": TRAINED["coprocessor"]}
+"""What has no budget."""
 
 
 class Bench(Measured):
     """The benchmark on passages of the documents of this project."""
 
     def __init__(self, lm: decodery.LM) -> None:
-        pages = sorted((ROOT / "docs").glob("*.md"))
-        found = [lm.tokenizer.encode(page.read_text(encoding="utf-8"), special=False)[200:] for page in pages]
-        size = PROMPT + FOLLOWING
-        super().__init__(lm, given=[tokens[:size] for tokens in found if len(tokens) >= size][:TEXTS])
+        super().__init__(lm, given=list(json.loads(PASSAGES.read_text(encoding="utf-8")).values()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", help="The folder of what was trained; without it, what needs that is left out.")
     parser.add_argument(
-        "--channels", help="What `decodery train kv double-sparsity` made; without it, that is left out."
+        "--policies", nargs="*", default=[UNIFORM, ORACLE, *SEPARATE, *dict.fromkeys([*TRAINED, *ONCE])]
     )
-    parser.add_argument("--policies", nargs="*", default=[UNIFORM, ORACLE, *SEPARATE, *BITS])
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     bench = Bench(decodery.load("smollm2"))
     errors = Errors(bench)
     known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"policies": {}}
-    known["command"] = (
-        "python benchmarks/long_context.py --out benchmarks/results/long-context.json --channels runs/channels"
-    )
+    known["command"] = "python benchmarks/long_context.py --out benchmarks/results/long-context.json --parts runs/kv"
     known["model"] = "smollm2"
     known["tokens"] = {task: int(np.mean([len(c.document) for c in cases])) for task, cases in bench.cases.items()}
     known["full"] = bench.solved_of_all()
+    bounds = {UNIFORM: Uniform, ORACLE: Oracle}
     for budget, name in itertools.product(arguments.budgets, arguments.policies):
-        if (name in BITS and budget != 1) or (name == CALIBRATED and arguments.channels is None):
+        if (name in ONCE and budget != 1) or (name in TRAINED and arguments.parts is None):
             continue
-        spec = BITS.get(name) or spec_of(name, budget)
-        if name == CALIBRATED:
-            spec += f",calibration={arguments.channels}"
-        bounds = {UNIFORM: Uniform, ORACLE: Oracle}
+        spec = spec_of(ONCE.get(name) or TRAINED.get(name, name), budget).replace("PARTS", arguments.parts or "")
         kv = bounds[name](budget) if name in bounds else resolve("kv", spec)
         drafts = None if name in bounds or kv.probes else f"{spec.replace(':', '(', 1)})"
         found = measure(bench, kv, drafts=drafts, errors=None if kv.probes else errors)

@@ -25,16 +25,16 @@ def cppd() -> str:
     return f"`{found['command']}`, {found['texts']} sources nobody trained on, greedy.\n\n{table(header, rows)}"
 
 
-def overlap() -> str:
+def overlap(name: str = "draft-overlap") -> str:
     """What drafting while the target verifies takes, beside drafting in turns."""
-    found = load("draft-overlap")
-    pairs = {name: each for name, each in found.items() if isinstance(each, dict)}
+    found = load(name)
+    pairs = runs_of(found)
     rows = []
-    for name, times in pairs.items():
+    for pair, times in pairs.items():
         lengths = [key.removeprefix("pearl").strip() for key in times if key.startswith("pearl")]
         for length in lengths:
             turns, beside = (times[f"{method} {length}".strip()] for method in ("draft-model", "pearl"))
-            who = f"{name}, drafts of {length}" if length else name
+            who = f"{pair}, drafts of {length}" if length else pair
             rows.append([who, f"{times['plain']:.1f}", f"{turns:.1f}", f"{beside:.1f}", f"{turns / beside:.2f}"])
     header = ["milliseconds per token", "plain", "`draft-model`", "`pearl`", "times as fast"]
     return f"`{found['command']}`\n\n{table(header, rows)}"
@@ -226,6 +226,7 @@ def seeing() -> str:
 SECTIONS: dict[str, Callable[[], str]] = {
     "cppd": cppd,
     "overlap": overlap,
+    "overlap-two-cores": partial(overlap, "draft-overlap-two-cores"),
     "clock": clock,
     "orders-hierarchical": partial(orders, "hierarchical"),
     "orders-nested": partial(orders, "nested"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from figures import ROOT, load, table
+from figures import ROOT, load, recorded, table
 
 from decodery.bench.contexts.figures import plot, tables
 from decodery.bench.contexts.settings import BOUNDS
@@ -26,7 +26,9 @@ def _rows() -> list[dict[str, Any]]:
 
 def long_context() -> str:
     """What every policy loses, by budget."""
-    rows = _rows()
+    # What the first passage's keys and values take in float32, behind 321 tokens.
+    whole = 2 * 30 * 3 * 64 * 4 * 321 / 2**20
+    rows = [{"MiB held": row["resident"] * whole, "MiB read": row["read"] * whole} | row for row in _rows()]
     numbers = [row for row in rows if row["policy"].startswith("quantized")]
     exact = [row for row in rows if row["budget"] == 1 and row not in numbers and row["policy"] not in BOUNDS]
     parts = [f"`{load('long-context')['command']}`", "![What cache policies lose by budget](results/long-context.svg)"]
@@ -105,6 +107,41 @@ def memory_by_length() -> str:
         for policy, told in found["found"].items()
     ]
     return f"`{found['command']}`\n\n{table(['what is kept', *(f'{int(each):,}' for each in lengths)], rows)}"
+
+
+def lengths() -> str:
+    """What a pass costs by the text behind it, with keys and values of two sizes, and what reading alone would."""
+    found = load("lengths")
+    each = {(row["keys"], row["rows"], row["context"]): row["ms"] for row in found["rows"]}
+    contexts, numbers = sorted({at for _, _, at in each}), 2 * 30 * 3 * 64
+    cells = []
+    for keys, size in (("float32", 4), ("float16", 2)):
+        first = each[keys, 1, contexts[0]]
+        for rows in sorted({count for _, count, _ in each}):
+            own = [each[keys, rows, at] for at in contexts]
+            cells.append([keys, f"{rows}", *(f"{ms:.1f} ({ms / own[0]:.2f})" for ms in own)])
+        beside = [each[keys, 8, at] / each[keys, 1, at] for at in contexts]
+        cells.append([keys, "8 beside 1", *(f"{ratio:.2f}" for ratio in beside)])
+        bound = [1 + size * numbers * (at - contexts[0]) / found["reads"] / 1e6 / first for at in contexts]
+        cells.append([keys, "1, reading alone", *(f"({ratio:.2f})" for ratio in bound)])
+    head = ["keys and values", "rows", *(f"{at:,}" for at in contexts)]
+    said = f"{found['machine']['kernels']}; it reads {found['reads']:.1f} GB/s"
+    return f"`{found['command']}` ({said})\n\n{table(head, cells)}"
+
+
+def prefill() -> str:
+    """Seconds to the first token of a long prompt, by program."""
+    found = load("prefill-peers")
+    names = list(dict.fromkeys(name for told in found["rounds"] for name in told))
+    cells = []
+    for name in names:
+        rounds = [told[name] for told in found["rounds"] if name in told]
+        seconds, best = [each["seconds"] for each in rounds], min(each["seconds"] for each in rounds)
+        said = ", ".join(f"{each:.1f}" for each in seconds)
+        cells.append([name, f"{best:.1f}", f"{found['tokens'] / best:.0f}", said])
+        cells[-1].append(", ".join(f"{each['others']:.1f}" if "others" in each else "" for each in rounds))
+    head = ["program", "seconds, the least", "tokens a second", "all rounds", "cores that others took"]
+    return f"`{found['command']}` ({found['tokens']:,} tokens)\n\n{table(head, cells)}"
 
 
 def cache_recall() -> str:
@@ -198,6 +235,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "memory-by-length": memory_by_length,
     "window-memory": window_memory,
     "pass-lengths": pass_lengths,
+    "lengths": lengths,
+    **({"prefill": prefill} if recorded("prefill-peers") else {}),
     "cache-recall": cache_recall,
     "needle-grid": needle_grid,
     "halves": halves,

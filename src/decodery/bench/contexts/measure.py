@@ -140,7 +140,7 @@ class Bench(Reading):
         return [self.greedy(*self.start(kv, text[:PROMPT], PROMPT), _WRITTEN) for text in self.texts]
 
     def held(self, kv: CachePolicy) -> dict[str, float]:
-        """Keys and values behind the first text, and those that the last row has read, as shares of all."""
+        """Keys and values behind the first text, and those that the last row has read: shares of all, and MiB."""
         cache, _ = self.start(kv, self.texts[0], PROMPT)
         self.feed(cache, self.texts[0][:1])
         config = self.model.config
@@ -149,7 +149,10 @@ class Bench(Reading):
         meter = cast(Meter, cache.policy)
         beside = getattr(meter.inner, "bytes", 0) / one
         found = {"resident": (int(cache.head_lengths.sum()) + beside) / whole, "read": (meter.read + beside) / whole}
-        return {name: round(value, 4) for name, value in found.items()}
+        taken = {
+            f"MiB {name}": found[of] * whole * one / 2**20 for name, of in (("held", "resident"), ("read", "read"))
+        }
+        return {name: round(value, 4) for name, value in (found | taken).items()}
 
     def accepted(self, spec: str) -> float:
         """Tokens per pass of the full model where it drafts for itself under a policy, 4 tokens at a time."""
@@ -173,7 +176,8 @@ def measure(
     """A policy's figures.
 
     By task `known` and `unknown`, how many are solved of those that the full cache solves; kl, top-1 and nll: the drift
-    of the texts' ends; first difference: of what it writes, by text; resident, read: shares of all keys and values.
+    of the texts' ends; first difference: of what it writes, by text; resident, read: shares of all keys and values,
+    which MiB held and MiB read are in bytes.
     drafts: the policy as a spec, of which tokens per pass as a drafter are measured. errors: measures attention's.
     """
     found: dict[str, Any] = {}

@@ -130,20 +130,25 @@ INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t
     }
 }
 
-// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work.
-template <int C>
-INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*) { return rows; }
-template <int C>
-INLINE const float* as_floats(const Half* rows, int32_t n, int32_t dim, float* room) {
-    for (int32_t i = 0; i < n * dim; i += 16) store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
-    return room;
-}
-
 // Asks for `n` rows before they are needed: a text's keys and values are longer than what the machine foresees.
 template <class E>
 INLINE void fetch(const E* rows, int32_t n, int32_t dim) {
     const char* from = reinterpret_cast<const char*>(rows) + ahead;
     for (size_t i = 0; i < size_t(n) * dim * sizeof(E); i += 64) __builtin_prefetch(from + i);
+}
+
+// `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work. What
+// is widened is asked for ahead here, and `far` is false from then on.
+template <int C>
+INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*, bool&) { return rows; }
+template <int C>
+INLINE const float* as_floats(const Half* rows, int32_t n, int32_t dim, float* room, bool& far) {
+    for (int32_t i = 0; i < n * dim; i += 16) {
+        if (far && i % 32 == 0) fetch(rows + i, 1, 32);
+        store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
+    }
+    far = false;
+    return room;
 }
 
 // Scores of n slots from `from` on, whose keys lie side by side at `rows`, for all queries.
@@ -167,7 +172,10 @@ static void score_slots(const Query* queries, int32_t count, const Slots<E>& key
         bool far;
         const E* rows = keys.part(from, end, value_block, n, far);
         if constexpr (C == 4 && DECODERY_REGISTERS >= 32) score_rows<C>(queries, count, from, n, rows, far, dim);
-        else score_rows<C>(queries, count, from, n, as_floats<C>(rows, n, dim, room), false, dim);
+        else {
+            const float* floats = as_floats<C>(rows, n, dim, room, far);
+            score_rows<C>(queries, count, from, n, floats, far, dim);
+        }
     }
 }
 
@@ -291,7 +299,10 @@ static void add_slots(const Query* queries, int32_t count, const Slots<E>& value
         bool far;
         const E* rows = values.part(from, from < least && least < end ? least : end, most, n, far);
         if constexpr (C > 0 && DECODERY_REGISTERS >= 32) every(rows, n, far);
-        else every(as_floats<C>(rows, n, dim, room), n, false);
+        else {
+            const float* floats = as_floats<C>(rows, n, dim, room, far);
+            every(floats, n, far);
+        }
     }
 }
 

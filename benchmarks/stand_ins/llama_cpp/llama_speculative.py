@@ -1,0 +1,7 @@
+"""Names alone: nothing drafts here."""
+
+
+class LlamaDraftModel: ...
+
+
+class LlamaPromptLookupDecoding: ...
