@@ -107,8 +107,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    rows: dict[str, Any] = {}
+    made: dict[str, Any] = json.loads(OUT.read_text()) if OUT.is_file() else {"rows": {}}
+    if made.get("steps") != args.steps:
+        made["rows"] = {}
+    made |= {
+        "command": "python benchmarks/attention_training.py --work DIR", "steps": args.steps, "block": BLOCK,
+        "heads": SHAPE.layers * SHAPE.heads, "weights": WEIGHTS,
+    }  # fmt: skip
     for kind, (alone, penalty) in KINDS.items():
+        if kind in made["rows"]:
+            continue
         model = begun(alone, args.seed)
         learning = parameters(model)
         thresholds = torch.zeros(SHAPE.layers, SHAPE.heads)
@@ -131,13 +139,9 @@ def main() -> None:
                 args.work / kind.replace(", ", "-").replace(" ", "-"), validate=lambda model=model: judged(model),
                 metric="loss", settings={"kind": kind, "seed": args.seed}, progress=progress, what=kind,
             )  # fmt: skip
-        rows[kind] = judged(model) | {"curve": {step: each["loss"] for step, each in history.metrics.items()}}
-        print(kind, rows[kind], flush=True)
-    made = {
-        "command": "python benchmarks/attention_training.py --work DIR", "steps": args.steps, "block": BLOCK,
-        "heads": SHAPE.layers * SHAPE.heads, "weights": WEIGHTS, "rows": rows,
-    }  # fmt: skip
-    OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        made["rows"][kind] = judged(model) | {"curve": {step: each["loss"] for step, each in history.metrics.items()}}
+        OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        print(kind, made["rows"][kind], flush=True)
 
 
 if __name__ == "__main__":

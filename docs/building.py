@@ -72,7 +72,8 @@ def pairs() -> str:
         right = ", ".join(f"{value:.3f}" for value in each["right"])
         rows.append([name, *counts, right, _points(curve), ", ".join(f"{value:.2f}" for value in rates)])
     head = ["", "weights", "multiply-adds, source", "per token", "right", "as training went on", "tokens per pass"]
-    about = f"`{found['command']} --steps {found['steps']}` ({found['held out']} sources held out)"
+    run = f"{found['command']} --steps {found['steps']} --seeds {len(found['rows']['pair']['right'])}"
+    about = f"`{run}` ({found['held out']} sources held out)"
     return f"{about}\n\n{table(head, rows)}"
 
 
