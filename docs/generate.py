@@ -40,6 +40,7 @@ import remembering
 import sampling
 import searching
 import seeking
+import sizing
 import steering
 import timing
 import watching
@@ -174,6 +175,7 @@ MADE: dict[str, Callable[[], str]] = {
     **loads.SECTIONS,
     **building.SECTIONS,
     **changing.SECTIONS,
+    **sizing.SECTIONS,
 }
 """What was measured; whole on the pages of results."""
 SHORT = {

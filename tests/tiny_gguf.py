@@ -12,6 +12,10 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
+from decodery.model.block_linear import BlockLinear
+from decodery.model.gguf_blocks import READ
+from decodery.model.int4 import Int4Linear
+from decodery.model.kernels import Form
 from decodery.model.tokenizer import byte_alphabet
 from tiny_models import SPECIAL, VOCAB
 
@@ -214,3 +218,23 @@ def _add_tokenizer(writer: gguf.GGUFWriter, metadata: dict[str, Any]) -> None:
     writer.add_eos_token_id(tokens.index("</s>"))
     writer.add_add_bos_token(metadata.get("add_bos", False))
     writer.add_chat_template(TEMPLATE)
+
+
+def random_blocks(kind: Kind, rows: int, blocks: int) -> np.ndarray:
+    """[rows, bytes] of blocks of a type whose bits are drawn, but for their scales in half precision."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(0)
+    raw = random.integers(0, 256, (rows, blocks * size), dtype=np.uint8)
+    each, at = raw.reshape(rows, blocks, size), -2 if kind == Kind.Q6_K else 0
+    scales = 2 if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1
+    drawn = random.uniform(-2, 2, (rows, blocks, scales)).astype(np.float16).view(np.uint8)
+    each[..., at : at + 2 * scales or None] = drawn
+    return raw
+
+
+def as_linear(kind: str, raw: np.ndarray) -> Int4Linear | BlockLinear:
+    form, read = READ[kind]
+    numbers, first, second = map(torch.from_numpy, read(raw))
+    if form == Form.BLOCKS4:
+        return Int4Linear(numbers, first, second)
+    return BlockLinear(numbers, torch.stack((first, second), dim=-1))

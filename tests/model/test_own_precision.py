@@ -32,7 +32,7 @@ from decodery.model.route import WHOLE, stops
 from decodery.model.sites import Visits
 from decodery.model.transformer import Transformer
 from decodery.testing import tiny_transformer
-from tiny_gguf import write_gguf
+from tiny_gguf import as_linear, random_blocks, write_gguf
 from tiny_models import assert_same_logits, make_model, save
 
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -51,26 +51,6 @@ def model_of(path: Path, dtype: str = "auto") -> Transformer:
 
 
 # --- GGUF -----------------------------------------------------------------------------------------------------------
-
-
-def random_blocks(kind: Kind, rows: int, blocks: int) -> np.ndarray:
-    """[rows, bytes] of blocks of a type whose bits are drawn, but for their scales in half precision."""
-    _, size = gguf.GGML_QUANT_SIZES[kind]
-    random = np.random.default_rng(0)
-    raw = random.integers(0, 256, (rows, blocks * size), dtype=np.uint8)
-    each, at = raw.reshape(rows, blocks, size), -2 if kind == Kind.Q6_K else 0
-    scales = 2 if kind.name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1
-    drawn = random.uniform(-2, 2, (rows, blocks, scales)).astype(np.float16).view(np.uint8)
-    each[..., at : at + 2 * scales or None] = drawn
-    return raw
-
-
-def as_linear(kind: str, raw: np.ndarray) -> Int4Linear | BlockLinear:
-    form, read = READ[kind]
-    numbers, first, second = map(torch.from_numpy, read(raw))
-    if form == Form.BLOCKS4:
-        return Int4Linear(numbers, first, second)
-    return BlockLinear(numbers, torch.stack((first, second), dim=-1))
 
 
 @pytest.mark.parametrize("kind", list(READ))
@@ -129,7 +109,8 @@ def test_auto_keeps_the_files_own_numbers(kind: Kind, home: Path, tmp_path: Path
             kept = getattr(layer, name)
             assert isinstance(kept, Int4Linear)
             assert torch.equal(kept.dense(), getattr(other, name).weight)
-    assert isinstance(ours.weights.head, Int8Linear)
+    head = ours.weights.head
+    assert isinstance(head, Int4Linear) and torch.equal(head.dense(), exact.weights.head.weight)
 
 
 def test_layers_with_more_bits_keep_them(home: Path, tmp_path: Path) -> None:
@@ -167,9 +148,8 @@ def test_a_pass_over_blocks_is_that_of_the_portable_layers(home: Path, tmp_path:
     write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_0, others=others)
     model = model_of(tmp_path / "tiny.gguf", "int4")
     layer = model.weights.layers[0]
-    assert [type(part).__name__ for part in (layer.qkv, layer.gate_up, layer.down)] == [
-        "Int4Linear", "BlockLinear", "BlockLinear",
-    ]  # fmt: skip
+    assert isinstance(layer.qkv, Int4Linear)
+    assert isinstance(layer.gate_up, BlockLinear) and isinstance(layer.down, BlockLinear)
     portable = PortableStack(model.config, model.weights, model.angles)
     hidden = torch.randn(5, model.config.hidden_size, generator=torch.Generator().manual_seed(3))
     caches = [model.new_cache(), model.new_cache()]

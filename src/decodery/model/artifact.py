@@ -114,6 +114,11 @@ def read_tensors(
         raise CorruptFile(f"{path} is truncated or no safetensors file: {error!s:.200}") from error
 
 
+def sampled(device: torch.device, vocab: int) -> torch.Tensor:
+    """Which rows of an embedding `digest` reads."""
+    return torch.arange(0, vocab, max(1, vocab // _SAMPLED), device=device)
+
+
 def digest(embedding: torch.Tensor, *norms: torch.Tensor) -> str:
     """SHA-256 of some rows of an embedding [vocab, hidden] and of norms [hidden], in bfloat16: the coarsest kept."""
     made = hashlib.sha256()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,11 +14,15 @@ from ..errors import CorruptFile
 from .block_linear import BlockLinear
 from .config import ModelConfig
 from .fused_slots import Slot, slots
+from .in_place import IN_PLACE, Piece, Plan
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .kernels import Form
 from .packed import BITS, BLOCK
 from .store import Progress, replacing
+
+if TYPE_CHECKING:
+    from .gguf_model import GGUFCheckpoint
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8"}
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -50,22 +54,34 @@ class Parts(Protocol):
         ...
 
 
-def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, progress: Progress) -> None:
+def write(
+    path: Path,
+    config: ModelConfig,
+    precision: str,
+    parts: Parts,
+    *,
+    progress: Progress,
+    beside: GGUFCheckpoint | None = None,
+) -> None:
     """Write the weights to `path`.
 
     precision: "float32", "bfloat16" or "float16", or "int8" or "int4" for the linear layers: then the embedding, whose
     rows are only looked up, is bfloat16, and all else float32. A checkpoint's own blocks stay as they are: in int8
     those of more than four bits, in int4 all of them where some have four, as whoever gave a layer more had a reason.
-    What is fused of parts in different blocks is int8 there, and so is the head.
+    What is fused of parts in different blocks is int8 there, and so is a head that has eight bits.
+    beside: the file of `parts`, of which what need not be changed is to be read in place: it is only noted where.
     """
     quantized = precision not in _FLOATS
     stored = [slot for slot in slots(config) if quantized or slot.name != "head.weight" or not config.tie_embeddings]
     kinds = _kept_as(stored, precision, parts)
+    placed = None if beside is None else Plan(beside.size, dict(_placed(stored, kinds, beside)))
+    if placed is not None:
+        stored = [slot for slot in stored if slot.name not in placed.slots]
     plan = {name: entry for slot in stored for name, entry in _layout(slot, kinds[slot]).items()}
     for slot in stored:
         _check_shapes(slot, [parts.shape(name) for name in slot.parts])
     with replacing(path) as temporary, temporary.open("wb") as file:
-        offsets = _write_header(file, plan)
+        offsets = _write_header(file, plan, {} if placed is None else {IN_PLACE: placed.text()})
         total = max(offset + _size(*plan[name]) for name, offset in offsets.items())
         done = 0
         for slot in stored:
@@ -84,6 +100,17 @@ def write(path: Path, config: ModelConfig, precision: str, parts: Parts, *, prog
                 first += rows
 
 
+def _placed(
+    stored: Sequence[Slot], kinds: dict[Slot, _Kept], file: GGUFCheckpoint
+) -> Iterator[tuple[str, tuple[Piece, ...]]]:
+    """By name, the slots that are read where they lie: all their parts are of one type that stays as it is."""
+    for slot in stored:
+        if slot.name == "embedding.weight" or {file.form(name) for name in slot.parts} == {kinds[slot]}:
+            pieces = [piece for name in slot.parts if (piece := file.piece(name)) is not None]
+            if len(pieces) == len(slot.parts) and len({piece.kind for piece in pieces}) == 1:
+                yield slot.name, tuple(pieces)
+
+
 def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot, _Kept]:
     """What each slot is kept in, in a model of this precision."""
     if precision in _FLOATS:
@@ -95,8 +122,8 @@ def _kept_as(stored: Sequence[Slot], precision: str, parts: Parts) -> dict[Slot,
     fours = any(form is not None and BITS[form] == 4 for forms in own.values() for form in forms)
     for slot, forms in own.items():
         form = next(iter(forms)) if len(forms) == 1 else None
-        # The head chooses the tokens, and int8 is as fast there: it is one large layer that is read once.
-        if slot.name == "head.weight":
+        # The head chooses the tokens, and int8 is as fast there as fewer bits, and smaller than blocks of eight.
+        if slot.name == "head.weight" and (form is None or BITS[form] == 8 or not fours):
             found[slot] = "int8"
         elif precision == "int8":
             found[slot] = form if form is not None and BITS[form] > 4 else "int8"
@@ -145,12 +172,12 @@ def _check_shapes(slot: Slot, shapes: list[tuple[int, ...]]) -> None:
         )
 
 
-def _write_header(file: Any, plan: _Layout) -> dict[str, int]:
+def _write_header(file: Any, plan: _Layout, metadata: dict[str, str]) -> dict[str, int]:
     """Write the safetensors header; returns where each tensor's bytes belong.
 
     Wider types come first, as the format asks, so every tensor starts at a multiple of its element size.
     """
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name in sorted(plan, key=lambda name: -plan[name][0].itemsize):
         dtype, shape = plan[name]
@@ -159,7 +186,7 @@ def _write_header(file: Any, plan: _Layout) -> dict[str, int]:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % 64)
     file.write(struct.pack("<Q", len(text)) + text)
-    return {name: 8 + len(text) + entry["data_offsets"][0] for name, entry in header.items()}
+    return {name: 8 + len(text) + header[name]["data_offsets"][0] for name in plan}
 
 
 def _size(dtype: torch.dtype, shape: tuple[int, ...]) -> int:

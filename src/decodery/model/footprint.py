@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from .in_place import InPlace
 from .kernels import Form
-from .packed import BITS
+from .packed import BITS, packed_size
 from .protocol import LanguageModel
 from .transformer import Transformer
+from .weights import Layer
 
 
 def precision(model: LanguageModel) -> str:
@@ -40,12 +42,26 @@ def weight_bytes(model: LanguageModel) -> int:
     # A block that layers share is read anew by each of them.
     shared = [weights.shared[turn % len(weights.shared)] for turn in range(len(sharing))]
     again = sum(tensor.nbytes for tensor in _tensors([shared, weights.uses]))
+    again += sum(packed_size(linear) for linear in _in_place([weights.layers, weights.head]))
     seen = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors([weights.layers, weights.norm, weights.head])}
     return sum(seen.values()) + again
 
 
+def _in_place(value: Any) -> Iterator[Any]:
+    """All layers that are read in place inside lists and dataclasses."""
+    if isinstance(value, InPlace):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _in_place(item)
+    elif isinstance(value, Layer):
+        yield from _in_place(list(vars(value).values()))
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors inside lists and dataclasses."""
+    """All tensors inside lists and dataclasses, but for layers that are read in place."""
+    if isinstance(value, InPlace):
+        return
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):

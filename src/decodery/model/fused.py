@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from .artifact import read_tensors
 from .block_linear import BlockLinear
 from .config import ModelConfig
 from .fused_slots import LINEARS, MORE_LINEARS, Slot, slots
+from .in_place import IN_PLACE, File, Plan, Rows, WeightsInPlace, in_place
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .packed import BITS, BLOCK
@@ -48,16 +51,26 @@ def save(path: Path, weights: Weights) -> None:
         save_file(held, temporary)
 
 
-def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
-    """The weights that `convert.write` or `save` wrote; on a CPU they are mapped, not copied."""
+def read(path: Path, config: ModelConfig, device: torch.device, file: Path | None = None) -> Weights:
+    """The weights that `convert.write` or `save` wrote; on a CPU they are mapped, not copied.
+
+    file: where what is not in `path` is read in place.
+    """
     try:
-        tensors, _ = read_tensors(path, device=str(device))
+        tensors, metadata = read_tensors(path, device=str(device))
     except CorruptFile as error:
         raise CorruptFile(f"the converted weights {path} are damaged: remove that file and load again") from error
 
-    _check(path, config, tensors)
+    placed: dict[str, Rows] = {}
+    if file is not None:
+        plan = Plan.read(metadata.get(IN_PLACE, ""), path)
+        mapped = File(file, plan)
+        placed = {name: Rows(mapped, pieces) for name, pieces in plan.slots.items()}
+    _check(path, config, tensors, placed)
 
     def linear(name: str) -> Linear:
+        if (rows := placed.get(f"{name}.weight")) is not None:
+            return in_place(rows, tensors.get(f"{name}.bias"))
         weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
         if weight.dtype == torch.int8:
             return Int8Linear(weight, tensors[f"{name}.scale"], bias)
@@ -69,7 +82,9 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
 
     def layer(prefix: str) -> Layer:
         every = (*LINEARS, *MORE_LINEARS)
-        linears = {name: linear(prefix + name) for name in every if f"{prefix}{name}.weight" in tensors}
+        linears = {
+            name: linear(prefix + name) for name in every if f"{prefix}{name}.weight" in tensors.keys() | placed.keys()
+        }
         others = (field.name for field in fields(Layer) if field.name not in every)
         weights = {name: tensors.get(f"{prefix}{name}.weight") for name in others}
         if "gate_up" not in linears:
@@ -83,15 +98,24 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
         return Use(**{name: linear(prefix + name) for name in names})
 
     blocks = 0 if config.shared is None else config.shared.blocks
-    if "embedding.weight" in tensors:
+    made: Callable[..., Weights] = Weights
+    embedding: torch.Tensor | None = None
+    if (table := placed.get("embedding.weight")) is not None:
+        made = partial(WeightsInPlace, table=table)
+    elif "embedding.weight" in tensors:
         embedding = tensors["embedding.weight"]
     else:
         embedding = tensors["head.weight"].float() * tensors["head.scale"][:, None]
-    return Weights(
+    if "head.weight" in tensors or "head.weight" in placed:
+        head = linear("head")
+    else:
+        assert embedding is not None
+        head = Dense(embedding)
+    return made(
         embedding=embedding,
         layers=[layer(f"layers.{index}.") for index in range(config.num_layers)],
         norm=tensors["norm.weight"],
-        head=linear("head") if "head.weight" in tensors else Dense(embedding),
+        head=head,
         kept=Kept(tensors["kept.ids"].long(), tensors["kept.rows"].long()) if config.kept_tokens else None,
         positions=tensors.get("positions.weight"),
         shared=[layer(f"shared.{block}.") for block in range(blocks)],
@@ -99,10 +123,10 @@ def read(path: Path, config: ModelConfig, device: torch.device) -> Weights:
     )
 
 
-def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor]) -> None:
+def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor], placed: dict[str, Rows]) -> None:
     """Refuse tensors of other names, shapes or types than the configuration's: kernels would read beyond them."""
     # Layers that are only promised end this at the first one: there are no more slots than tensors.
-    fitting = all(_fits(slot, tensors) for slot in slots(config)) and _keeps(config, tensors)
+    fitting = all(_fits(slot, tensors, placed) for slot in slots(config)) and _keeps(config, tensors)
     known = {"kept.ids", "kept.rows"}
     for slot in slots(config) if fitting else ():
         stem = slot.name.removesuffix("weight")
@@ -111,7 +135,9 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor]) ->
         raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file anew")
 
 
-def _fits(slot: Slot, tensors: dict[str, torch.Tensor]) -> bool:
+def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows]) -> bool:
+    if (rows := placed.get(slot.name)) is not None:
+        return rows.shape == slot.shape and (slot.linear or slot.name == "embedding.weight")
     found = tensors.get(slot.name)
     if found is None:
         # Where embedding and head are one table, one of them is enough.

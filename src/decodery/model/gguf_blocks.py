@@ -118,6 +118,16 @@ READ = {
     "Q8_0": Reader(Form.BLOCKS8, q8_0),
 }
 """By the name of the GGML type."""
+NUMBERS = {
+    **{"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14},
+    **{"IQ4_NL": 20, "IQ4_XS": 23},
+}  # fmt: skip
+"""What GGML and `Blocks` of csrc/abi.h number them by."""
+SIZES = {
+    **{"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)},
+    **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136)},
+}
+"""How many numbers share scales, and the bytes of these."""
 FOUR_BITS = [kind for kind, (form, _) in READ.items() if BITS[form] == 4]
 
 

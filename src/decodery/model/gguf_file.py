@@ -52,6 +52,11 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {}
         self._read_header()
 
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self._data)
+
     def close(self) -> None:
         self._data.close()
 

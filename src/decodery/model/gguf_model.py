@@ -35,6 +35,7 @@ from .gguf_blocks import FOUR_BITS, READ
 from .gguf_file import GGUFFile
 from .gguf_states import KINDS, STATES, flat_part, state_name, states_config, vector
 from .gguf_tokenizer import read_texts
+from .in_place import Piece
 from .int4 import Int4Linear
 from .kernels import Form
 from .masked import LIKE
@@ -149,14 +150,32 @@ class GGUFCheckpoint:
             return Int4Linear(weight, first, second)
         return BlockLinear(weight, torch.stack((first, second), dim=-1))
 
+    @property
+    def size(self) -> int:
+        """Of the file in bytes."""
+        return self.file.size
+
+    def piece(self, name: str) -> Piece | None:
+        """Where a part lies, if it consists of blocks that can be read in place."""
+        tensor = self._name(name)
+        info, kind = self.file.info(tensor), self.file.kind_name(tensor)
+        if kind not in READ or len(info.shape) != 2:
+            return None
+        rows, dim = info.shape[0], self.config.head_dim
+        turned = dim if self._pairs(name) and rows % dim == 0 else 0
+        return Piece(kind, info.offset, rows, info.shape[1], turned)
+
+    def _pairs(self, name: str) -> bool:
+        """Whether rotated pairs of a part lie side by side."""
+        return self.config.family in _PAIRED and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
+
     def _rows(
         self, name: str, begin: int, end: int | None, read: Callable[[str, int, int], Iterable[torch.Tensor]]
     ) -> list[torch.Tensor]:
         """What `read` gives of rows of a part, in our order."""
         tensor, rows, dim = self._name(name), self.shape(name)[0], self.config.head_dim
         end = rows if end is None else end
-        turned = self.config.family in _PAIRED and name.startswith("layers.") and name.split(".")[2] in ("q", "k")
-        if not turned or rows % dim:
+        if not self._pairs(name) or rows % dim:
             return list(read(tensor, begin, end))
         # Rows move within their heads: whole heads are read.
         first = begin // dim * dim

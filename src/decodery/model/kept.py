@@ -160,7 +160,8 @@ def _copies() -> Iterator[Kept]:
             shared = sum(map(bytes_under, files)) - sum(map(bytes_under, copies))
             for path in copies:
                 size = bytes_under(path) + (shared if path == copies[-1] else 0)
-                yield Kept(name, path.stem, path, size, last_used(path), source, there, lock_of(folder))
+                kind = path.stem.removesuffix(".beside")
+                yield Kept(name, kind, path, size, last_used(path), source, there, lock_of(folder))
             if not copies:
                 yield Kept(name, "tokenizer", folder, shared, last_used(folder), source, there, lock_of(folder))
 

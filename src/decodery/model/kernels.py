@@ -123,6 +123,9 @@ _STRUCTS = (
 )  # fmt: skip
 
 
+_NEWEST = ("decodery_learn", "decodery_expand_rows")
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The loaded kernels with as many threads as PyTorch uses, or None where they were not built.
@@ -143,6 +146,8 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_blocks.argtypes = [c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack16.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
+    lib.decodery_expand_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]
     lib.decodery_room.restype = c_int64
     lib.decodery_room.argtypes = [c_void_p, c_void_p]
     lib.decodery_layers.argtypes = [c_void_p, c_void_p, c_void_p]
@@ -176,8 +181,8 @@ def threads_at_most(count: int) -> Iterator[None]:
 
 def check_layout(lib: object, path: Path) -> None:
     """Raise CorruptFile unless `lib` has the structs of this file: it would read and write wrong places."""
-    # The newest function: a library without it is older than this file.
-    size = getattr(lib, "decodery_size", None) if hasattr(lib, "decodery_learn") else None
+    # A library without the newest functions is older than this file.
+    size = getattr(lib, "decodery_size", None) if all(hasattr(lib, name) for name in _NEWEST) else None
     ours = [ctypes.sizeof(struct) for struct in _STRUCTS] + [0]
     if size is None or [size(i) for i in range(len(ours))] != ours:
         raise CorruptFile(f"{path} was built from other sources: build it again (make demo, or pip install -e .)")

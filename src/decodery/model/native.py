@@ -13,6 +13,7 @@ import torch
 
 from .batch import Batch, Segment
 from .config import ModelConfig, Rope
+from .in_place import InPlace
 from .kernels import LayerStruct, ModelStruct, PassStruct, RunStruct, SegmentStruct, check, library
 from .packed import Arena, Packed, packed_size
 from .picks import Picks
@@ -72,8 +73,9 @@ class NativeStack:
     def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:
         packed = Packed(linear, arena, gated=gated)
         self._alive.append(packed)
-        for tensor in linear.tensors().values():
-            forget(tensor, self._files)
+        if not isinstance(linear, InPlace):
+            for tensor in linear.tensors().values():
+                forget(tensor, self._files)
         return packed
 
     @property

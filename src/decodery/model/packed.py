@@ -56,11 +56,25 @@ class Packed:
         order = self._order(self.outputs, gated)
         size = packed_size(linear, gated=gated)
         self._weight = (Arena(size) if arena is None else arena).take(size)
-        weight, packed, form = linear.weight.contiguous(), self._weight.ctypes.data, linear.form
+        packed, form = self._weight.ctypes.data, linear.form
         self._scale = None
+        if (rows := getattr(linear, "rows", None)) is not None:
+            rows.pack(order, packed)
+        else:
+            self._lay_out(linear, order, packed)
+        if form == Form.ROWS8:
+            self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
+        self._bias = None if linear.bias is None else self._spread(linear.bias, order)
+        scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
+        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, form)
+
+    def _lay_out(self, linear: Packable, order: np.ndarray, packed: int) -> None:
+        """From tensors to an address."""
+        lib = library()
+        assert lib is not None
+        weight, form = linear.weight.contiguous(), linear.form
         if form == Form.ROWS8:
             lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
-            self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
         elif form in BITS:
             scales = linear.scales.contiguous()  # type: ignore[union-attr]
             lib.decodery_pack_blocks(
@@ -69,9 +83,6 @@ class Packed:
         else:
             assert weight.dtype.itemsize == 2
             lib.decodery_pack16(form, weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
-        self._bias = None if linear.bias is None else self._spread(linear.bias, order)
-        scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
-        self.struct = LinearStruct(packed, scale, bias, self.inputs, self.outputs, form)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""
@@ -111,11 +122,15 @@ def packed_size(linear: Packable, *, gated: bool = False) -> int:
     """Bytes `Packed` takes from an arena."""
     outputs, inputs = linear.shape
     panels = -(-(outputs // 2) // (PANEL // 2)) if gated else -(-outputs // PANEL)
-    form = linear.form
+    return panels * panel_bytes(linear.form, inputs)
+
+
+def panel_bytes(form: Form, inputs: int) -> int:
+    """Of a panel."""
     if form in (Form.BFLOAT16, Form.FLOAT16):
-        return panels * PANEL * inputs * 2
+        return PANEL * inputs * 2
     groups = -(-inputs // GROUP)
     if form == Form.ROWS8:
-        return panels * groups * PANEL * GROUP
+        return groups * PANEL * GROUP
     # Two scales of half precision and 32 numbers for each output of a block.
-    return panels * groups * (GROUP // BLOCK) * PANEL * (4 + BLOCK * BITS[form] // 8)
+    return groups * (GROUP // BLOCK) * PANEL * (4 + BLOCK * BITS[form] // 8)

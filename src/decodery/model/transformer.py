@@ -10,24 +10,22 @@ import numpy as np
 import torch
 
 from ..errors import SettingsError, UnsupportedModel
-from .artifact import digest
+from .artifact import digest, sampled
 from .batch import Batch, Cost, Scores
 from .cache import KVCache
 from .config import ModelConfig
 from .graphs import StaticPasses
-from .int8 import Int8Linear
 from .kernels import library
 from .mixture import Mixture
 from .native import NativeStack
 from .one_pass import Pass, open_caches, to_device
 from .portable import PortableStack
 from .protocol import Capabilities
-from .resident import forget, mapped_files
 from .route import WHOLE, Route, Stop, abreast, attending, groups, stops
 from .sites import SITES, Site, Tap, Visits
 from .threads import one_thread
 from .torch_layers import TorchLayers
-from .weights import Linear, Weights
+from .weights import QUANTIZED, Linear, Weights
 
 
 class Transformer(TorchLayers):
@@ -41,11 +39,10 @@ class Transformer(TorchLayers):
         super().__init__(config, weights)
         self._stack: NativeStack | PortableStack | None = None
         if self.device.type == "cpu" and not config.shortcuts:
-            native = library() is not None and not config.experts and config.usual
-            if native and (isinstance(weights.head, Int8Linear) or self.dtype.itemsize == 2):
+            if runs_natively(config) and (isinstance(weights.head, QUANTIZED) or self.dtype.itemsize == 2):
                 self._stack = NativeStack(config, weights, self.angles)
                 self.dtype = torch.float32
-            elif isinstance(weights.head, Int8Linear) and config.portable:
+            elif isinstance(weights.head, QUANTIZED) and config.portable:
                 self._stack = PortableStack(config, weights, self.angles)
         self.cache_dtype = self.dtype
         if config.experts and self._stack is None:
@@ -78,9 +75,8 @@ class Transformer(TorchLayers):
     @cached_property
     def fingerprint(self) -> str:
         norms = [norm for layer in self.weights.layers for norm in (layer.attention_norm, layer.mlp_norm)]
-        made = digest(self.weights.embedding, *norms, self.weights.norm)
-        forget(self.weights.embedding, mapped_files())
-        return made
+        table = self.weights.rows(sampled(self.weights.norm.device, self.weights.tokens))
+        return digest(table, *norms, self.weights.norm)
 
     def new_cache(self) -> KVCache:
         config = self.config
@@ -150,7 +146,7 @@ class Transformer(TorchLayers):
         """See `OpenModel.embed_tokens`."""
         if self.weights.kept is not None:
             tokens = self.weights.kept.rows[tokens]
-        rows = self.weights.embedding[tokens].to(self.dtype)
+        rows = self.weights.rows(tokens).to(self.dtype)
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
     def layers(
@@ -225,3 +221,8 @@ class Transformer(TorchLayers):
             return logits
         every = logits.new_full((len(logits), self.vocab_size), -torch.inf)
         return every.index_copy_(1, kept.ids, logits)
+
+
+def runs_natively(config: ModelConfig) -> bool:
+    """Whether the native kernels run a model of this configuration on a CPU, in a precision that they have."""
+    return library() is not None and not config.shortcuts and not config.experts and config.usual

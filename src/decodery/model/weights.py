@@ -45,12 +45,15 @@ class Dense:
         return Dense(self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
+QUANTIZED = (Int8Linear, Int4Linear, BlockLinear)
+"""Linear layers that compute in whole numbers."""
+
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def floating(linear: Linear) -> Dense:
     """A copy of a linear layer of any precision that can be changed, in float32 or float64."""
-    if isinstance(linear, (Int8Linear, Int4Linear, BlockLinear)):
+    if isinstance(linear, QUANTIZED):
         return Dense(linear.dense(), linear.bias)
     assert isinstance(linear, Dense)
     return Dense(copied(linear.weight), None if linear.bias is None else copied(linear.bias))
@@ -160,6 +163,15 @@ class Weights:
     positions: torch.Tensor | None = None
     shared: list[Layer] = field(default_factory=list)
     uses: list[Use] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """How many have an embedding."""
+        return len(self.embedding)
+
+    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] the embeddings of tokens [...]."""
+        return self.embedding[tokens]
 
 
 _HOLDING = ("layers", "shared", "uses")

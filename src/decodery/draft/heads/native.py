@@ -11,8 +11,6 @@ import numpy as np
 import torch
 
 from ...errors import NumericalError
-from ...model.int4 import Int4Linear
-from ...model.int8 import Int8Linear
 from ...model.kernels import (
     DraftStruct,
     GuessStruct,
@@ -29,7 +27,7 @@ from ...model.packed import Arena, Packed, packed_size
 from ...model.protocol import Reader
 from ...model.threads import one_thread
 from ...model.transformer import Transformer
-from ...model.weights import Linear
+from ...model.weights import QUANTIZED, Linear
 from .parts import DecoderLayer, Held
 
 _LINEARS = ("qkv", "output", "gate_up", "down")
@@ -102,7 +100,7 @@ class NativeHead:
     def runs(layer: DecoderLayer, linears: Ordered[Linear]) -> bool:
         """Whether the kernels can run a head of this layer with these linear layers beside it."""
         own = [layer.parts.linear(f"{layer.prefix}{name}") for name in _LINEARS]
-        whole = all(isinstance(each, (Int8Linear, Int4Linear)) for each in (*own, *linears))
+        whole = all(isinstance(each, QUANTIZED) for each in (*own, *linears))
         return whole and layer.shape.window is None and library() is not None
 
     def __call__(

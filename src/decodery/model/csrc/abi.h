@@ -15,6 +15,11 @@
 // bfloat16s: [panel][in][16] pairs, output i and output i + 16. halves: [panel][in][32] of half precision.
 enum Form : int32_t { rows8, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s };
 
+// Types of blocks in GGUF files, by GGML's numbers.
+enum Blocks : int32_t {
+    q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23
+};
+
 // bias [panels * 32] may be null, and so is scale but for rows8.
 struct Linear {
     const uint8_t* weight;

@@ -8,6 +8,9 @@
 #include "state.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -18,6 +21,18 @@ namespace {
 bool has_avx_vnni() {
     unsigned a, b, c, d;
     return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
+}
+#endif
+
+#if defined(__aarch64__)
+bool has_dot_products() {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
+#elif defined(__APPLE__)
+    return true;
+#else
+    return false;
+#endif
 }
 #endif
 
@@ -36,6 +51,9 @@ const Kernels* const* usable() {
     if (avx2 && has_avx_vnni()) list[n++] = &avx2_vnni_kernels;
 #endif
     if (avx2) list[n++] = &avx2_kernels;
+#endif
+#if defined(__aarch64__)
+    if (has_dot_products()) list[n++] = &arm_kernels;
 #endif
     list[n++] = &portable_kernels;
     return list;
@@ -307,6 +325,16 @@ EXPORT void decodery_pack_blocks(Form form, const uint8_t* weight, const uint16_
             }
         }
     }
+}
+
+// The same for rows of blocks where they lie in a GGUF file, see `Blocks`: rows [out], null for padding. Returns 0, or 1
+// for an unknown kind.
+EXPORT int32_t decodery_pack_rows(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
+    return chosen->pack(kind, rows, in, out, packed) ? 0 : 1;
+}
+// What rows of blocks stand for: [count][in] floats.
+EXPORT int32_t decodery_expand_rows(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to) {
+    return chosen->expand(kind, rows, count, in, to) ? 0 : 1;
 }
 
 // The same for weights [.][in] of 16 bits.

@@ -93,6 +93,7 @@ INLINE f16 reduce16(const f16* s) {
 }
 
 #include "gemm.h"
+#include "blocks.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"
@@ -102,4 +103,4 @@ INLINE f16 reduce16(const f16* s) {
 }  // namespace portable
 
 const Kernels portable_kernels = {"portable C++", portable::run_layers, portable::run_norm, portable::run_head, portable::run_linear, portable::run_read,
-    portable::run_draft, portable::run_mix, portable::run_topk, portable::run_chances, portable::run_race};
+    portable::run_draft, portable::run_mix, portable::run_topk, portable::run_chances, portable::run_race, portable::run_pack, portable::run_expand};

@@ -36,6 +36,26 @@ inline int64_t panel_bytes(Form form, int32_t in) {
     return form == rows8 ? width * panel_width : width / block_size * block_bytes(form);
 }
 
+// What blocks of GGUF files become; how many blocks of 32 share scales there, and the bytes of these together.
+constexpr Form form_of(Blocks kind) {
+    return kind == iq4_nl || kind == iq4_xs ? table4 : kind == q8_0 ? blocks8 : kind == q6_k ? blocks6
+         : kind == q5_0 || kind == q5_1 || kind == q5_k ? blocks5 : blocks4;
+}
+constexpr int32_t blocks_of(Blocks kind) { return kind == q4_k || kind == q5_k || kind == q6_k || kind == iq4_xs ? 8 : 1; }
+constexpr int32_t bytes_of(Blocks kind) {
+    switch (kind) {
+        case q4_1: return 20;
+        case q5_0: return 22;
+        case q5_1: return 24;
+        case q8_0: return 34;
+        case q4_k: return 144;
+        case q5_k: return 176;
+        case q6_k: return 210;
+        case iq4_xs: return 136;
+        default: return 18;
+    }
+}
+
 // Rows of bytes, width a multiple of 64. scale, offset: [rows][width / 64]; offset is what weights stored as
 // value + 128 would add too much. sums: [rows][width / 16], of 16 inputs each. halves: [rows][width / 32], the scaled
 // sums of 32 inputs, for weights with a least value. floats: the rows before that, for weights in floating point.
@@ -123,6 +143,8 @@ struct Kernels {
     bool (*topk)(const float* row, int32_t n, int32_t k, int32_t* ids, float* values);
     void (*chances)(const float* row, int32_t n, int32_t k, float* values);
     int32_t (*race)(const float* row, int32_t n, uint64_t key, int32_t room, int32_t* ids);
+    bool (*pack)(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed);
+    bool (*expand)(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);
 };
 #if defined(__x86_64__)
 extern const Kernels avx512_kernels, avx2_kernels;
@@ -130,5 +152,8 @@ extern const Kernels avx512_kernels, avx2_kernels;
 #define DECODERY_AVX_VNNI 1
 extern const Kernels avx2_vnni_kernels;
 #endif
+#endif
+#if defined(__aarch64__)
+extern const Kernels arm_kernels;
 #endif
 extern const Kernels portable_kernels;

@@ -1,0 +1,61 @@
+"""The generated parts of the page on models of several sizes and the kernels, from what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from figures import load, recorded, table
+
+
+def bigger() -> str:
+    """What every program takes and writes, by model."""
+    found = load("bigger")
+    rows = [
+        [name, tool, *_cells(row)]
+        for name, tools in found["models"].items()
+        for tool, row in tools.items()
+        if isinstance(row, dict)
+    ]
+    files = ", ".join(f"{name} {tools['file_mb']} MB" for name, tools in found["models"].items())
+    columns = [
+        *("model", "program", "precision", "first token, s", "peak, MB", "of no file, MB"),
+        *("plain, tokens/s", "auto", "16 texts together"),
+    ]
+    return f"{found['machine']['processor']}, {found['threads']} threads; files: {files}.\n\n{table(columns, rows)}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if "refused" in row:
+        return [f"refused: {row['refused']}", *[""] * 6]
+    numbers = [f"{row['first_token_s']:.1f}", f"{row['peak_mb']:.0f}", f"{row['own_mb']:.0f}"]
+    speeds = [f"{row[key]:.1f}" if key in row else "" for key in ("plain", "auto", "together")]
+    return [row["precision"], *numbers, *speeds]
+
+
+def passes() -> str:
+    """Passes of this package in the same processes."""
+    found = load("bigger")["models"]
+    rows = []
+    for name, tools in found.items():
+        for tool, row in tools.items():
+            if tool.startswith("decodery") and "pass_ms" in row:
+                one = row["pass_ms"]["1"]
+                ratios = [f"{row['pass_ms'][n] / one:.2f}" for n in ("8", "16")]
+                share = f"{100 * row['share']:.0f} %"
+                rows.append([name, row["precision"], f"{one:.1f}", share, *ratios])
+    return table(["model", "precision", "1 row, ms", "of bandwidth", "8 rows, times one", "16 rows"], rows)
+
+
+def bits() -> str:
+    """On which kernel sets hashes were compared."""
+    found = load("bits")
+    sets = ", ".join(found["sets"])
+    return f"{len(found['cases'])} cases on {sets}: {len(found['differ'])} differ."
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    name: section
+    for name, section in (("bigger", bigger), ("bigger-passes", passes), ("bits", bits))
+    if recorded(name.partition("-")[0])
+}

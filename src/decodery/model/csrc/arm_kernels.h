@@ -1,0 +1,62 @@
+// Arm with dot products: a vector of 64 bytes is four registers, each with four inputs of four outputs. Included by
+// arm.cpp inside its namespace.
+
+#include "vec.h"
+
+using Ints = int32x4_t;
+using Bytes = int8x16_t;
+using Four = int8x16_t;
+using Floats = float32x4_t;
+constexpr int32_t lanes = 4;
+constexpr int32_t weight_offset = 0;
+INLINE Ints ints(int32_t x) { return vdupq_n_s32(x); }
+INLINE Four four(const int8_t* p) {
+    int32_t x;
+    __builtin_memcpy(&x, p, 4);
+    return vreinterpretq_s8_s32(vdupq_n_s32(x));
+}
+INLINE Floats floats(Ints x) { return vcvtq_f32_s32(x); }
+INLINE Floats load_lanes(const float* p) { return vld1q_f32(p); }
+INLINE void store_lanes(float* p, Floats x) { vst1q_f32(p, x); }
+INLINE Floats half_floats(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
+INLINE Bytes weights(const uint8_t* p) { return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80))); }
+INLINE Bytes low_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15))); }
+INLINE Bytes high_halves(const uint8_t* p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
+INLINE Bytes looked_up(Bytes low) { return vqtbl1q_s8(vld1q_s8(table_values), vreinterpretq_u8_s8(low)); }
+// With the fifth bit of each, of 16 at p.
+INLINE Bytes with_fifth(Bytes low, const uint8_t* p) {
+    const uint8x16_t each = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
+    const uint8x16_t set = vtstq_u8(vcombine_u8(vdup_n_u8(p[0]), vdup_n_u8(p[1])), each);
+    return vorrq_s8(low, vreinterpretq_s8_u8(vandq_u8(set, vdupq_n_u8(16))));
+}
+// With two more bits of each: pair number `place` of those in each byte at p.
+INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
+    const uint8x16_t moved = vshlq_u8(vld1q_u8(p), vdupq_n_s8(int8_t(4 - 2 * place)));
+    return vorrq_s8(low, vreinterpretq_s8_u8(vandq_u8(moved, vdupq_n_u8(48))));
+}
+INLINE Ints dot(Ints sum, Bytes w, Four x) { return vdotq_s32(sum, w, x); }
+// Four pairs of bfloat16: the first of each and the second.
+INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
+    const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(p));
+    low = vreinterpretq_f32_u32(vshlq_n_u32(pairs, 16));
+    high = vreinterpretq_f32_u32(vandq_u32(pairs, vdupq_n_u32(0xffff0000)));
+}
+INLINE int64_t now() {
+    timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+INLINE f16 reduce16(const f16* s) {
+    f16 result;
+    for (int i = 0; i < 16; ++i) result[(i % 4) * 4 + i / 4] = total(s[i]);
+    return result;
+}
+
+#include "gemm.h"
+#include "blocks.h"
+#include "attention.h"
+#include "pass.h"
+#include "topk.h"
+#include "race.h"
+#include "draft.h"
+#include "scan.h"

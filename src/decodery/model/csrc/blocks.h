@@ -1,0 +1,213 @@
+// Blocks of GGUF files as they lie in the file: into panels, and into floats. Included once per instruction set.
+//
+// A row is a chain of blocks of 32 inputs, or of 256 that share scales and are read 32 at a time.
+
+// One block. value: step * number + least, or with two steps for its halves, see abi.h.
+struct Block {
+    uint8_t numbers[block_size];
+    float first, second;
+};
+
+INLINE float half_at(const uint8_t* p) {
+    uint16_t half;
+    __builtin_memcpy(&half, p, 2);
+    const uint32_t size = half & 0x7fff;
+    uint32_t bits = size << 13;
+    float x;
+    __builtin_memcpy(&x, &bits, 4);
+    // The exponent is 112 too small now. What is not a number must stay so.
+    x *= 0x1p112f;
+    __builtin_memcpy(&bits, &x, 4);
+    bits |= (size >= 0x7c00 ? 0x7f800000u : 0u) | uint32_t(half & 0x8000) << 16;
+    __builtin_memcpy(&x, &bits, 4);
+    return x;
+}
+
+// Sixteen bytes whose low halves are the first 16 inputs.
+INLINE void split(const uint8_t* p, uint8_t* numbers) {
+    for (int32_t i = 0; i < 16; ++i) {
+        numbers[i] = p[i] & 15;
+        numbers[i + 16] = p[i] >> 4;
+    }
+}
+INLINE void add_fifths(const uint8_t* p, uint8_t* numbers) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, p, 4);
+    for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (bits >> i & 1) << 4);
+}
+// Step and least value of the j-th of eight blocks, whose 6-bit numbers lie in 12 bytes behind two scales.
+INLINE void six_bits(const uint8_t* p, int32_t j, Block& block) {
+    const uint8_t* s = p + 4;
+    const int32_t i = j % 4;
+    const int32_t step = j < 4 ? s[i] & 63 : (s[i + 8] & 15) | s[i] >> 6 << 4;
+    const int32_t least = j < 4 ? s[i + 4] & 63 : s[i + 8] >> 4 | s[i + 4] >> 6 << 4;
+    block.first = half_at(p) * float(step);
+    block.second = -(half_at(p + 2) * float(least));
+}
+
+// Block b of a row.
+template <Blocks kind>
+INLINE void read_block(const uint8_t* row, int32_t b, Block& block) {
+    constexpr int32_t unit = blocks_of(kind), size = bytes_of(kind);
+    const uint8_t* p = row + int64_t(b / unit) * size;
+    const int32_t j = b % unit;
+    uint8_t* numbers = block.numbers;
+    switch (kind) {
+        case q4_0:
+        case iq4_nl:
+            split(p + 2, numbers);
+            block.first = half_at(p);
+            block.second = kind == q4_0 ? -8.0f * block.first : block.first;
+            break;
+        case q4_1:
+            split(p + 4, numbers);
+            block.first = half_at(p);
+            block.second = half_at(p + 2);
+            break;
+        case q5_0:
+            split(p + 6, numbers);
+            add_fifths(p + 2, numbers);
+            block.first = half_at(p);
+            block.second = -16.0f * block.first;
+            break;
+        case q5_1:
+            split(p + 8, numbers);
+            add_fifths(p + 4, numbers);
+            block.first = half_at(p);
+            block.second = half_at(p + 2);
+            break;
+        case q8_0:
+            for (int32_t i = 0; i < block_size; ++i) numbers[i] = p[2 + i] ^ 0x80;
+            block.first = block.second = half_at(p);
+            break;
+        case q4_k:
+        case q5_k: {
+            // 32 bytes hold the low halves of one block's numbers and the high halves of the next one's.
+            const uint8_t* low = p + (kind == q4_k ? 16 : 48) + j / 2 * 32;
+            for (int32_t i = 0; i < block_size; ++i) numbers[i] = low[i] >> (j % 2 * 4) & 15;
+            if (kind == q5_k)
+                for (int32_t i = 0; i < block_size; ++i) numbers[i] = uint8_t(numbers[i] | (p[16 + i] >> j & 1) << 4);
+            six_bits(p, j, block);
+            break;
+        }
+        case q6_k: {
+            // 64 bytes hold the low bits of 128 numbers, 32 bytes the others.
+            const int32_t part = j % 4;
+            const uint8_t *low = p + j / 4 * 64 + part % 2 * 32, *high = p + 128 + j / 4 * 32;
+            for (int32_t i = 0; i < block_size; ++i)
+                numbers[i] = uint8_t((low[i] >> (part / 2 * 4) & 15) | (high[i] >> (2 * part) & 3) << 4);
+            const float scale = half_at(p + 208);
+            block.first = scale * float(int8_t(p[192 + 2 * j]));
+            block.second = scale * float(int8_t(p[193 + 2 * j]));
+            break;
+        }
+        case iq4_xs: {
+            uint16_t high;
+            __builtin_memcpy(&high, p + 2, 2);
+            split(p + 8 + 16 * j, numbers);
+            const int32_t scale = (p[4 + j / 2] >> (j % 2 * 4) & 15) | (high >> (2 * j) & 3) << 4;
+            block.first = block.second = half_at(p) * float(scale - 32);
+            break;
+        }
+    }
+}
+
+// One block of a panel of 32 outputs: see abi.h for how its bytes lie.
+template <Form form>
+static void place(const uint8_t (*numbers)[block_size], const float (*scales)[panel_width], uint8_t* to) {
+    for (int32_t side = 0; side < 2; ++side)
+        for (int32_t i = 0; i < panel_width; i += 16)
+            store(reinterpret_cast<Half*>(to) + side * panel_width + i, load(scales[side] + i), 16);
+    to += 4 * panel_width;
+    constexpr int32_t quads = block_size / 4, middle = panel_width / 2;
+    for (int32_t lane = 0; lane < middle; ++lane)
+        for (int32_t quad = 0; quad < quads; ++quad) {
+            uint32_t a, b;
+            __builtin_memcpy(&a, numbers[lane] + 4 * quad, 4);
+            __builtin_memcpy(&b, numbers[lane + middle] + 4 * quad, 4);
+            if (form == blocks8) {
+                __builtin_memcpy(to + 128 * quad + 4 * lane, &a, 4);
+                __builtin_memcpy(to + 128 * quad + 64 + 4 * lane, &b, 4);
+                continue;
+            }
+            const uint32_t low = (a & 0x0f0f0f0f) | (b & 0x0f0f0f0f) << 4;
+            __builtin_memcpy(to + 64 * quad + 4 * lane, &low, 4);
+            if (form == blocks6) {
+                // Four vectors share bytes: those of this step and of the one before or behind it.
+                uint8_t* others = to + 512 + quad / 2 * 64 + 4 * lane;
+                uint32_t found = 0;
+                if (quad % 2 != 0) __builtin_memcpy(&found, others, 4);
+                found |= (a >> 4 & 0x03030303) << (quad % 2 * 4) | (b >> 4 & 0x03030303) << (quad % 2 * 4 + 2);
+                __builtin_memcpy(others, &found, 4);
+            }
+            if (form == blocks5) {
+                const auto four_bits = [](uint32_t x) { return (x >> 4 & 0x01010101) * 0x01020408u >> 24 & 15; };
+                // Two outputs share a byte: the even one comes first.
+                uint8_t* others = to + 512 + 16 * quad + lane / 2;
+                const uint8_t kept = lane % 2 != 0 ? others[0] : 0, beside = lane % 2 != 0 ? others[8] : 0;
+                others[0] = uint8_t(kept | four_bits(a) << (lane % 2 * 4));
+                others[8] = uint8_t(beside | four_bits(b) << (lane % 2 * 4));
+            }
+        }
+}
+
+template <Blocks kind>
+static void pack_kind(const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
+    constexpr Form form = form_of(kind);
+    const int32_t blocks = round_up(in, group_size) / block_size, known = in / block_size;
+    alignas(64) uint8_t numbers[panel_width][block_size] = {};
+    alignas(64) float scales[2][panel_width] = {};
+    for (int32_t first = 0; first < out; first += panel_width)
+        for (int32_t b = 0; b < blocks; ++b, packed += block_bytes(form)) {
+            if (b >= known) {
+                __builtin_memset(packed, 0, block_bytes(form));
+                continue;
+            }
+            for (int32_t lane = 0; lane < panel_width; ++lane) {
+                Block block = {};
+                if (rows[first + lane] != nullptr) read_block<kind>(rows[first + lane], b, block);
+                __builtin_memcpy(numbers[lane], block.numbers, block_size);
+                scales[0][lane] = block.first;
+                scales[1][lane] = block.second;
+            }
+            place<form>(numbers, scales, packed);
+        }
+}
+
+template <Blocks kind>
+static void expand_kind(const uint8_t* const* rows, int32_t count, int32_t in, float* to) {
+    constexpr Form form = form_of(kind);
+    for (int32_t row = 0; row < count; ++row)
+        for (int32_t b = 0; b < in / block_size; ++b, to += block_size) {
+            Block block;
+            read_block<kind>(rows[row], b, block);
+            for (int32_t i = 0; i < block_size; ++i) {
+                const int32_t number = block.numbers[i];
+                if (has_least(form)) to[i] = block.first * float(number) + block.second;
+                else {
+                    const int32_t value = form == table4 ? table_values[number] : number - (form == blocks6 ? 32 : 128);
+                    to[i] = (i < block_size / 2 ? block.first : block.second) * float(value);
+                }
+            }
+        }
+}
+
+// todo(kind) with a kind that is known when this is compiled. Returns whether there is such a kind.
+template <class Todo>
+static bool of_kind(int32_t kind, const Todo& todo) {
+    switch (kind) {
+#define DECODERY_KIND(name) \
+    case name: todo(std::integral_constant<Blocks, name>()); return true;
+        DECODERY_KIND(q4_0) DECODERY_KIND(q4_1) DECODERY_KIND(q5_0) DECODERY_KIND(q5_1) DECODERY_KIND(q8_0)
+        DECODERY_KIND(q4_k) DECODERY_KIND(q5_k) DECODERY_KIND(q6_k) DECODERY_KIND(iq4_nl) DECODERY_KIND(iq4_xs)
+#undef DECODERY_KIND
+    }
+    return false;
+}
+
+static bool run_pack(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed) {
+    return of_kind(kind, [&](auto known) { pack_kind<known()>(rows, in, out, packed); });
+}
+static bool run_expand(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to) {
+    return of_kind(kind, [&](auto known) { expand_kind<known()>(rows, count, in, to); });
+}
