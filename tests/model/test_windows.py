@@ -13,6 +13,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.prefixes import PrefixCache
 from decodery.decode.request import Request
 from decodery.draft.prompt_lookup import PromptLookup
+from decodery.model import blocks
 from decodery.model import cache as caches
 from decodery.model.batch import Batch, Segment
 from decodery.model.cache import KVCache
@@ -190,6 +191,19 @@ def test_texts_are_the_same_and_take_less(make: Callable[[], Transformer], monke
     monkeypatch.setattr(KVCache, "pass_by", lambda self: None)
     every, more = written()
     assert tokens == every and less <= more * 3 // 4
+
+
+def test_new_memory_may_hold_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def filled(like: torch.Tensor, slots: int) -> torch.Tensor:
+        return allocate(like, slots).fill_(float("nan"))
+
+    allocate = blocks._allocate
+    monkeypatch.setattr(blocks, "_allocate", filled)
+    cache, tokens = MODEL.new_cache(), list(range(1, 60)) * 8
+    for first in range(0, len(tokens), 59):
+        read(cache, tokens[first : first + 59])
+        cache.pass_by()
+    assert cache.blocks.passed > 0 and apart(cache, tokens) < 1e-9
 
 
 def test_what_begins_alike_is_found_where_enough_is_left() -> None:

@@ -240,8 +240,9 @@ class Blocks:
         """Copy slots [start, stop) to the first ones of `data`, but for what windowed layers no longer read."""
         gone = min(max(self.passed * SLOTS - start, 0), stop - start)
         data[:, :, :, gone : stop - start] = self.read(start + gone, stop)
-        for layer in set(range(len(data) if gone else 0)).difference(self.windowed):
-            data[layer, :, :, :gone] = self.read(start, start + gone, layer)
+        for layer in range(len(data) if gone else 0):
+            # Hidden slots weigh nothing, but new memory may hold NaN, which nothing times does not take away.
+            data[layer, :, :, :gone] = 0 if layer in self.windowed else self.read(start, start + gone, layer)
 
     def _hold(self, data: torch.Tensor, block: int) -> Stretch:
         """A stretch of its own, whose first block is this one of the text."""
