@@ -111,7 +111,7 @@ def main() -> None:
     if made.get("steps") != args.steps:
         made["rows"] = {}
     made |= {
-        "command": "python benchmarks/attention_training.py --work DIR", "steps": args.steps, "block": BLOCK,
+        "command": f"python benchmarks/attention_training.py --steps {args.steps} --work DIR", "steps": args.steps, "block": BLOCK,
         "heads": SHAPE.layers * SHAPE.heads, "weights": WEIGHTS,
     }  # fmt: skip
     for kind, (alone, penalty) in KINDS.items():
