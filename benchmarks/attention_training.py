@@ -111,8 +111,8 @@ def main() -> None:
     if made.get("steps") != args.steps:
         made["rows"] = {}
     made |= {
-        "command": f"python benchmarks/attention_training.py --steps {args.steps} --work DIR", "steps": args.steps, "block": BLOCK,
-        "heads": SHAPE.layers * SHAPE.heads, "weights": WEIGHTS,
+        "command": f"python benchmarks/attention_training.py --steps {args.steps} --work DIR",
+        "steps": args.steps, "block": BLOCK, "heads": SHAPE.layers * SHAPE.heads, "weights": WEIGHTS,
     }  # fmt: skip
     for kind, (alone, penalty) in KINDS.items():
         if kind in made["rows"]:
