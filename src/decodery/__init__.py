@@ -44,7 +44,7 @@ def load(name: str = "smollm2", **options: Any) -> LM:
     """A ready model: an embedded name, a folder, a `.gguf` file, a Hub id, or a server's URL (see `remote`).
 
     options: `dtype` ("auto": the checkpoint's own precision, "float32", "bfloat16", "float16", "int8", "int4"),
-    `kv_dtype` ("float16" halves what a text keeps in memory, "auto"), `device`, `revision`.
+    `kv_dtype` ("float16" halves what a text keeps in memory, "int8" quarters it, "auto"), `device`, `revision`.
     """
     if str(name).startswith(("http://", "https://")):
         from .remote_lm import remote

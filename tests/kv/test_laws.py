@@ -36,11 +36,14 @@ def test_a_text_under_a_policy_is_that_of_plain_decoding(kv: CachePolicy) -> Non
     check_policy(EXACT, PROMPTS, kv, tolerance=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("name", ["coprocessor", "d2o", "meta-soft"])
-def test_policies_that_change_keys_and_values_keep_the_law_where_caches_hold_halves(name: str) -> None:
+def test_policies_that_change_keys_and_values_keep_the_law_where_caches_hold_less(
+    name: str, dtype: torch.dtype
+) -> None:
     narrow = to_int8(MODEL)
-    narrow.narrow_caches()
-    assert narrow.new_cache().blocks.nothing.dtype == torch.float16
+    narrow.narrow_caches(dtype)
+    assert narrow.new_cache().blocks.nothing.dtype == dtype
     check_policy(narrow, PROMPTS[:1], KVS[name], tolerance=0.0)
 
 

@@ -25,6 +25,8 @@ from decodery.model.sites import Site, Visits
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Layer, Weights
 
+KEPT = [torch.float32, torch.float16, torch.int8]
+"""What keys and values may lie in."""
 LLAMA = ModelConfig(
     vocab_size=97, hidden_size=72, intermediate_size=104, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=16,
     max_positions=512,
@@ -170,7 +172,7 @@ def test_row_does_not_depend_on_the_pass(name, kernels):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", KEPT)
 def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels):
     """Rows that stay from earlier passes count as if they were fed again: equal to the last bit."""
     made = make(CONFIGS[name])
@@ -197,7 +199,7 @@ def test_row_does_not_depend_on_the_passes_a_tree_is_fed_in(name, dtype, kernels
 
 
 @pytest.mark.parametrize("name", ["wide-heads", "gemma3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", KEPT)
 def test_row_does_not_depend_on_where_blocks_lie(name, dtype, kernels):
     """A text in many pieces, each of its forks kept alive, equals one that lies side by side."""
     made = make(CONFIGS[name])
@@ -252,7 +254,7 @@ def branches_alone(name, dtype):
     return torch.cat([run(model, stack, [segment])[0] for segment in branches(name, dtype)])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", KEPT)
 @pytest.mark.parametrize("name", ["llama", "wide-heads", "wider-heads", "gemma3"])
 def test_row_does_not_depend_on_who_shares_a_long_text(name, dtype, kernels):
     """Branches whose beginning is read once for all of them, alone or among others: equal to the last bit."""
@@ -268,7 +270,7 @@ def test_row_does_not_depend_on_who_shares_a_long_text(name, dtype, kernels):
     # The fork that has begun anew halfway reads what it holds, not what the others hold there.
     changed = segments[4].cache
     changed.blocks.own(0, changed.length, changed.length, 1)
-    changed.view(1)[0][:, 200].add_(1.0)
+    changed.stored(1)[0][:, 200].add_(1)
     moved, _ = run(model, stack, segments)
     assert not torch.equal(moved[4], expected[4])
     assert torch.equal(moved[:4], expected[:4]) and torch.equal(moved[5:], expected[5:])

@@ -171,9 +171,9 @@ class Merging(Evicting):
         assert isinstance(left, Folded) and attention.segment.cache is not None
         if left.keys is None or left.values is None:
             return left
-        # The next row of the pass reads them as it would from the cache, which may hold halves.
-        stored = attention.segment.cache.blocks.nothing.dtype
-        return replace(left, keys=left.keys.to(stored).to(keys.dtype), values=left.values.to(stored).to(values.dtype))
+        # The next row of the pass reads them as it would from the cache, which may hold them in less precision.
+        cache = attention.segment.cache
+        return replace(left, keys=cache.rounded(left.keys), values=cache.rounded(left.values))
 
     def _with_own(self, held: Folded, name: str, attention: Attention) -> torch.Tensor:
         """[kv_heads, m, head_dim] what a row reads, its own slot the last."""

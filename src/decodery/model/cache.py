@@ -11,7 +11,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from . import blocks
+from . import blocks, coded
 from .blocks import Blocks
 from .cross_memory import CrossMemory
 from .losses import Losses
@@ -64,7 +64,8 @@ class KVCache:
         windowed: Sequence[int] = (),
     ) -> None:
         self.window = window if discards() and torch.device(device).type == "cpu" else None
-        self.blocks = Blocks((layers, kv_heads, head_dim), dtype, device, () if self.window is None else windowed)
+        width = coded.row_bytes(head_dim, dtype) // dtype.itemsize
+        self.blocks = Blocks((layers, kv_heads, width), dtype, device, () if self.window is None else windowed)
         self.lengths = np.zeros(layers, dtype=np.int64)
         self.places = Places(layers)
         self.next_position = 0
@@ -81,8 +82,13 @@ class KVCache:
 
     @property
     def data(self) -> torch.Tensor:
-        """[layers, 2 (keys, values), kv_heads, capacity, head_dim]; a copy where the slots lie in several pieces."""
-        return self.blocks.read(0, self.capacity)
+        """[layers, 2 (keys, values), kv_heads, capacity, head_dim]; a copy where slots lie in pieces or are coded."""
+        return self._numbers(self.blocks.read(0, self.capacity))
+
+    @property
+    def coded(self) -> bool:
+        """Whether it holds bytes, a row's scale behind its numbers."""
+        return self.blocks.nothing.dtype == coded.DTYPE
 
     @property
     def positions(self) -> np.ndarray:
@@ -175,7 +181,7 @@ class KVCache:
             raise ValueError("only a cache that holds nothing can be given a prefix")
         n = data.shape[3]
         self.blocks.replace(n, 0)
-        self.data.copy_(data)
+        self.blocks.read(0, n).copy_(self._elements(data))
         self.places.begin(np.arange(-n, 0, dtype=np.int32))
         self.lengths += n
         self.prefix = n
@@ -207,9 +213,7 @@ class KVCache:
         for slots in self.blocks.pieces(start + self.stays, start + self.scratch, layer):
             rows = slice(done, done + slots.shape[2])
             for kind, given in enumerate((keys[rows], values[rows])):
-                # What float16 has no number for becomes the largest that it has.
-                fitting = given.clamp(-_MOST, _MOST) if slots.dtype == torch.float16 else given
-                slots[kind].copy_(fitting.transpose(0, 1))
+                slots[kind].copy_(self._elements(given).transpose(0, 1))
             done = rows.stop
         self.written[layer] = self.scratch
 
@@ -220,10 +224,14 @@ class KVCache:
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of content and tentative rows, [kv_heads, length + scratch, head_dim] each.
 
-        They are copied only where they lie in several pieces, as in forks.
+        They are copied only where they lie in several pieces, as in forks, or are coded.
         """
-        both = self.blocks.read(0, int(self.lengths[layer]) + self.scratch, layer)
+        both = self._numbers(self.stored(layer))
         return both[0], both[1]
+
+    def stored(self, layer: int) -> torch.Tensor:
+        """The same as it lies in memory, both in one [2, kv_heads, length + scratch, elements of a row]."""
+        return self.blocks.read(0, int(self.lengths[layer]) + self.scratch, layer)
 
     def keep(self, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Turn these tentative rows into content, in this order, and forget the others.
@@ -372,8 +380,8 @@ class KVCache:
         done = 0
         for slots in self.blocks.pieces(0, m, layer):
             rows = slice(done, done + slots.shape[2])
-            slots[0].copy_(keys[:, rows])
-            slots[1].copy_(values[:, rows])
+            for kind, given in enumerate((keys[:, rows], values[:, rows])):
+                slots[kind].copy_(self._elements(given))
             done = rows.stop
         self.places.set(layer, positions)
         self.losses.cut(layer, 0)
@@ -391,6 +399,21 @@ class KVCache:
     def move(self, data: torch.Tensor) -> None:
         """Copy what is held to `data` [layers, 2, kv_heads, capacity, head_dim], memory of its own from then on."""
         self.blocks.move(data, self.length + self.scratch)
+
+    def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
+        """What is read of these [..., head_dim] once the cache holds them, in their own precision."""
+        return self._numbers(self._elements(numbers).to(self.blocks.nothing.dtype)).to(numbers.dtype)
+
+    def _elements(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Keys or values [..., head_dim] as they are to be stored."""
+        if self.coded:
+            return coded.encode(numbers)
+        # What float16 has no number for becomes the largest that it has.
+        return numbers.clamp(-_MOST, _MOST) if self.blocks.nothing.dtype == torch.float16 else numbers
+
+    def _numbers(self, elements: torch.Tensor) -> torch.Tensor:
+        """What is stored as keys or values [..., head_dim]."""
+        return coded.decode(elements) if self.coded else elements
 
     @property
     def _reach(self) -> int:

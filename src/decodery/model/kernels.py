@@ -55,7 +55,7 @@ class SegmentStruct(ctypes.Structure):
     _fields_ = [
         ("runs", POINTER(RunStruct)), ("lengths", c_void_p), ("slots", c_void_p), ("positions", c_void_p),
         ("mask", c_void_p), ("slots_stride", c_int64), ("run_count", c_int32), ("rows", c_int32), ("stays", c_int32),
-        ("half", c_int32), ("starts", c_void_p), ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p),
+        ("element", c_int32), ("starts", c_void_p), ("picked", c_void_p), ("weights", c_void_p), ("mass", c_void_p),
     ]  # fmt: skip
 
 

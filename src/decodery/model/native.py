@@ -259,8 +259,12 @@ class _Walk:
         return SegmentStruct(
             runs, lengths.ctypes.data, slots.ctypes.data, positions.ctypes.data,
             None if mask is None else mask.ctypes.data, apart, len(runs), n,
-            segment.stays, int(data.dtype == torch.float16),
+            segment.stays, _ELEMENTS[data.dtype],
         )  # fmt: skip
+
+
+_ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.int8: 2}
+"""What caches hold, by the number of `Element` in csrc/abi.h."""
 
 
 @lru_cache(maxsize=1024)

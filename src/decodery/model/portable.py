@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from . import coded
 from .attention import visible
 from .batch import Batch, Segment
 from .config import ModelConfig, Rope
@@ -118,8 +119,9 @@ class PortableStack:
                 seen_keys, seen_values = keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
             else:
                 segment.cache.write(index, keys[rows], values[rows])
-                seen_keys, seen_values = segment.cache.view(index)
-            seen_keys, seen_values = seen_keys.float(), seen_values.float()
+                seen_keys, seen_values = segment.cache.stored(index)
+            if seen_keys.dtype != coded.DTYPE:
+                seen_keys, seen_values = seen_keys.float(), seen_values.float()
             if segment.picks:
                 parts.append(attend_picked(queries[rows], seen_keys, seen_values, segment, index, config.window(index)))
                 continue
@@ -152,7 +154,8 @@ def attend_picked(
 def attend(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: list[np.ndarray]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim]; the slots each row reads.
+    """queries [n, heads, head_dim], already scaled; keys and values [kv_heads, L, head_dim], or as caches have them
+    that are `coded`; the slots each row reads.
 
     Returns the context [n, heads * head_dim], the weights [heads, slots of all rows one after another] and the
     logarithms of their sums [n, heads]. Neighbouring rows of which each sees the beginning of what the last one sees
@@ -162,7 +165,7 @@ def attend(
     parts: list[torch.Tensor] = []
     weights: list[torch.Tensor] = []
     mass: list[torch.Tensor] = []
-    finite = bool(values.isfinite().all())
+    finite = bool((coded.apart(values)[1] if values.dtype == coded.DTYPE else values).isfinite().all())
     while first < n:
         last = first + 1
         # A hidden value has weight 0, which only a finite one survives.
@@ -192,14 +195,21 @@ def _attend_together(
     n, heads, dim = queries.shape
     kv_heads, seen = keys.shape[:2]
     grouped = queries.view(n, kv_heads, heads // kv_heads, 1, dim)
-    scores = lane_sum(grouped * keys[None, :, None])
+    whole = keys.dtype == coded.DTYPE
+    scores = coded.products(grouped, keys[None, :, None]) if whole else lane_sum(grouped * keys[None, :, None])
     hidden = torch.arange(seen, device=keys.device) >= lengths[:, None]
     scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
     largest = scores.amax(dim=-1, keepdim=True)
     weights = exponential(scores - largest).masked_fill(hidden[:, None, None], 0.0)
     blocks = -(-seen // VALUE_BLOCK)
     room = blocks * VALUE_BLOCK - seen
-    weights_by_block = pad(weights, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
+    shares = weights
+    if whole:
+        values, scale = coded.apart(values)
+        # A row's scale is a part of its weight.
+        shares = weights * scale[None, :, None, :, 0]
+        values = values.float()
+    weights_by_block = pad(shares, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
     values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
     blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device)
     for i in range(VALUE_BLOCK):

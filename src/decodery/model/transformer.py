@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import SettingsError, UnsupportedModel
+from . import coded
 from .artifact import digest, sampled
 from .batch import Batch, Cost, Scores
 from .cache import KVCache
@@ -32,7 +33,7 @@ class Transformer(TorchLayers):
     """Runs `Weights` as `ModelConfig` describes them. `embed`, `layers` and `head` can be called apart.
 
     Rows of all segments share the linear layers; attention works per segment, over its cache and its own rows.
-    cache_dtype: of the keys and values that new caches hold, the model's own; float16 where `narrow_caches` was called.
+    cache_dtype: of the keys and values that new caches hold, the model's own but where `narrow_caches` was called.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -86,17 +87,22 @@ class Transformer(TorchLayers):
         window = config.sliding_window if windowed and config.causal else None
         return KVCache(*shape, dtype=self.cache_dtype, device=self.device, window=window, windowed=windowed)
 
-    def narrow_caches(self) -> None:
-        """Let new caches hold keys and values in float16, from which attention computes in float32 as before.
+    def narrow_caches(self, dtype: torch.dtype) -> None:
+        """Let new caches hold keys and values in `dtype`.
 
-        Raises SettingsError where the rows of a pass are not computed by themselves, bit for bit.
+        torch.float16: attention computes in float32 as before. torch.int8: a row's numbers are bytes with a scale
+        (`coded`), and its scores are sums of whole numbers. Raises SettingsError where the rows of a pass are not
+        computed by themselves, bit for bit.
         """
+        name = str(dtype).removeprefix("torch.")
         if self._stack is None:
             raise SettingsError(
-                "keys and values can be kept in float16 where rows are exact: load with dtype int8 or int4, "
+                f"keys and values can be kept in {name} where rows are exact: load with dtype int8 or int4, "
                 "or in 16 bits on a CPU that has native kernels"
             )
-        self.cache_dtype = torch.float16
+        if dtype == coded.DTYPE and self.config.head_dim > coded.WIDEST:
+            raise SettingsError(f"keys of more than {coded.WIDEST} numbers are not kept in {name}: choose float16")
+        self.cache_dtype = dtype
 
     def forward(self, batch: Batch, *, taps: Sequence[Tap] = (), route: Route = WHOLE) -> Scores:
         """See `LanguageModel.forward`. Small passes run at fixed shapes where `static` is set, as it is on a GPU."""
@@ -116,7 +122,7 @@ class Transformer(TorchLayers):
         if not np.array_equal(rows, np.arange(batch.rows)):
             hidden = hidden[to_device(rows, self.device)]
         logits = self.head(hidden, visits)
-        row_bytes = 2 * self.config.num_kv_heads * self.config.head_dim * self.cache_dtype.itemsize
+        row_bytes = 2 * self.config.num_kv_heads * coded.row_bytes(self.config.head_dim, self.cache_dtype)
         costs = [Cost.of(segment, route, self.config.num_layers, row_bytes) for segment in batch.segments]
         if visits.chosen:
             costs = [

@@ -47,7 +47,11 @@ struct Model {
     float eps, attention_scale;
 };
 
-// Slots [first, end) of one sequence, which lie side by side: [layers][2][kv_heads][end - first][head_dim] with these
+// What a cache's rows of head_dim numbers are made of: floats, or bytes with the row's scale behind them, in bfloat16, two
+// elements more.
+enum Element : int32_t { float32_elements, float16_elements, coded_elements };
+
+// Slots [first, end) of one sequence, which lie side by side: [layers][2][kv_heads][end - first][a row] with these
 // strides in elements.
 struct Run {
     void* data;
@@ -70,7 +74,7 @@ struct Segment {
     const uint8_t* mask;
     int64_t slots_stride;
     int32_t run_count, rows, stays;
-    int32_t half;                                       // cache elements: 0 float32, 1 float16
+    Element element;                                    // of the cache
     const int32_t *starts, *picked;
     float *weights, *mass;
 };

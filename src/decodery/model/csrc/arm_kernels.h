@@ -54,6 +54,7 @@ INLINE f16 reduce16(const f16* s) {
 
 #include "gemm.h"
 #include "blocks.h"
+#include "coded.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

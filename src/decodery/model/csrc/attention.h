@@ -10,15 +10,16 @@ constexpr int32_t ahead = 8192;    // bytes between what is read and what is ask
 template <class E>
 struct Slots {
     const Run *runs, *last;
-    int64_t index, kind, head, dim;
+    int64_t index, kind, head, size;    // of a row
 
     Slots() = default;
-    Slots(const Segment& segment, int32_t index_, int32_t kind_, int32_t head_, int32_t dim_)
-        : runs(segment.runs), last(segment.runs + segment.run_count - 1), index(index_), kind(kind_), head(head_), dim(dim_) {}
+    Slots(const Segment& segment, int32_t index_, int32_t kind_, int32_t head_, int32_t dim)
+        : runs(segment.runs), last(segment.runs + segment.run_count - 1), index(index_), kind(kind_), head(head_),
+          size(row_elements<E>(dim)) {}
 
     E* row(const Run& run, int64_t slot) const {
         const int64_t at = index * run.layer_stride + kind * run.kind_stride + head * run.head_stride;
-        return static_cast<E*>(run.data) + at + (slot - run.first) * dim;
+        return static_cast<E*>(run.data) + at + (slot - run.first) * size;
     }
     // Slots asked for one by one are mostly a pass's own, which lie in the last run.
     E* operator[](int32_t slot) const {
@@ -33,7 +34,7 @@ struct Slots {
         while (from >= run->end) ++run;
         const int32_t stop = run->end < end ? run->end : end;
         n = stop - from < most ? stop - from : most;
-        far = (stop - from) * dim * int64_t(sizeof(E)) > ahead;
+        far = (stop - from) * size * int64_t(sizeof(E)) > ahead;
         return row(*run, from);
     }
 };
@@ -48,6 +49,8 @@ struct Query {
     float* sum;      // where every finished block is added at once, or null
     float* out;
     float *weights, *mass;    // where these go, or null
+    const int16_t* numbers;   // q in whole numbers of `step`, where keys are coded
+    float step;
 
     int32_t run() const { return seen.end - seen.begin; }
 };
@@ -108,6 +111,7 @@ INLINE void score16_all(const Query* queries, int32_t count, const Key& key, flo
 // Scores of n keys, at most 16, for all queries; to(i): where those of the i-th go.
 template <int C, class E, class Key, class To>
 INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t n, const Key& key, const To& to) {
+    if constexpr (is_coded<E>) return score_coded<C>(queries, count, dim, n, key, to);
 #if DECODERY_REGISTERS >= 32
     if constexpr (C == 4) {
         alignas(64) float parts[most_queries][4][16];
@@ -134,7 +138,7 @@ INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t
 template <class E>
 INLINE void fetch(const E* rows, int32_t n, int32_t dim) {
     const char* from = reinterpret_cast<const char*>(rows) + ahead;
-    for (size_t i = 0; i < size_t(n) * dim * sizeof(E); i += 64) __builtin_prefetch(from + i);
+    for (size_t i = 0; i < n * row_elements<E>(dim) * sizeof(E); i += 64) __builtin_prefetch(from + i);
 }
 
 // `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work. What
@@ -154,13 +158,14 @@ INLINE const float* as_floats(const Half* rows, int32_t n, int32_t dim, float* r
 // Scores of n slots from `from` on, whose keys lie side by side at `rows`, for all queries.
 template <int C, class E>
 INLINE void score_rows(const Query* queries, int32_t count, int32_t from, int32_t n, const E* rows, bool far, int32_t dim) {
+    const int64_t size = row_elements<E>(dim);
     for (int32_t i = 0; i < n; i += 16) {
         const auto to = [&](int32_t k) { return queries[k].p + (from + i - queries[k].seen.begin); };
-        const E* base = rows + int64_t(i) * dim;
+        const E* base = rows + i * size;
         const int32_t left = n - i;
         if (far) fetch(base, left < 16 ? left : 16, dim);
-        if (left >= 16) score_keys<C, E>(queries, count, dim, 16, [&](int32_t k) { return base + k * dim; }, to);
-        else score_keys<C, E>(queries, count, dim, left, [&](int32_t k) { return base + (k < left ? k : left - 1) * dim; }, to);
+        if (left >= 16) score_keys<C, E>(queries, count, dim, 16, [&](int32_t k) { return base + k * size; }, to);
+        else score_keys<C, E>(queries, count, dim, left, [&](int32_t k) { return base + (k < left ? k : left - 1) * size; }, to);
     }
 }
 
@@ -171,7 +176,7 @@ static void score_slots(const Query* queries, int32_t count, const Slots<E>& key
     for (int32_t n; from < end; from += n) {
         bool far;
         const E* rows = keys.part(from, end, value_block, n, far);
-        if constexpr (C == 4 && DECODERY_REGISTERS >= 32) score_rows<C>(queries, count, from, n, rows, far, dim);
+        if constexpr (is_coded<E> || (C == 4 && DECODERY_REGISTERS >= 32)) score_rows<C>(queries, count, from, n, rows, far, dim);
         else {
             const float* floats = as_floats<C>(rows, n, dim, room, far);
             score_rows<C>(queries, count, from, n, floats, far, dim);
@@ -207,9 +212,10 @@ static float softmax(float* scores, int32_t n, float& largest) {
     return total(sum);
 }
 
-// Adds the values of the logical indices [at, at + n), all of one block, to that block's sum, for Q queries.
-template <int C, int Q, class E, class Value>
-INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim, const Value& value) {
+// Adds the values of the logical indices [at, at + n), all of one block, to that block's sum, for Q queries. touch(k): is
+// called once for each of them.
+template <int C, int Q, class E, class Value, class Touch>
+INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim, const Value& value, const Touch& touch) {
     const bool fresh = at % value_block == 0, full = (at + n) % value_block == 0;
     float* block[Q];
     const float* p[Q];
@@ -217,13 +223,23 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
         block[i] = queries[i].blocks + at / value_block * queries[i].apart;
         p[i] = queries[i].p + at;
     }
+    // A coded row's scale is a part of its weight.
+    [[maybe_unused]] float scaled[Q][is_coded<E> ? value_block : 1];
+    if constexpr (is_coded<E>) {
+        for (int32_t k = 0; k < n; ++k) {
+            const float scale = scale_of(value(k), dim);
+            for (int32_t i = 0; i < Q; ++i) scaled[i][k] = p[i][k] * scale;
+        }
+        for (int32_t i = 0; i < Q; ++i) p[i] = scaled[i];
+    }
     if constexpr (C > 0) {
-        constexpr int32_t held = Q > 1 || C < most_sums ? C : most_sums;
+        constexpr int32_t held = Q > 1 && DECODERY_REGISTERS < 32 ? 1 : Q > 1 || C < most_sums ? C : most_sums;
         for (int32_t from = 0; from < C; from += held) {
             f16 sum[Q][held];
             for (int32_t i = 0; i < Q; ++i)
                 for (int32_t c = 0; c < held; ++c) sum[i][c] = fresh ? splat(0.0f) : load(block[i] + (from + c) * 16);
             for (int32_t k = 0; k < n; ++k) {
+                if (from == 0) touch(k);
                 const E* v = value(k) + from * 16;
                 f16 x[held];
                 for (int32_t c = 0; c < held; ++c) x[c] = load(v + c * 16);
@@ -238,6 +254,7 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
     } else {
         for (int32_t c = 0; fresh && c < chunks<C>(dim); ++c) store(block[0] + c * 16, splat(0.0f));
         for (int32_t k = 0; k < n; ++k) {
+            touch(k);
             const E* v = value(k);
             for (int32_t c = 0; c < chunks<C>(dim); ++c)
                 store(block[0] + c * 16, load(block[0] + c * 16) + load(v + c * 16, dim - c * 16) * p[0][k]);
@@ -251,24 +268,24 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
 // The same for all queries and rows that lie side by side.
 template <int C, class E>
 static void add_rows(const Query* queries, int32_t count, int32_t at, int32_t n, const E* rows, bool far, int32_t dim) {
-    const auto again = [&](int32_t k) { return rows + int64_t(k) * dim; };
-    const auto value = [&](int32_t k) {
-        if (far) fetch(again(k), 1, dim);
-        return again(k);
+    const auto value = [&](int32_t k) { return rows + k * row_elements<E>(dim); };
+    const auto first = [&](int32_t k) {
+        if (far) fetch(value(k), 1, dim);
     };
-    constexpr int32_t most = DECODERY_REGISTERS < 32 ? 1 : C == 4 ? 6 : C == 8 ? 3 : 1;
+    const auto again = [](int32_t) {};
+    constexpr int32_t most = DECODERY_REGISTERS < 32 ? (is_coded<E> && C > 0 ? 3 : 1) : C == 4 ? 6 : C == 8 ? 3 : 1;
     int32_t i = 0;
     // The first queries ask for the rows of the next ones too.
     if constexpr (most > 1) {
-        if (count >= most) add_values<C, most, E>(queries, at, n, dim, value), i = most;
-        else if (count >= 3) add_values<C, 3, E>(queries, at, n, dim, value), i = 3;
+        if (count >= most) add_values<C, most, E>(queries, at, n, dim, value, first), i = most;
+        else if (count >= 3) add_values<C, 3, E>(queries, at, n, dim, value, first), i = 3;
     }
-    if (i == 0) add_values<C, 1, E>(queries, at, n, dim, value), i = 1;
+    if (i == 0) add_values<C, 1, E>(queries, at, n, dim, value, first), i = 1;
     if constexpr (most > 3)
-        for (; i + most <= count; i += most) add_values<C, most, E>(queries + i, at, n, dim, again);
+        for (; i + most <= count; i += most) add_values<C, most, E>(queries + i, at, n, dim, value, again);
     if constexpr (most > 1)
-        for (; i + 3 <= count; i += 3) add_values<C, 3, E>(queries + i, at, n, dim, again);
-    for (; i < count; ++i) add_values<C, 1, E>(queries + i, at, n, dim, again);
+        for (; i + 3 <= count; i += 3) add_values<C, 3, E>(queries + i, at, n, dim, value, again);
+    for (; i < count; ++i) add_values<C, 1, E>(queries + i, at, n, dim, value, again);
 }
 
 // Values of the slots [from, end) for all queries, as far as each sees these.
@@ -290,7 +307,8 @@ static void add_slots(const Query* queries, int32_t count, const Slots<E>& value
             for (int32_t m; first < last; first += m) {
                 const int32_t at = first - seen.begin, room_left = value_block - at % value_block;
                 m = last - first < room_left ? last - first : room_left;
-                add_rows<C>(queries + i, 1, at, m, rows + int64_t(first - from) * dim, false, dim);
+                using Row = std::remove_cv_t<std::remove_pointer_t<decltype(rows)>>;
+                add_rows<C>(queries + i, 1, at, m, rows + (first - from) * row_elements<Row>(dim), false, dim);
             }
         }
     };
@@ -298,7 +316,7 @@ static void add_slots(const Query* queries, int32_t count, const Slots<E>& value
         const int32_t most = from < begin ? value_block : value_block - (from - begin) % value_block;
         bool far;
         const E* rows = values.part(from, from < least && least < end ? least : end, most, n, far);
-        if constexpr (C > 0 && DECODERY_REGISTERS >= 32) every(rows, n, far);
+        if constexpr (is_coded<E> || (C > 0 && DECODERY_REGISTERS >= 32)) every(rows, n, far);
         else {
             const float* floats = as_floats<C>(rows, n, dim, room, far);
             every(floats, n, far);
@@ -313,7 +331,7 @@ static void add_list(const Query& query, const Slots<E>& values, int32_t from, i
         const int32_t left = value_block - from % value_block;
         n = end - from < left ? end - from : left;
         const int32_t* list = query.seen.list + (from - query.run());
-        add_values<C, 1, E>(&query, from, n, dim, [&](int32_t k) { return values[list[k]]; });
+        add_values<C, 1, E>(&query, from, n, dim, [&](int32_t k) { return values[list[k]]; }, [](int32_t) {});
     }
 }
 

@@ -2,6 +2,7 @@
 // inside their namespaces.
 
 #define DECODERY_HALVES 1
+#define DECODERY_MADD 1
 #include "vec.h"
 
 using Ints = __m256i;
@@ -94,6 +95,7 @@ INLINE f16 reduce16(const f16* s) {
 
 #include "gemm.h"
 #include "blocks.h"
+#include "coded.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

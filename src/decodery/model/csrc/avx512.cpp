@@ -12,6 +12,7 @@
 #define DECODERY_BOTH_ROWS 8
 #define DECODERY_FLOAT_ROWS 8
 #define DECODERY_REGISTERS 32
+#define DECODERY_MADD 1
 
 namespace avx512 {
 #include "vec.h"
@@ -96,6 +97,7 @@ INLINE f16 reduce16(const f16* s) {
 
 #include "gemm.h"
 #include "blocks.h"
+#include "coded.h"
 #include "attention.h"
 #include "pass.h"
 #include "topk.h"

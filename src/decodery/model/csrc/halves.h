@@ -64,6 +64,14 @@ INLINE void narrow(f16 x, Half* to) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to) + i,
                          _mm256_cvtps_ph(x.half[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+INLINE f8 load8(const Coded* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+INLINE f16 load(const Coded* p) { return {{load8(p), load8(p + 8)}}; }
+INLINE void store_shorts(int16_t* p, i16 x) {
+    const __m256i words = _mm256_packs_epi32(__m256i(x.half[0]), __m256i(x.half[1]));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
+}
 // The lanes' lowest bytes.
 INLINE void store_bytes(int8_t* p, i16 x) {
     const __m256i low = _mm256_set1_epi32(255);

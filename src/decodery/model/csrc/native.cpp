@@ -180,7 +180,7 @@ void arrange(State& state, Layout& layout, const Sizes& sizes, Notes& notes) {
     state.wide.floats = state.context;
     state.inner.floats = state.act;
     state.score_stride = (sizes.longest + 31) / 16 * 16;
-    const int64_t attention = most_queries * (2 * wide + state.score_stride) + value_block * wide;
+    const int64_t attention = most_queries * (wide / 2 + 2 * wide + state.score_stride) + value_block * wide;
     const int64_t normed = round_up(model.hidden > 2 * wide ? model.hidden : 2 * wide, 16);
     state.scratch_stride = attention > normed ? attention : normed;
     layout.take(state.scratch, usable_threads() * state.scratch_stride);

@@ -23,6 +23,7 @@ static void rotate(const float* x, const float* cos, const float* sin, int32_t d
     }
 }
 
+INLINE void copy_head(const float* x, int32_t dim, Coded* y) { code_row(x, dim, y); }
 template <class E>
 INLINE void copy_head(const float* x, int32_t dim, E* y) {
     for (int32_t i = 0; i < dim; i += 16) store(y + i, load(x + i, dim - i), dim - i);
@@ -53,6 +54,9 @@ struct Runner {
     }
     Range my_rows() const { return share(pass.rows, thread, team.threads); }
     float* scratch() const { return state.scratch + thread * state.scratch_stride; }
+    // In attention: queries in whole numbers, then the rest.
+    int16_t* coded_queries() const { return reinterpret_cast<int16_t*>(scratch()); }
+    float* attention_scratch() const { return scratch() + most_queries * wide() / 2; }
 
     // What goes into `linear`, normed.
     void norm_quantize(const float* weight, const Linear& linear) {
@@ -159,8 +163,9 @@ struct Runner {
             const Segment& segment = pass.segments[s];
             const int32_t kind = is_value ? 1 : 0, kv_head = (head - model.heads) % model.kv_heads;
             const int32_t slot = int32_t(segment.lengths[index]) + segment.stays + row - state.rows[s].first;
-            if (segment.half) copy_head(x, dim, Slots<Half>(segment, index, kind, kv_head, dim)[slot]);
-            else copy_head(x, dim, Slots<float>(segment, index, kind, kv_head, dim)[slot]);
+            by_element(segment.element, [&](auto element) {
+                copy_head(x, dim, Slots<decltype(element)>(segment, index, kind, kv_head, dim)[slot]);
+            });
         }
         look_around(layer, index);
         meet(stage_rope);
@@ -217,6 +222,18 @@ struct Runner {
         else if (model.head_dim == 128) work(std::integral_constant<int, 8>());
         else work(std::integral_constant<int, 0>());
     }
+    template <class Work>
+    static void by_element(Element element, const Work& work) {
+        if (element == float32_elements) work(float());
+        else if (element == float16_elements) work(Half());
+        else work(Coded());
+    }
+    template <class Work>
+    void by_kind(const Group& group, const Work& work) const {
+        by_dimension([&](auto chunks) {
+            by_element(pass.segments[state.order[group.first]].element, [&](auto element) { work(chunks, element); });
+        });
+    }
     int32_t head_group() const { return model.heads / model.kv_heads; }
     int32_t wide() const { return round_up(model.head_dim, 16); }
 
@@ -225,6 +242,7 @@ struct Runner {
     template <class E>
     int32_t gather(int32_t index, const Group& group, int32_t kv_head, Range mine, float* scores, float* sums, Query* queries,
                    Span<E>* spans) const {
+        int16_t* const numbers = coded_queries();
         int32_t count = 0, first = 0;
         for (int32_t k = group.first; k < group.last && first < mine.end; ++k) {
             const int32_t s = state.order[k];
@@ -241,6 +259,10 @@ struct Runner {
                 query.q = state.queries + at * wide();
                 query.out = state.context + at * model.head_dim;
                 query.seen = state.seen[state.rows[s].first + row];
+                if constexpr (is_coded<E>) {
+                    query.numbers = numbers + n * wide();
+                    query.step = code_query(query.q, wide(), numbers + n * wide());
+                }
                 if (scores == nullptr) {
                     query.p = state.scores + at * state.score_stride;
                     query.blocks = state.blocks + at * state.blocks_stride;
@@ -270,7 +292,7 @@ struct Runner {
     void attend_whole(int32_t index, const Group& group, int32_t kv_head, Range mine) const {
         Query queries[most_queries];
         Span<E> spans[most_queries];
-        float* sums = scratch();
+        float* sums = attention_scratch();
         float* room = sums + 2 * most_queries * wide();
         const int32_t count = gather(index, group, kv_head, mine, room + value_block * wide(), sums, queries, spans);
         Item<C, E>{queries, spans, count, group.common, model.head_dim, room}.whole();
@@ -281,7 +303,7 @@ struct Runner {
         Query queries[most_queries];
         Span<E> spans[most_queries];
         const int32_t count = gather(index, group, kv_head, mine, nullptr, nullptr, queries, spans);
-        const Item<C, E> item = {queries, spans, count, group.common, model.head_dim, scratch()};
+        const Item<C, E> item = {queries, spans, count, group.common, model.head_dim, attention_scratch()};
         if (adds) item.add(from, from + key_chunk);
         else item.score(from, from + key_chunk);
     }
@@ -304,16 +326,14 @@ struct Runner {
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / parts;
                 const Range mine = share(queries, (item - first) % parts, parts);
-                by_dimension([&](auto chunks) {
-                    if (halves(*group)) attend_whole<decltype(chunks)::value, Half>(index, *group, kv_head, mine);
-                    else attend_whole<decltype(chunks)::value, float>(index, *group, kv_head, mine);
+                by_kind(*group, [&](auto chunks, auto element) {
+                    attend_whole<decltype(chunks)::value, decltype(element)>(index, *group, kv_head, mine);
                 });
             }
             first += items;
         }
         meet(stage_attention);
     }
-    bool halves(const Group& group) const { return pass.segments[state.order[group.first]].half != 0; }
 
     // Chunks of the groups whose few queries threads share.
     void attend_chunks(int32_t index, bool adds) {
@@ -324,9 +344,8 @@ struct Runner {
             const int32_t along = int32_t((group->longest + key_chunk - 1) / key_chunk), items = model.kv_heads * along;
             for (; item < first + items; item = team.take()) {
                 const int32_t kv_head = (item - first) / along, from = (item - first) % along * key_chunk;
-                by_dimension([&](auto chunks) {
-                    if (halves(*group)) attend_chunk<decltype(chunks)::value, Half>(index, *group, kv_head, all, from, adds);
-                    else attend_chunk<decltype(chunks)::value, float>(index, *group, kv_head, all, from, adds);
+                by_kind(*group, [&](auto chunks, auto element) {
+                    attend_chunk<decltype(chunks)::value, decltype(element)>(index, *group, kv_head, all, from, adds);
                 });
             }
             first += items;

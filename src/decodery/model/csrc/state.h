@@ -106,7 +106,7 @@ struct State {
     Visible* seen;                         // [rows], in the layer at hand
     float *qkv, *queries, *context, *branch, *act;
     Quantized narrow, wide, inner;         // over hidden, heads * head_dim, intermediate
-    float* scratch;                        // per thread: a normed row, then attention's accumulators and scores
+    float* scratch;                        // per thread: a normed row, then attention's queries, accumulators and scores
     int64_t scratch_stride, score_stride;
     // Where several threads share a query: its scores [rows][heads][score_stride], sums of its values by block
     // [rows][heads][blocks_stride] and one over the sum of its weights [rows][heads].

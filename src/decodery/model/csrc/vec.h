@@ -13,6 +13,10 @@ struct Bf16 {
 struct Half {
     uint16_t bits;
 };
+// A number of a row that shares one scale.
+struct Coded {
+    int8_t number;
+};
 
 #ifndef DECODERY_REGISTERS
 #define DECODERY_REGISTERS 16    // for vectors
@@ -29,6 +33,7 @@ typedef uint16_t u16x16_loose __attribute__((vector_size(32), aligned(2), may_al
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int8_t s8x16 __attribute__((vector_size(16)));
 typedef int8_t s8x16_loose __attribute__((vector_size(16), aligned(1), may_alias));
+typedef int16_t s16x16_loose __attribute__((vector_size(32), aligned(2), may_alias));
 
 constexpr int32_t most_sums = 8;    // that stay in registers
 
@@ -66,7 +71,11 @@ INLINE void narrow(f16 x, Half* to) {
     *reinterpret_cast<u16x16_loose*>(to) = __builtin_convertvector(sign | (finite & ~strange) | (0x7e00 & strange), u16x16);
 }
 #endif
+INLINE f16 load(const Coded* p) {
+    return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const s8x16_loose*>(p), i16), f16);
+}
 INLINE void store_bytes(int8_t* p, i16 x) { *reinterpret_cast<s8x16_loose*>(p) = __builtin_convertvector(x, s8x16); }
+INLINE void store_shorts(int16_t* p, i16 x) { *reinterpret_cast<s16x16_loose*>(p) = __builtin_convertvector(x, s16x16_loose); }
 
 INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
 INLINE f16 from_bits(i16 x) { return reinterpret_cast<f16>(x); }
@@ -112,6 +121,12 @@ static __attribute__((noinline)) f16 load_part(const Half* p, int32_t n) {
 }
 INLINE f16 load(const Bf16* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
 INLINE f16 load(const Half* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
+static __attribute__((noinline)) f16 load_part(const Coded* p, int32_t n) {
+    Coded lanes[16] = {};
+    for (int32_t i = 0; i < n; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+INLINE f16 load(const Coded* p, int32_t n) { return n >= 16 ? load(p) : load_part(p, n); }
 INLINE void store(Half* p, f16 x, int32_t n) {
     x = larger(splat(-65504.0f), smaller(splat(65504.0f), x));
     if (n >= 16) return narrow(x, p);

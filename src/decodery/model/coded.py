@@ -1,0 +1,57 @@
+"""Rows of numbers in bytes with a scale behind each: what caches may hold, as csrc/coded.h writes and reads it."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPE = torch.int8
+SCALE = torch.bfloat16.itemsize
+"""Elements behind a row's numbers, which are the scale's bytes."""
+MOST = 127
+QUERY_MOST = 8191
+"""The largest whole number of a query: sums of `WIDEST` products fit 32 bits."""
+WIDEST = 1024
+_NOTHING = 1e-30
+
+
+def row_bytes(dim: int, dtype: torch.dtype) -> int:
+    """Of a cache's row of `dim` numbers that is kept in `dtype`."""
+    return (dim + SCALE if dtype == DTYPE else dim) * dtype.itemsize
+
+
+def encode(rows: torch.Tensor) -> torch.Tensor:
+    """[..., dim] floats -> [..., dim + SCALE] int8: whole numbers of a step that is a row's largest over `MOST`.
+
+    What `decode` makes of them is encoded as the same bytes. A row with a number that is not finite is none.
+    """
+    rows = rows.float()
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    scale = torch.where(largest < _NOTHING, 0.0, largest / MOST).to(torch.bfloat16)
+    scale[~largest.isfinite()] = torch.nan
+    usable = scale > 0
+    inverse = torch.where(usable, 1.0 / scale.float(), 0.0)
+    numbers = (torch.where(usable, rows, 0.0) * inverse).round().clamp(-MOST, MOST)
+    return torch.cat((numbers.to(DTYPE), scale.view(DTYPE)), dim=-1)
+
+
+def decode(coded: torch.Tensor) -> torch.Tensor:
+    """[..., dim + SCALE] int8 -> [..., dim] float32."""
+    numbers, scale = apart(coded)
+    return numbers.float() * scale
+
+
+def apart(coded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[..., dim + SCALE] int8 -> numbers [..., dim] int8 and scales [..., 1] float32."""
+    scale = coded[..., -SCALE:].contiguous().view(torch.bfloat16).float()
+    return coded[..., :-SCALE], scale
+
+
+def products(queries: torch.Tensor, coded: torch.Tensor) -> torch.Tensor:
+    """queries [..., dim] times coded keys [..., dim + SCALE] in whole numbers, over the last dimension: [...]."""
+    numbers, scale = apart(coded)
+    largest = queries.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest < _NOTHING, 0.0, QUERY_MOST / largest)
+    whole = (queries * inverse).round().clamp(-QUERY_MOST, QUERY_MOST)
+    # Whole numbers below 2^53, so that no order of the sum changes it.
+    sums = (whole.double() * numbers.double()).sum(dim=-1).float()
+    return sums * (largest / QUERY_MOST * scale)[..., 0]
