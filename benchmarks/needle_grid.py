@@ -22,7 +22,9 @@ from decodery.bench.contexts.measure import Bench
 from decodery.bench.contexts.settings import ContextSettings
 from decodery.resolving import resolve_kv
 
-FULL, HALVES = "full", "full, float16"
+FULL = "full"
+KEPT = {FULL: "auto", "full, float16": "float16", "full, int8": "int8"}
+"""What keys and values are kept in where no policy drops any."""
 POLICIES = (
     *("streaming-llm:budget=0.25", "tova:budget=0.25", "snapkv:budget=0.25,window=16", "quest:budget=0.25"),
     *("actqkv:budget=0.25,block=16,window=64,sinks=4", "double-sparsity:budget=0.25"),
@@ -40,32 +42,31 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lengths = sorted({*arguments.lengths, *arguments.full_lengths})
-    models = {FULL: "auto", HALVES: "float16"}
     benches = {
         name: Bench(decodery.load("smollm2", kv_dtype=kept), ContextSettings(input_tokens=tuple(lengths)))
-        for name, kept in models.items()
+        for name, kept in KEPT.items()
     }
     known: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"found": {}}
     known["command"] = (
         "python benchmarks/needle_grid.py --out benchmarks/results/needle-grid.json --channels runs/channels"
     )
     known |= {"model": "smollm2", "budget": 0.25, "depths": list(DEPTHS)}
-    units = list(itertools.product(lengths, models))
+    units = list(itertools.product(lengths, KEPT))
     units += [(length, policy) for length in sorted(arguments.lengths) for policy in POLICIES]
-    for length, name in sorted(units, key=lambda unit: unit[0] if unit[1] not in models else 0):
+    for length, name in sorted(units, key=lambda unit: unit[0] if unit[1] not in KEPT else 0):
         found = known["found"].setdefault(str(length), {})
         if name in found or (name.startswith("double") and arguments.channels is None):
             continue
         bench = benches.get(name, benches[FULL])
         spec = name + (f",calibration={arguments.channels}" if name.startswith("double") else "")
-        kv = None if name in models else resolve_kv(spec)
+        kv = None if name in KEPT else resolve_kv(spec)
         start = len(DEPTHS) * lengths.index(length)
         cases = bench.cases["needle"][start : start + len(DEPTHS)]
         with torch.no_grad():
             found[name] = {
                 mode: [bench.solved(kv, case, asked) for case in cases]
                 for mode, asked in (("known", True), ("unknown", False))
-                if asked or name not in models
+                if asked or name not in KEPT
             }
         print(length, name, found[name], flush=True)
         arguments.out.write_text(json.dumps(known, indent=1) + "\n")

@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -45,17 +47,17 @@ def main() -> None:
     reference = decodery.load(options.model, dtype="float32")
     windows = held_out(reference, questions, options.windows)
     texts = greedy_texts(reference, questions[:: options.every], options.new_tokens)
-    rows = []
+    rows, losses = [], dict[str, np.ndarray]()
     for precision in options.precisions.split(","):
         score = scorer(reference, options.model, precision)
         begin = time.perf_counter()
-        loss, scored = perplexity(precision, score, windows)
+        losses[precision] = found = window_losses(precision, score, windows)
         different, compared, affected = differences(precision, score, texts)
         rows.append(
             {
                 "precision": precision,
-                "perplexity": round(math.exp(loss), 4),
-                "tokens_scored": scored,
+                "perplexity": round(math.exp(found.mean()), 4),
+                "tokens_scored": sum(len(window) - 1 for window in windows),
                 "greedy_differ": different,
                 "greedy_compared": compared,
                 "texts_affected": affected,
@@ -63,10 +65,14 @@ def main() -> None:
                 "seconds": round(time.perf_counter() - begin, 1),
             }
         )
+        if "/" in precision and (weights := precision.partition("/")[0]) in losses:
+            rows[-1]["more"] = more(found - losses[weights])
         print(rows[-1], flush=True)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     settings = {"windows": len(windows), "window": WINDOW, "every": options.every, "new_tokens": options.new_tokens}
-    options.out.write_text(json.dumps({"model": reference.name, "settings": settings, "rows": rows}, indent=1) + "\n")
+    command = shlex.join(["python", "benchmarks/quality.py", *sys.argv[1:]])
+    result = {"command": command, "model": reference.name, "settings": settings, "rows": rows}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def held_out(lm: LM, questions: list[dict], count: int) -> list[list[int]]:
@@ -110,14 +116,19 @@ def llama_cpp(path: Path) -> Score:
     return score
 
 
-def perplexity(name: str, score: Score, windows: list[list[int]]) -> tuple[float, int]:
-    """Mean negative log-likelihood in nats of all but the first token of every window, and how many were scored."""
-    total, scored = 0.0, 0
-    for window in track(windows, description=f"perplexity {name}"):
-        rows = score(window[:-1], 0)
-        total += float(torch.nn.functional.cross_entropy(rows, torch.tensor(window[1:]), reduction="sum"))
-        scored += len(window) - 1
-    return total / scored, scored
+def window_losses(name: str, score: Score, windows: list[list[int]]) -> np.ndarray:
+    """[windows] mean negative log-likelihood in nats of all but a window's first token; all are equally long."""
+    losses = [
+        float(torch.nn.functional.cross_entropy(score(window[:-1], 0), torch.tensor(window[1:])))
+        for window in track(windows, description=f"perplexity {name}")
+    ]
+    return np.array(losses)
+
+
+def more(nats: np.ndarray) -> list[float]:
+    """By what share perplexity grows for these differences of windows, and a 95 % interval of resampled windows."""
+    drawn = np.random.default_rng(0).choice(nats, (10_000, len(nats))).mean(axis=1)
+    return [round(math.expm1(each), 6) for each in (nats.mean(), *np.quantile(drawn, (0.025, 0.975)))]
 
 
 def greedy_texts(lm: LM, questions: list[dict], length: int) -> list[tuple[list[int], int]]:

@@ -110,19 +110,19 @@ def memory_by_length() -> str:
 
 
 def lengths() -> str:
-    """What a pass costs by the text behind it, with keys and values of two sizes, and what reading alone would."""
+    """What a pass costs by the text behind it, with keys and values of three sizes, and what reading alone would."""
     found = load("lengths")
     each = {(row["keys"], row["rows"], row["context"]): row["ms"] for row in found["rows"]}
-    contexts, numbers = sorted({at for _, _, at in each}), 2 * 30 * 3 * 64
+    contexts, rows_read = sorted({at for _, _, at in each}), 2 * 30 * 3
     cells = []
-    for keys, size in (("float32", 4), ("float16", 2)):
+    for keys, size in (("float32", 64 * 4), ("float16", 64 * 2), ("int8", 64 + 2)):
         first = each[keys, 1, contexts[0]]
         for rows in sorted({count for _, count, _ in each}):
             own = [each[keys, rows, at] for at in contexts]
             cells.append([keys, f"{rows}", *(f"{ms:.1f} ({ms / own[0]:.2f})" for ms in own)])
         beside = [each[keys, 8, at] / each[keys, 1, at] for at in contexts]
         cells.append([keys, "8 beside 1", *(f"{ratio:.2f}" for ratio in beside)])
-        bound = [1 + size * numbers * (at - contexts[0]) / found["reads"] / 1e6 / first for at in contexts]
+        bound = [1 + size * rows_read * (at - contexts[0]) / found["reads"] / 1e6 / first for at in contexts]
         cells.append([keys, "1, reading alone", *(f"({ratio:.2f})" for ratio in bound)])
     head = ["keys and values", "rows", *(f"{at:,}" for at in contexts)]
     said = f"{found['machine']['kernels']}; it reads {found['reads']:.1f} GB/s"
@@ -216,16 +216,17 @@ def needle_grid() -> str:
     return f"`{found['command']}`\n\n{table(head, rows)}"
 
 
-def halves() -> str:
-    """What keys and values of 16 bits cost, beside the same weights with those of 32."""
-    wide = {row["precision"]: row for row in load("quality")["rows"]}
+def fewer_bits() -> str:
+    """What keys and values of 16 and 8 bits cost, beside the same weights with those of 32."""
+    found = load("quality-kept")
     rows = []
-    for row in load("quality-float16")["rows"]:
-        weights = row["precision"].partition("/")[0]
-        for kept, each in (("float32", wide[weights]), ("float16", row)):
-            differ = f"{each['greedy_differ']} of {each['greedy_compared']}"
-            rows.append([weights, kept, f"{each['perplexity']:.3f}", differ])
-    return table(["weights", "keys and values", "perplexity", "greedy tokens that differ from float32's"], rows)
+    for row in found["rows"]:
+        weights, _, kept = row["precision"].partition("/")
+        change = "{:+.2%} ({:+.2%} to {:+.2%})".format(*row["more"]) if kept else ""
+        differ = f"{row['greedy_differ']} of {row['greedy_compared']}"
+        rows.append([weights, kept or "float32", f"{row['perplexity']:.3f}", change, differ])
+    head = ["weights", "keys and values", "perplexity", "more than with float32", "greedy tokens other than float32's"]
+    return f"`{found['command']}`\n\n{table(head, rows)}"
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -239,6 +240,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     **({"prefill": prefill} if recorded("prefill-peers") else {}),
     "cache-recall": cache_recall,
     "needle-grid": needle_grid,
-    "halves": halves,
+    "fewer-bits": fewer_bits,
 }
 PLOTS: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "long-context.svg": picture}

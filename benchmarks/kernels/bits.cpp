@@ -80,19 +80,20 @@ static Linear whole(int32_t in, int32_t out) {
     return linear;
 }
 
-// A pass over two layers: ten rows, then three behind them, two of which branch.
-static void pass_of(const char* set, const Model& model) {
+// A pass over two layers: ten rows, then three behind them, two of which branch. Keys and values lie in `element`s.
+static void pass_of(const char* set, const char* name, const Model& model, Element element) {
     constexpr int32_t slots = 32, rows = 10, more = 3;
-    const int32_t dim = model.head_dim, width = model.kv_heads * dim;
-    std::vector<float> cache(size_t(2) * 2 * width * slots);
+    const int32_t dim = model.head_dim, bytes = element == float32_elements ? 4 : element == float16_elements ? 2 : 1;
+    const int32_t size = element == coded_elements ? dim + 2 : dim, width = model.kv_heads * size;
+    std::vector<uint8_t> cache(size_t(2) * 2 * width * slots * bytes);
     std::vector<float> hidden = floats_of(size_t(rows) * model.hidden), next = floats_of(size_t(more) * model.hidden);
     int64_t lengths[2] = {0, 0}, positions[slots];
     int32_t places[2 * slots], order[2] = {0, 1}, marks[2] = {0, 0};
     for (int32_t i = 0; i < slots; ++i) positions[i] = i, places[i] = places[slots + i] = i;
     float* taps[2] = {nullptr, nullptr};
     std::vector<float> cos = floats_of(rows * dim / 2), sin = floats_of(rows * dim / 2);
-    const Run run = {cache.data(), 2 * width * slots, width * slots, dim * slots, 0, slots};
-    Segment segment = {&run, lengths, places, positions, nullptr, slots, 1, rows, 0, 0, nullptr, nullptr, nullptr, nullptr};
+    const Run run = {cache.data(), 2 * width * slots, width * slots, size * slots, 0, slots};
+    Segment segment = {&run, lengths, places, positions, nullptr, slots, 1, rows, 0, element, nullptr, nullptr, nullptr, nullptr};
     Pass pass = {};
     pass.hidden = hidden.data();
     pass.segments = &segment;
@@ -109,7 +110,7 @@ static void pass_of(const char* set, const Model& model) {
     pass.hidden = next.data(), pass.rows = more, pass.next = 0;
     decodery_layers(&model, &pass, nullptr);
     h = hash(next.data(), next.size(), hash(cache.data(), cache.size(), h));
-    printf("%s\tpass\t%016llx\n", set, static_cast<unsigned long long>(h));
+    printf("%s\t%s\t%016llx\n", set, name, static_cast<unsigned long long>(h));
 }
 
 int main() {
@@ -169,7 +170,9 @@ int main() {
             multiply(set, form == bfloat16s ? "bfloat16" : "float16", {reinterpret_cast<uint8_t*>(packed), nullptr, nullptr, in, out, form}, x.data());
             free(packed);
         }
-        pass_of(set, model);
+        pass_of(set, "pass", model, float32_elements);
+        pass_of(set, "pass, float16 cache", model, float16_elements);
+        pass_of(set, "pass, coded cache", model, coded_elements);
         int32_t ids[64];
         float values[64];
         decodery_topk(logits.data(), 1, 4000, 40, ids, values);

@@ -23,7 +23,7 @@ from decodery.budget.machine import describe
 from decodery.model import kernels
 from decodery.model.batch import Batch, Segment
 
-DTYPES = ("float32", "float16")
+DTYPES = ("float32", "float16", "int8")
 CONTEXTS = (128, 1024, 4096, 8000)
 ROWS = (1, 8)
 PIECE = 512

@@ -50,8 +50,16 @@ def products(queries: torch.Tensor, coded: torch.Tensor) -> torch.Tensor:
     """queries [..., dim] times coded keys [..., dim + SCALE] in whole numbers, over the last dimension: [...]."""
     numbers, scale = apart(coded)
     largest = queries.abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest < _NOTHING, 0.0, QUERY_MOST / largest)
+    # Python's number over a tensor would be that number times the tensor's inverse, which is rounded twice.
+    inverse = torch.where(largest < _NOTHING, 0.0, torch.full_like(largest, QUERY_MOST) / largest)
     whole = (queries * inverse).round().clamp(-QUERY_MOST, QUERY_MOST)
     # Whole numbers below 2^53, so that no order of the sum changes it.
     sums = (whole.double() * numbers.double()).sum(dim=-1).float()
     return sums * (largest / QUERY_MOST * scale)[..., 0]
+
+
+def weigh(weights: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Weights of whole numbers whose rows have these scales, of 17 bits: products with seven bits are exact."""
+    exact = weights * scales
+    far = exact * 129.0
+    return far - (far - exact)

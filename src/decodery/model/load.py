@@ -86,8 +86,8 @@ def load(
     activations and head; all blocks of a GGUF as they are where some have four bits) or "auto", the checkpoint's own
     precision: of a quantized GGUF int4 where most of its layers have such blocks, else int8; 16 bits for a checkpoint
     in 16 bits where that is fast; float32 elsewhere. kv_dtype: "float16" keeps the keys and values of texts in half the
-    memory, "int8" in a quarter of it, in which long texts are read faster; "auto" keeps them as they were computed. device: "auto" is a GPU where PyTorch has one, else the CPU.
-    revision: of a Hub id.
+    memory, "int8" in a quarter of it, in which long texts are read faster; "auto" keeps them as they were computed.
+    device: "auto" is a GPU where PyTorch has one, else the CPU. revision: of a Hub id.
 
     Where a person is watching, a context that RoPE scaling stretches beyond what was trained is announced.
     Raises ModelNotFound, CorruptFile or UnsupportedModel, each with a sentence that says what to do.

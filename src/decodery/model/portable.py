@@ -206,9 +206,7 @@ def _attend_together(
     shares = weights
     if whole:
         values, scale = coded.apart(values)
-        # A row's scale is a part of its weight.
-        shares = weights * scale[None, :, None, :, 0]
-        values = values.float()
+        shares, values = coded.weigh(weights, scale[None, :, None, :, 0]), values.float()
     weights_by_block = pad(shares, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
     values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
     blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device)

@@ -4,7 +4,7 @@
 // its own, the softmax runs over lanes of the logical index, values are added in blocks of it. So the result is that of
 // decoding one token at a time, whatever else is in the pass and whoever computes which part of it.
 
-constexpr int32_t ahead = 8192;    // bytes between what is read and what is asked for meanwhile
+constexpr int32_t ahead = 32;    // rows between what is read and what is asked for meanwhile
 
 // One layer's keys, or values, of one head in the slots of a sequence.
 template <class E>
@@ -34,7 +34,7 @@ struct Slots {
         while (from >= run->end) ++run;
         const int32_t stop = run->end < end ? run->end : end;
         n = stop - from < most ? stop - from : most;
-        far = (stop - from) * size * int64_t(sizeof(E)) > ahead;
+        far = stop - from > ahead;
         return row(*run, from);
     }
 };
@@ -134,11 +134,12 @@ INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t
     }
 }
 
-// Asks for `n` rows before they are needed: a text's keys and values are longer than what the machine foresees.
+// Asks for what lies behind `elements` of rows before it is needed: a text's keys and values are longer than what the
+// machine foresees.
 template <class E>
-INLINE void fetch(const E* rows, int32_t n, int32_t dim) {
-    const char* from = reinterpret_cast<const char*>(rows) + ahead;
-    for (size_t i = 0; i < n * row_elements<E>(dim) * sizeof(E); i += 64) __builtin_prefetch(from + i);
+INLINE void fetch(const E* rows, int64_t elements, int32_t dim) {
+    const char* from = reinterpret_cast<const char*>(rows + ahead * row_elements<E>(dim));
+    for (size_t i = 0; i < elements * sizeof(E); i += 64) __builtin_prefetch(from + i);
 }
 
 // `n` rows from `rows` on as floats: the rows themselves, or widened to `room`, so that all queries share the work. What
@@ -148,7 +149,7 @@ INLINE const float* as_floats(const float* rows, int32_t, int32_t, float*, bool&
 template <int C>
 INLINE const float* as_floats(const Half* rows, int32_t n, int32_t dim, float* room, bool& far) {
     for (int32_t i = 0; i < n * dim; i += 16) {
-        if (far && i % 32 == 0) fetch(rows + i, 1, 32);
+        if (far && i % 32 == 0) fetch(rows + i, 32, dim);
         store(room + i, load(rows + i, C > 0 ? 16 : n * dim - i));
     }
     far = false;
@@ -163,7 +164,7 @@ INLINE void score_rows(const Query* queries, int32_t count, int32_t from, int32_
         const auto to = [&](int32_t k) { return queries[k].p + (from + i - queries[k].seen.begin); };
         const E* base = rows + i * size;
         const int32_t left = n - i;
-        if (far) fetch(base, left < 16 ? left : 16, dim);
+        if (far) fetch(base, (left < 16 ? left : 16) * size, dim);
         if (left >= 16) score_keys<C, E>(queries, count, dim, 16, [&](int32_t k) { return base + k * size; }, to);
         else score_keys<C, E>(queries, count, dim, left, [&](int32_t k) { return base + (k < left ? k : left - 1) * size; }, to);
     }
@@ -223,15 +224,18 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
         block[i] = queries[i].blocks + at / value_block * queries[i].apart;
         p[i] = queries[i].p + at;
     }
-    // A coded row's scale is a part of its weight.
-    [[maybe_unused]] float scaled[Q][is_coded<E> ? value_block : 1];
+    [[maybe_unused]] float scales[is_coded<E> ? value_block : 1], weights[Q][is_coded<E> ? value_block : 1];
     if constexpr (is_coded<E>) {
-        for (int32_t k = 0; k < n; ++k) {
-            const float scale = scale_of(value(k), dim);
-            for (int32_t i = 0; i < Q; ++i) scaled[i][k] = p[i][k] * scale;
+        for (int32_t k = 0; k < n; ++k) scales[k] = scale_of(value(k), dim);
+        for (int32_t i = 0; i < Q; ++i) {
+            weigh(p[i], scales, n, weights[i]);
+            p[i] = weights[i];
         }
-        for (int32_t i = 0; i < Q; ++i) p[i] = scaled[i];
     }
+    const auto added = [](f16 sum, f16 x, f16 weight) {
+        if constexpr (is_coded<E>) return sum_of_exact(sum, x, weight);
+        else return sum + x * weight;
+    };
     if constexpr (C > 0) {
         constexpr int32_t held = Q > 1 && DECODERY_REGISTERS < 32 ? 1 : Q > 1 || C < most_sums ? C : most_sums;
         for (int32_t from = 0; from < C; from += held) {
@@ -241,11 +245,11 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
             for (int32_t k = 0; k < n; ++k) {
                 if (from == 0) touch(k);
                 const E* v = value(k) + from * 16;
-                f16 x[held];
-                for (int32_t c = 0; c < held; ++c) x[c] = load(v + c * 16);
-                for (int32_t i = 0; i < Q; ++i) {
-                    const f16 weight = splat(p[i][k]);
-                    for (int32_t c = 0; c < held; ++c) sum[i][c] = sum[i][c] + x[c] * weight;
+                f16 weight[Q];
+                for (int32_t i = 0; i < Q; ++i) weight[i] = splat(p[i][k]);
+                for (int32_t c = 0; c < held; ++c) {
+                    const f16 x = load(v + c * 16);
+                    for (int32_t i = 0; i < Q; ++i) sum[i][c] = added(sum[i][c], x, weight[i]);
                 }
             }
             for (int32_t i = 0; i < Q; ++i)
@@ -257,7 +261,7 @@ INLINE void add_values(const Query* queries, int32_t at, int32_t n, int32_t dim,
             touch(k);
             const E* v = value(k);
             for (int32_t c = 0; c < chunks<C>(dim); ++c)
-                store(block[0] + c * 16, load(block[0] + c * 16) + load(v + c * 16, dim - c * 16) * p[0][k]);
+                store(block[0] + c * 16, added(load(block[0] + c * 16), load(v + c * 16, dim - c * 16), splat(p[0][k])));
         }
     }
     for (int32_t i = 0; full && i < Q; ++i)
@@ -270,7 +274,7 @@ template <int C, class E>
 static void add_rows(const Query* queries, int32_t count, int32_t at, int32_t n, const E* rows, bool far, int32_t dim) {
     const auto value = [&](int32_t k) { return rows + k * row_elements<E>(dim); };
     const auto first = [&](int32_t k) {
-        if (far) fetch(value(k), 1, dim);
+        if (far) fetch(value(k), dim, dim);
     };
     const auto again = [](int32_t) {};
     constexpr int32_t most = DECODERY_REGISTERS < 32 ? (is_coded<E> && C > 0 ? 3 : 1) : C == 4 ? 6 : C == 8 ? 3 : 1;

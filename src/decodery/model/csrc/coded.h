@@ -1,7 +1,8 @@
 // Rows of bytes that share a scale: [dim] numbers from -127 to 127, and behind them the scale in bfloat16. Coded once
 // more, what such a row stands for is the same row. Included once per instruction set.
 //
-// Scores are whole numbers' sums, which no order changes: a query becomes whole numbers of 13 bits and a step.
+// Scores are whole numbers' sums, which no order changes: a query becomes whole numbers of 13 bits and a step. A value's
+// weight, its row's scale a part of it, has 17 bits, so that products with 7 bits are exact and may be fused with sums.
 
 constexpr int32_t scale_elements = 2;
 constexpr int32_t query_most = 8191;    // sums of 1,024 products with 127 fit 32 bits
@@ -59,6 +60,14 @@ static float code_query(const float* q, int32_t wide, int16_t* numbers) {
     return largest / float(query_most);
 }
 
+// Weights of n values of rows with these scales; all have room for n rounded up to 16.
+INLINE void weigh(const float* p, const float* scales, int32_t n, float* weights) {
+    for (int32_t k = 0; k < n; k += 16) {
+        const f16 w = load(p + k, n - k) * load(scales + k), far = w * 129.0f;
+        store(weights + k, far - (far - w));    // the nearest of 17 bits
+    }
+}
+
 #if DECODERY_MADD
 // The sums of eight vectors' lanes.
 INLINE __m256i sums8(const __m256i* s) {
@@ -106,13 +115,14 @@ INLINE void score_coded(const Query* queries, int32_t count, int32_t dim, int32_
         if constexpr (C > 0) products8<C>(queries, count, each, products);
         else
 #endif
-            for (int32_t j = 0; j < left; ++j)
+            for (int32_t j = 0; j < 8; ++j)
                 for (int32_t i = 0; i < count; ++i) products[i][j] = product(queries[i].numbers, each(j), C > 0 ? C * 16 : dim);
         float scales[8];
-        for (int32_t j = 0; j < left; ++j) scales[j] = scale_of(each(j), dim);
+        for (int32_t j = 0; j < 8; ++j) scales[j] = scale_of(each(j), dim);
         for (int32_t i = 0; i < count; ++i) {
-            float* scores = to(i) + from;
-            for (int32_t j = 0; j < left; ++j) scores[j] = float(products[i][j]) * (queries[i].step * scales[j]);
+            float scores[8];
+            for (int32_t j = 0; j < 8; ++j) scores[j] = float(products[i][j]) * (queries[i].step * scales[j]);
+            __builtin_memcpy(to(i) + from, scores, size_t(left) * sizeof(float));
         }
     }
 }

@@ -39,6 +39,8 @@ INLINE i16& operator|=(i16& a, i16 b) { return a = a | b; }
 INLINE i16 operator&(i16 a, int32_t b) { i16 result; HALVES(a.half[i] & b); }
 INLINE i16 operator<<(i16 a, int32_t b) { i16 result; HALVES(a.half[i] << b); }
 
+INLINE f16 sum_of_exact(f16 sum, f16 x, f16 y) { f16 result; HALVES(f8(_mm256_fmadd_ps(x.half[i], y.half[i], sum.half[i]))); }
+
 INLINE i16 bits(f16 x) { i16 result; HALVES(reinterpret_cast<i8>(x.half[i])); }
 INLINE f16 from_bits(i16 x) { f16 result; HALVES(reinterpret_cast<f8>(x.half[i])); }
 INLINE i16 whole(f16 x) { i16 result; HALVES(__builtin_convertvector(x.half[i], i8)); }

@@ -77,6 +77,15 @@ INLINE f16 load(const Coded* p) {
 INLINE void store_bytes(int8_t* p, i16 x) { *reinterpret_cast<s8x16_loose*>(p) = __builtin_convertvector(x, s8x16); }
 INLINE void store_shorts(int16_t* p, i16 x) { *reinterpret_cast<s16x16_loose*>(p) = __builtin_convertvector(x, s16x16_loose); }
 
+// sum + x * y, whose product is exact, so that fusing the two changes nothing.
+#if DECODERY_REGISTERS >= 32
+INLINE f16 sum_of_exact(f16 sum, f16 x, f16 y) {
+    return reinterpret_cast<f16>(_mm512_fmadd_ps(reinterpret_cast<__m512>(x), reinterpret_cast<__m512>(y), reinterpret_cast<__m512>(sum)));
+}
+#else
+INLINE f16 sum_of_exact(f16 sum, f16 x, f16 y) { return sum + x * y; }
+#endif
+
 INLINE i16 bits(f16 x) { return reinterpret_cast<i16>(x); }
 INLINE f16 from_bits(i16 x) { return reinterpret_cast<f16>(x); }
 INLINE i16 whole(f16 x) { return __builtin_convertvector(x, i16); }

@@ -1,0 +1,50 @@
+"""Rows of bytes with a scale: what they keep of numbers, and that coding once more changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decodery.model.coded import MOST, SCALE, apart, decode, encode, products, weigh
+
+ROWS = torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 500)[:, None]
+
+
+def test_what_is_coded_once_more_is_the_same() -> None:
+    coded = encode(ROWS)
+    assert coded.shape == (500, 64 + SCALE) and coded.dtype == torch.int8
+    assert torch.equal(encode(decode(coded)), coded)
+    # A scale of all its bits, rounded to nothing, is one that rows do not come back to.
+    assert (ROWS.abs().amax(1) / MOST != apart(coded)[1][:, 0]).any()
+
+
+def test_every_number_is_half_a_step_away_at_most() -> None:
+    numbers, scale = apart(encode(ROWS))
+    assert (numbers.abs().amax(1) == MOST).all()
+    assert ((decode(encode(ROWS)) - ROWS).abs() <= scale * 0.501).all()
+
+
+@pytest.mark.parametrize("strange", [torch.nan, torch.inf])
+def test_a_row_with_a_number_that_is_none_is_none(strange: float) -> None:
+    rows = ROWS[:3].clone()
+    rows[1, 5] = strange
+    found = decode(encode(rows))
+    assert found[1].isnan().all() and found[[0, 2]].isfinite().all()
+    assert not decode(encode(torch.zeros(2, 8))).any()
+
+
+def test_products_are_those_of_the_numbers() -> None:
+    queries = torch.randn(7, 1, 64, generator=torch.Generator().manual_seed(1))
+    keys = encode(ROWS)
+    expected = (queries.double() * decode(keys).double()).sum(-1)
+    size = queries.norm(dim=-1) * decode(keys).norm(dim=-1)
+    assert ((products(queries, keys) - expected).abs() <= 2e-4 * size).all()
+
+
+def test_products_with_weights_are_exact() -> None:
+    weights = torch.rand(5000, generator=torch.Generator().manual_seed(2))
+    kept = weigh(weights, torch.full_like(weights, 0.0371))
+    assert ((kept / (weights * 0.0371) - 1).abs() < 1.01 * 2**-17).all()
+    exact = kept.double() * MOST
+    assert torch.equal((kept * MOST).double(), exact)
+    assert not torch.equal((weights * MOST).double(), weights.double() * MOST), "others are rounded"
