@@ -77,8 +77,8 @@ INLINE __m256i sums8(const __m256i* s) {
 }
 
 // products[i][j]: of the i-th query's numbers with those of key(j), for eight keys.
-template <int C, class Query, class Key>
-INLINE void products8(const Query* queries, int32_t count, const Key& key, int32_t (*products)[8]) {
+template <int C, class Query, class Count, class Key>
+INLINE void products8(const Query* queries, Count count, const Key& key, int32_t (*products)[8]) {
     __m256i parts[most_queries][8];
     for (int32_t j = 0; j < 8; ++j) {
         const Coded* row = key(j);
@@ -105,8 +105,8 @@ INLINE int32_t product(const int16_t* numbers, const Coded* row, int32_t dim) {
 }
 
 // Scores of n keys, at most 16, for all queries; to(i): where those of the i-th go.
-template <int C, class Query, class Key, class To>
-INLINE void score_coded(const Query* queries, int32_t count, int32_t dim, int32_t n, const Key& key, const To& to) {
+template <int C, class Query, class Count, class Key, class To>
+INLINE void score_coded(const Query* queries, Count count, int32_t dim, int32_t n, const Key& key, const To& to) {
     for (int32_t from = 0; from < n; from += 8) {
         const int32_t left = n - from < 8 ? n - from : 8;
         const auto each = [&](int32_t j) { return key(from + (j < left ? j : left - 1)); };
