@@ -38,17 +38,17 @@ ALL_STEPS = (
     f"tree-of-thoughts({STEPS},n=2,b={{n}},rounds=12)",
     f"mcts({STEPS},n=4,simulations={{n}},rounds=12)",
     f"a-star({STEPS},k=4,expansions=100,goals={{n}})",
-    f"particle-filter({STEPS},n={{n}})",
-    f"particle-filter({STEPS},n={{n}},choose=vote,pattern={{pattern}})",
-    f"particle-gibbs({STEPS},n={{n}},sweeps=2)",
-    f"entropic-particle-filter({STEPS},n={{n}})",
+    f"particle-filter({STEPS},particles={{n}})",
+    f"particle-filter({STEPS},particles={{n}},choose=vote,pattern={{pattern}})",
+    f"particle-gibbs({STEPS},particles={{n}},sweeps=2)",
+    f"entropic-particle-filter({STEPS},particles={{n}})",
 )
 MAIN_STEPS = (
     f"step-beam({STEPS},n={{n}},m=4)",
     f"dvts({STEPS},n={{n}},m=4)",
     f"lookahead(search=step-beam({STEPS},n={{n}},m=4),k=1)",
-    f"particle-filter({STEPS},n={{n}})",
-    f"entropic-particle-filter({STEPS},n={{n}})",
+    f"particle-filter({STEPS},particles={{n}})",
+    f"entropic-particle-filter({STEPS},particles={{n}})",
     f"mcts({STEPS},n=4,simulations={{n}},rounds=8,widening=0.5)",
     f"a-star({STEPS},k=4,expansions=100,goals={{n}},widening=0.5)",
 )
@@ -61,16 +61,16 @@ AGAIN = (
 )
 EXAMPLES = "puzzle-examples(puzzle=prog(longest=3))"
 EARLY = (
-    f"particle-filter({STEPS},n={{n}},rounds=12)",
-    f"entropic-particle-filter({STEPS},n={{n}},rounds=12)",
-    f"entropic-particle-filter({STEPS},n={{n}},rounds=12,lookahead=fresh)",
+    f"particle-filter({STEPS},particles={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},particles={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},particles={{n}},rounds=12,lookahead=fresh)",
 )
 BLIND = (
     f"step-beam({STEPS},n={{n}},m=4)",
     f"lookahead(search=step-beam({STEPS},n={{n}},m=4),k=1)",
     f"dvts({STEPS},n={{n}},m=4)",
     f"lookahead(search=dvts({STEPS},n={{n}},m=4),k=1)",
-    f"particle-filter({STEPS},n={{n}})",
+    f"particle-filter({STEPS},particles={{n}})",
 )
 SAMPLED = ("pass@n", "best-of-n", "weighted-vote", "self-consistency")
 HEADS = {
