@@ -52,8 +52,8 @@ RUNS = (
     "step-beam(n=8,m=4,scorer={head},delimiter={line},rounds=12)",
     "dvts(n=4,m=2,scorer={head},delimiter={line},rounds=12)",
     "dvts(n=8,m=4,scorer={head},delimiter={line},rounds=12)",
-    "particle-filter(n=4,scorer={head},delimiter={line},rounds=12)",
-    "particle-filter(n=8,scorer={head},delimiter={line},rounds=12)",
+    "particle-filter(particles=4,scorer={head},delimiter={line},rounds=12)",
+    "particle-filter(particles=8,scorer={head},delimiter={line},rounds=12)",
     'budget-forcing(end="####",wait="Wait, let us check:",ignore=1)',
     'budget-forcing(end="####",wait="Wait, let us check:",ignore=2)',
 )

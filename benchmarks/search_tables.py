@@ -24,8 +24,9 @@ from decodery.bench.searches.job import TRACES, SearchJob, read_traces
 from decodery.bench.searches.settings import SearchSettings
 from decodery.model.solvers import SHIPPED
 from decodery.puzzles import puzzle
-from decodery.train.prm import PRMRecipe, train_prm
+from decodery.train.prm import PRM, PRMRecipe, train_prm
 from decodery.train.puzzle_model import PuzzleRecipe, train_puzzle_model
+from search_reliability import reliability
 from search_signs import signs
 
 STEPS = "scorer={scorer},delimiter={delimiter}"
@@ -38,17 +39,17 @@ ALL_STEPS = (
     f"tree-of-thoughts({STEPS},n=2,b={{n}},rounds=12)",
     f"mcts({STEPS},n=4,simulations={{n}},rounds=12)",
     f"a-star({STEPS},k=4,expansions=100,goals={{n}})",
-    f"particle-filter({STEPS},n={{n}})",
-    f"particle-filter({STEPS},n={{n}},choose=vote,pattern={{pattern}})",
-    f"particle-gibbs({STEPS},n={{n}},sweeps=2)",
-    f"entropic-particle-filter({STEPS},n={{n}})",
+    f"particle-filter({STEPS},particles={{n}})",
+    f"particle-filter({STEPS},particles={{n}},choose=vote,pattern={{pattern}})",
+    f"particle-gibbs({STEPS},particles={{n}},sweeps=2)",
+    f"entropic-particle-filter({STEPS},particles={{n}})",
 )
 MAIN_STEPS = (
     f"step-beam({STEPS},n={{n}},m=4)",
     f"dvts({STEPS},n={{n}},m=4)",
     f"lookahead(search=step-beam({STEPS},n={{n}},m=4),k=1)",
-    f"particle-filter({STEPS},n={{n}})",
-    f"entropic-particle-filter({STEPS},n={{n}})",
+    f"particle-filter({STEPS},particles={{n}})",
+    f"entropic-particle-filter({STEPS},particles={{n}})",
     f"mcts({STEPS},n=4,simulations={{n}},rounds=8,widening=0.5)",
     f"a-star({STEPS},k=4,expansions=100,goals={{n}},widening=0.5)",
 )
@@ -61,16 +62,16 @@ AGAIN = (
 )
 EXAMPLES = "puzzle-examples(puzzle=prog(longest=3))"
 EARLY = (
-    f"particle-filter({STEPS},n={{n}},rounds=12)",
-    f"entropic-particle-filter({STEPS},n={{n}},rounds=12)",
-    f"entropic-particle-filter({STEPS},n={{n}},rounds=12,lookahead=fresh)",
+    f"particle-filter({STEPS},particles={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},particles={{n}},rounds=12)",
+    f"entropic-particle-filter({STEPS},particles={{n}},rounds=12,lookahead=fresh)",
 )
 BLIND = (
     f"step-beam({STEPS},n={{n}},m=4)",
     f"lookahead(search=step-beam({STEPS},n={{n}},m=4),k=1)",
     f"dvts({STEPS},n={{n}},m=4)",
     f"lookahead(search=dvts({STEPS},n={{n}},m=4),k=1)",
-    f"particle-filter({STEPS},n={{n}})",
+    f"particle-filter({STEPS},particles={{n}})",
 )
 SAMPLED = ("pass@n", "best-of-n", "weighted-vote", "self-consistency")
 HEADS = {
@@ -84,13 +85,14 @@ HEADS = {
 class Table:
     """settings: what is measured. heads: rewards that are learned first. recipe: of a model that is made, too, of
     the puzzle `taught` where that is another one. mark: whose number in a text, beside its length, is laid beside
-    whether it is right."""
+    whether it is right. along: the head that is asked along the texts of the pools, too."""
 
     settings: SearchSettings
     heads: tuple[str, ...] = ()
     recipe: PuzzleRecipe | None = None
     taught: str = ""
     mark: str = ""
+    along: str = ""
 
 
 TABLES = {
@@ -145,6 +147,7 @@ TABLES = {
         ),
         heads=("restart",),
         recipe=PuzzleRecipe(every=5),
+        along="restart",
     ),
     "finish": Table(
         SearchSettings(
@@ -179,6 +182,11 @@ TABLES = {
 }
 
 
+def head_of(table: Table, name: str, work: Path) -> Path:
+    """Where a head of a table's model is kept."""
+    return work / f"{name}-of-{table.settings.model}" / PRM
+
+
 def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
     """The model and the settings of a table, with what has to be trained for it."""
     settings = table.settings
@@ -188,9 +196,9 @@ def ready(table: Table, work: Path) -> tuple[dc.LM, SearchSettings]:
     lm = dc.load(settings.model if settings.model in SHIPPED else str(made))
     learned = []
     for name in table.heads:
-        folder = work / f"{name}-of-{settings.model}"
-        train_prm(lm.model, puzzle(settings.puzzle), folder, recipe=HEADS[name])
-        learned.append(f"process-reward:head={folder}/process-reward.safetensors")
+        path = head_of(table, name, work)
+        train_prm(lm.model, puzzle(settings.puzzle), path.parent, recipe=HEADS[name])
+        learned.append(f"process-reward:head={path}")
     return lm, replace(settings, rewards=(*settings.rewards, *learned))
 
 
@@ -202,7 +210,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     for name in options.tables or TABLES:
-        lm, settings = ready(TABLES[name], options.work)
+        table = TABLES[name]
+        lm, settings = ready(table, options.work)
         settings = replace(settings, prompts=options.prompts or settings.prompts)
         folder = options.work / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -217,9 +226,13 @@ def main() -> None:
 
         job.run(told)
         found = json.loads((folder / "results.json").read_text("utf-8"))
-        if TABLES[name].mark:
-            found["signs"] = signs(read_traces(folder / TRACES), TABLES[name].mark, settings.budgets)
-        (options.out / f"search-{name}.json").write_text(dump(found), "utf-8")
+        if table.mark:
+            found["signs"] = signs(read_traces(folder / TRACES), table.mark, settings.budgets)
+        if table.along:
+            head = head_of(table, table.along, options.work)
+            found["along"] = reliability(lm, puzzle(settings.puzzle), read_traces(folder / TRACES), head)
+        # What is learned lies elsewhere on every machine.
+        (options.out / f"search-{name}.json").write_text(dump(found).replace(str(options.work), "DIR"), "utf-8")
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def grpo(bench: Bench) -> dict[str, Any]:
 CHOSEN_AMONG = (
     *("pass@n", "best-of-n", "weighted-vote", "self-consistency"),
     *(f"{name}(scorer={{scorer}},delimiter={{delimiter}},n={n},m=4)" for name in ("step-beam", "dvts") for n in (4, 8)),
-    *(f"particle-filter(scorer={{scorer}},delimiter={{delimiter}},n={n})" for n in (4, 8)),
+    *(f"particle-filter(scorer={{scorer}},delimiter={{delimiter}},particles={n})" for n in (4, 8)),
 )
 BUDGETS, BINS, PROBES = (4, 8, 12), 3, 4
 
@@ -229,7 +229,7 @@ def optimal(bench: Bench) -> dict[str, Any]:
     shown = [re.split(r"[(:]", spec)[0] for spec in fold.strategies]
     rows = [
         {
-            "search": f"{name}, n={re.findall(r'n=([0-9]+)', spec)[-1]}",
+            "search": f"{name}, n={re.findall(r'(?:n|particles)=([0-9]+)', spec)[-1]}",
             "tokens": round(float(tokens.mean()), 1),
             "right": [round(float(right[bins == place].mean()), 4) for place in filled],
         }

@@ -44,9 +44,9 @@ def steps(name: str) -> str:
         reward = "a trained head" if row["reward"].startswith("process-reward") else row["reward"]
         rows.append([f"`{method}`", reward, str(row["n"]), shown, even, *costs])
     head = ["method", "reward", "n", "accuracy (95 %)", "over best-of-n at equal tokens (95 %)"]
-    settings = result["settings"]
+    settings, model = result["settings"], result["model"]["name"].rpartition("/")[2]
     about = (
-        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{result['model']['name']}` at temperature "
+        f"{result['rows'][0]['puzzles']} puzzles of `{settings['puzzle']}`, `{model}` at temperature "
         f"{settings['temperature']:g}, a pool of {settings['pool']}."
     )
     return f"{about}\n\n{table([*head, 'tokens', 'scorer calls', 'depth'], rows)}"

@@ -33,7 +33,32 @@ def finish() -> str:
         f"kinds a right text is shorter than a wrong one in {signs['shorter']:.1%} of pairs, ties half, and has fewer "
         f"`{signs['mark']}` in {signs['fewer']:.1%}. Right of all texts that ended, by these: {by_marks}."
     )
-    return f"{about}\n\n{table(['method', *(f'n={n}' for n in budgets), '±', 'tokens', 'depth'], rows)}"
+    shown = table(["method", *(f"n={n}" for n in budgets), "±", "tokens", "depth"], rows)
+    voted = [
+        [each["kind"], str(each["n"]), f"{each['accuracy']:.3f}", "{:+.3f} ({:+.3f} to {:+.3f})".format(*_gain(each))]
+        for each in signs["votes"]
+    ]
+    head = ["a vote of", "n", "right", "over the plain vote, ties to the shorter (95 %)"]
+    return f"{about}\n\n{shown}\n\n{table(head, voted)}"
+
+
+def _gain(row: dict[str, Any]) -> tuple[float, float, float]:
+    return row["gain"], *row["interval"]
+
+
+def enough() -> str:
+    """Sampling until it is enough, and what its head tells along a text."""
+    along = load("search-enough")["along"]
+    rows = [
+        [f"{each['place']:.0%}", *(f"{each[name]:.3f}" for name in ("no_better", "right", "error"))]
+        for each in along["places"]
+    ]
+    about = (
+        f"What the head says along {along['texts']} texts that ended, {along['right']:.1%} of which are right; "
+        f"another text of the same pool is no better in {along['no_better']:.1%} of pairs."
+    )
+    head = ["of a text", "AUC, another is no better", "AUC, it is right", "mean error of ten bins"]
+    return f"{steps('search-enough')}\n\n{about}\n\n{table(head, rows)}"
 
 
 def prog() -> str:
@@ -167,7 +192,7 @@ def rounds(name: str) -> str:
 _EVERY: dict[str, Callable[[], str]] = {
     "ahead": partial(steps, "search-ahead"),
     "early": partial(steps, "search-early"),
-    "enough": partial(steps, "search-enough"),
+    "enough": enough,
     "finish": finish,
     "prog": prog,
     "pair": pair,

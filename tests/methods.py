@@ -567,7 +567,7 @@ SEARCHES: dict[str, Search] = {
     "diverse-beam": DiverseBeam(width=6, groups=3),
     "dvts": DVTS(Even(), delimiter=(7,), step_tokens=3, n=4, m=2),
     "entropic-particle-filter": EntropicParticleFilter(
-        Even(), delimiter=(7,), step_tokens=3, n=2, annealing="entropy", lookahead="fresh"
+        Even(), delimiter=(7,), step_tokens=3, particles=2, annealing="entropy", lookahead="fresh"
     ),
     "early-pruning": EarlyPruning(Even(), n=4, after=4, keep=0.5),
     "compute-optimal": ComputeOptimal(_TABLE, n=4),
@@ -578,9 +578,9 @@ SEARCHES: dict[str, Search] = {
     "lookahead": LookaheadSearch(StepBeam(Even(), delimiter=(7,), step_tokens=3, n=4, m=2)),
     "mcts": MCTS(Even(), delimiter=(7,), step_tokens=3, n=2, simulations=2),
     "smc": SMC(3, 2, "powered", 2.0, lookahead=1, moves=1, threshold=1.0),
-    "parallel-tempering": ParallelTempering(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
-    "particle-filter": ParticleFilter(Even(), delimiter=(7,), step_tokens=3, n=3),
-    "particle-gibbs": ParticleGibbs(Even(), delimiter=(7,), step_tokens=3, n=2, sweeps=2),
+    "parallel-tempering": ParallelTempering(Even(), delimiter=(7,), step_tokens=3, particles=2, sweeps=2),
+    "particle-filter": ParticleFilter(Even(), delimiter=(7,), step_tokens=3, particles=3),
+    "particle-gibbs": ParticleGibbs(Even(), delimiter=(7,), step_tokens=3, particles=2, sweeps=2),
     "pg-td": PGTD(Even(), budget=12),
     "phase-handoff": PhaseHandoff(step_tokens=3, rounds=3, model=tiny_transformer(1)),
     "self-consistency": SelfConsistency(n=4),

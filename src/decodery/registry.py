@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
+from inspect import isfunction
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -173,7 +174,11 @@ def resolve(family: str, spec: Any, **further: Any) -> Any:
     if not isinstance(spec, str):
         actual = family_of(type(spec))
         if isinstance(spec, type) or actual != family:
-            raise SettingsError(f"{spec!r} is not an instance of a {family} method; pass an instance or a name")
+            # What newcomers pass as a scorer, and what makes one of it.
+            wrapped = " (dc.score.TextScore makes one of a function)" if family == "score" and isfunction(spec) else ""
+            raise SettingsError(
+                f"{spec!r} is not an instance of a {family} method; pass an instance{wrapped} or a name"
+            )
         if further:
             raise SettingsError(f"this {type(spec).__name__} is built already: give {listing(list(further))} to it")
         return spec

@@ -169,7 +169,7 @@ def test_a_scripted_chain_is_right_as_often_as_its_closed_form_says() -> None:
     "method",
     [
         "step-beam(scorer={scorer},delimiter={delimiter},n={n},m={n})",
-        "particle-filter(scorer={scorer},delimiter={delimiter},n={n})",
+        "particle-filter(scorer={scorer},delimiter={delimiter},particles={n})",
     ],
 )
 def test_a_reward_that_says_nothing_is_worth_one_text(method: str) -> None:

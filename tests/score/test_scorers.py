@@ -306,7 +306,9 @@ def test_a_source_asks_a_scorer_that_asks_the_model() -> None:
     (steered,), (plain,) = decode(MODEL, [[5, 9, 2]], source=source), decode(MODEL, [[5, 9, 2]])
     # What is likeliest already gets likelier still.
     assert steered.generated == plain.generated and steered.trace.ledger.scorer_calls == 4 * 24
-    with pytest.raises(SettingsError, match="not an instance of a score method"):
+    with pytest.raises(
+        SettingsError, match=r"not an instance of a score method; pass an instance .dc.score.TextScore makes"
+    ):
         ControlledDecoding(lambda text: 1.0)
 
 

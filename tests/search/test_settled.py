@@ -34,7 +34,7 @@ def test_what_is_settled_begins_what_is_found(lm: Any, name: str, monkeypatch: p
     import decodery.search as known
 
     own: dict[str, Any] = {"StepBeam": {"n": 4, "m": 2}, "SpecReason": {"threshold": 0.4}, "Arbitrage": {"theta": 0.4}}
-    settings = own.get(name, {"n": 3})
+    settings = own.get(name, {"particles": 3})
     if name in ("SpecReason", "Arbitrage"):
         settings |= {"model": tiny_lm().model} | ({"router": "threshold"} if name == "Arbitrage" else {})
     search = getattr(known, name)(VOWELS, **STEPS | settings)

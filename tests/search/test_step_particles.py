@@ -178,9 +178,9 @@ def test_weights_and_the_normaliser_have_no_bias(how: str) -> None:
         ({"potential": "prob", "ended": "freeze"}, SHORT, True),
         ({"accumulation": "telescoping", "potential": "prob"}, SHORT, True),
     ):
-        assert bias(ParticleFilter(Table(), n=2, **settings), sizes, early, how) < 1e-10
+        assert bias(ParticleFilter(Table(), particles=2, **settings), sizes, early, how) < 1e-10
     # As it is documented: what has ended counts again in every round.
-    assert bias(ParticleFilter(Table(), n=2), SHORT, early=True, how=how) > 0.02
+    assert bias(ParticleFilter(Table(), particles=2), SHORT, early=True, how=how) > 0.02
 
 
 class Rolled(Sweep):
@@ -193,17 +193,17 @@ class Rolled(Sweep):
 
 def test_wrong_weights_have_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decodery.search.particle_filter.Sweep", Rolled)
-    assert bias(ParticleFilter(Table(), n=2), SHORT) > 0.02
+    assert bias(ParticleFilter(Table(), particles=2), SHORT) > 0.02
 
 
 def test_lookahead_has_no_bias() -> None:
     for settings in ({"lookahead": "fresh"}, {"lookahead": "reuse", "double_count": False}):
-        once = EntropicParticleFilter(Table(), n=2, least=0.0, ended="freeze", **settings)
+        once = EntropicParticleFilter(Table(), particles=2, least=0.0, ended="freeze", **settings)
         assert bias(once, (1, 2, 1), how="systematic") < 1e-10
         assert bias(once, SHORT, early=True) < 1e-10
     # As it is documented: these change the target.
     for settings in ({"lookahead": "reuse", "least": 0.0}, {"least": 1.0, "early": 1.0}):
-        assert bias(EntropicParticleFilter(Table(), n=2, **settings), SHORT, how="systematic") > 0.02
+        assert bias(EntropicParticleFilter(Table(), particles=2, **settings), SHORT, how="systematic") > 0.02
 
 
 class Ahead(Sweep):
@@ -225,7 +225,7 @@ def moved(search: ParticleGibbs, sizes: Sequence[int], early: bool, kind: type[S
 
     def swept(choose: Callable[[np.ndarray], int], reference: Line) -> Text:
         toy = Toy(choose, sizes, early)
-        sweep = kind(toy.root, search.n, weighing, resampling("multinomial", choose), reference)
+        sweep = kind(toy.root, search.particles, weighing, resampling("multinomial", choose), reference)
         drive(search.run_on(toy, [sweep]))
         return sweep.drawn().last.seq.tokens
 
@@ -236,18 +236,18 @@ def moved(search: ParticleGibbs, sizes: Sequence[int], early: bool, kind: type[S
 
 
 def test_a_sweep_of_particle_gibbs_leaves_the_law_as_it_is() -> None:
-    pair = ParticleGibbs(Table(), n=2)
+    pair = ParticleGibbs(Table(), particles=2)
     assert moved(pair, LONG, False) < 1e-12
-    assert moved(ParticleGibbs(Table(), n=3, potential="prob"), (1, 2), False) < 1e-12
-    assert moved(ParticleGibbs(Table(), n=2, ended="freeze", reward_temperature=2.0), LONG, True) < 1e-12
-    assert moved(ParticleGibbs(Table(), n=2, accumulation="telescoping"), SHORT, True) < 1e-12
+    assert moved(ParticleGibbs(Table(), particles=3, potential="prob"), (1, 2), False) < 1e-12
+    assert moved(ParticleGibbs(Table(), particles=2, ended="freeze", reward_temperature=2.0), LONG, True) < 1e-12
+    assert moved(ParticleGibbs(Table(), particles=2, accumulation="telescoping"), SHORT, True) < 1e-12
     # As it is documented: where texts end apart and compete on there is no such law.
     assert moved(pair, SHORT, True) > 1e-3
     assert moved(pair, LONG, False, Ahead) > 1e-3
 
 
 def test_exchanges_keep_detailed_balance() -> None:
-    search = ParallelTempering(Table(), n=2, temperatures=(0.5, 2.0), accumulation="telescoping")
+    search = ParallelTempering(Table(), particles=2, temperatures=(0.5, 2.0), accumulation="telescoping")
     lines = Toy(lambda chances: 0, SHORT, False).lines(search)
 
     def pi(text: Text, temperature: float) -> float:
@@ -298,13 +298,13 @@ def test_the_shared_pieces() -> None:
 END, MODEL, PROMPT = 0, TableModel(4, order=3), [1]
 DRAWN = Sampler.from_settings(temperature=1.0)
 SEARCHES = {
-    "filter": ParticleFilter(Table(), n=6),
-    "systematic": ParticleFilter(Table(), n=6, resampling="systematic", ended="freeze", potential="prob"),
-    "gibbs": ParticleGibbs(Table(), n=3, sweeps=3, reward_temperature=2.0),
-    "tempering": ParallelTempering(Table(), n=3, sweeps=3, temperatures=(1.0, 3.0)),
-    "annealed": EntropicParticleFilter(Table(), n=6, annealing="entropy", least=1.0),
-    "fresh": EntropicParticleFilter(Table(), n=4, lookahead="fresh"),
-    "reuse": EntropicParticleFilter(Table(), n=4, lookahead="reuse", resampling="multinomial"),
+    "filter": ParticleFilter(Table(), particles=6),
+    "systematic": ParticleFilter(Table(), particles=6, resampling="systematic", ended="freeze", potential="prob"),
+    "gibbs": ParticleGibbs(Table(), particles=3, sweeps=3, reward_temperature=2.0),
+    "tempering": ParallelTempering(Table(), particles=3, sweeps=3, temperatures=(1.0, 3.0)),
+    "annealed": EntropicParticleFilter(Table(), particles=6, annealing="entropy", least=1.0),
+    "fresh": EntropicParticleFilter(Table(), particles=4, lookahead="fresh"),
+    "reuse": EntropicParticleFilter(Table(), particles=4, lookahead="reuse", resampling="multinomial"),
 }
 
 
@@ -372,7 +372,7 @@ def test_narrow_and_cold_searches_are_plain_decoding(name: str) -> None:
     settings = {"max_new_tokens": 6, "eos_ids": (END,)}
     for sampler in (DRAWN, Sampler.from_settings()):
         (plain,) = decode(MODEL, [PROMPT], seeds=(4,), sampler=sampler, **settings)
-        one = {"n": 1} | ({"sweeps": 1} if hasattr(chosen, "sweeps") else {})
+        one = {"particles": 1} | ({"sweeps": 1} if hasattr(chosen, "sweeps") else {})
         found = search(chosen if sampler.greedy else replace(chosen, **one), 4, sampler)
         assert [seq.generated for seq in found] == [plain.generated]
         # What is known is neither written nor scored again; drawn texts of two chains are two.
@@ -384,18 +384,18 @@ def test_narrow_and_cold_searches_are_plain_decoding(name: str) -> None:
 
 
 def test_temperatures_of_the_reward_go_from_the_best_to_all() -> None:
-    frozen = ParticleFilter(Table(), n=5, potential="odds", reward_temperature=1e-9)
+    frozen = ParticleFilter(Table(), particles=5, potential="odds", reward_temperature=1e-9)
     counts = search(frozen, 3)[0].trace.ledger.counts
     # Equal texts weigh the same.
     assert counts["resamplings"] <= counts["ancestors"] <= counts["effective"] + 1e-6 < 2 * counts["resamplings"]
-    even = ParticleFilter(Table(), n=5, resampling="systematic", reward_temperature=1e9)
+    even = ParticleFilter(Table(), particles=5, resampling="systematic", reward_temperature=1e9)
     counts = search(even, 3)[0].trace.ledger.counts
     assert counts["ancestors"] == 5 * counts["resamplings"] and counts["effective"] == pytest.approx(
         counts["ancestors"]
     )
     plain = search(SEARCHES["systematic"], 3)
     settings = {"ended": "freeze", "potential": "prob", "least": 0.0}
-    assert [seq.tokens for seq in search(EntropicParticleFilter(Table(), n=6, **settings), 3)] == [
+    assert [seq.tokens for seq in search(EntropicParticleFilter(Table(), particles=6, **settings), 3)] == [
         seq.tokens for seq in plain
     ]
 
@@ -428,11 +428,11 @@ def test_votes_are_weights() -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        (ParticleFilter, {"n": 0}, "n of at least 1"),
+        (ParticleFilter, {"particles": 0}, "particles of at least 1"),
         (ParticleFilter, {"potential": "log"}, "potential of particle-filter is odds or prob"),
         (ParticleFilter, {"resampling": "residual"}, "resamples multinomial or systematic"),
         (ParticleFilter, {"reward_temperature": 0.0}, "reward_temperature must be"),
-        (ParticleGibbs, {"n": 1}, "n of at least 2"),
+        (ParticleGibbs, {"particles": 1}, "at least 2 particles"),
         (ParallelTempering, {"temperatures": (2.0, 1.0)}, "two or more that rise"),
         (EntropicParticleFilter, {"annealing": "linear"}, "anneals by ess, entropy or base"),
         (EntropicParticleFilter, {"lookahead": "far"}, "lookahead of entropic-particle-filter is"),

@@ -134,7 +134,7 @@ def test_what_takes_the_best_asks_for_their_order_alone() -> None:
     for make in ways:
         assert texts(make, Even()) == texts(make, Bent())
     # Odds are no order.
-    odds = partial(ParticleFilter, delimiter=(7,), step_tokens=3, n=6)
+    odds = partial(ParticleFilter, delimiter=(7,), step_tokens=3, particles=6)
     assert texts(odds, Even()) != texts(odds, Bent())
 
 

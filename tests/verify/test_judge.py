@@ -123,6 +123,8 @@ def test_training_separates_goes_on_and_reports(tmp_path: Path) -> None:
 
 def test_auc_counts_pairs() -> None:
     assert auc(np.array([3.0, 1.0, 2.0, 2.0]), np.array([True, False, True, False])) == pytest.approx(3.5 / 4)
+    assert auc(np.array([2.0, 1.0]), np.array([0.75, 0.25])) == 0.75
+    assert auc(np.array([2.0, 1.0]), np.array([True, True])) == 0.5
 
 
 def test_questions_are_read_or_refused(tmp_path: Path) -> None:

@@ -41,15 +41,15 @@ _PEAK = 2.0
 class EntropicParticleFilter(ParticleSearch):
     """A particle filter that keeps texts apart early, and may look a step ahead before it draws among them.
 
-    Where the effective number of texts is below `least` of n, and less than `early` of the `rounds` are over, weights
-    are taken to the power 1 / temperature for the draw: annealing "ess" makes that n / effective x (1 - share of rounds
-    over), "entropy" the inverse of the normalised entropy, which is raised to 1 as rounds pass, "base" 2 - the share of
-    rounds over; never below 1. lookahead: "fresh" draws one step more behind every text, counts it in the draw, and
-    forgets it: the next weight is divided by what was counted; "reuse" lets that step be the next one, and counts it
-    again as its own weight, or once with double_count=false. Published are least=0.5, early=0.5, "ess" and systematic
-    resampling; the published code has no lookahead: "fresh" is the auxiliary particle filter of the textbooks. Cost:
-    that of particle-filter, with "fresh" twice as many steps and scores. The settings of weights are those of
-    particle-filter, the others those of all searches over steps, see step-beam.
+    Where the effective number of texts is below `least` of all, and less than `early` of the `rounds` are over, weights
+    are taken to the power 1 / temperature for the draw: annealing "ess" makes that all / effective x (1 - share of
+    rounds over), "entropy" the inverse of the normalised entropy, which is raised to 1 as rounds pass, "base" 2 - the
+    share of rounds over; never below 1. lookahead: "fresh" draws one step more behind every text, counts it in the
+    draw, and forgets it: the next weight is divided by what was counted; "reuse" lets that step be the next one, and
+    counts it again as its own weight, or once with double_count=false. Published are least=0.5, early=0.5, "ess" and
+    systematic resampling; the published code has no lookahead: "fresh" is the auxiliary particle filter of the
+    textbooks. Cost: that of particle-filter, with "fresh" twice as many steps and scores. The settings of weights are
+    those of particle-filter, the others those of all searches over steps, see step-beam.
     """
 
     reward_temperature: float = 1.0
@@ -76,7 +76,7 @@ class EntropicParticleFilter(ParticleSearch):
         return self.resampling
 
     def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
-        sweep = Sweep(growth.root, self.n, self.weighing(self.reward_temperature), resample)
+        sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
         yield from self.step(growth, [sweep])
         while sweep.open:
             over = sweep.steps / self.rounds
@@ -91,7 +91,7 @@ class EntropicParticleFilter(ParticleSearch):
                 growth.settle(line.last for line in sweep.lines)
                 continue
             # Where there is one text there is nothing to draw among.
-            looks = self.lookahead == "fresh" and self.n > 1
+            looks = self.lookahead == "fresh" and self.particles > 1
             ahead = (yield from self._ahead(growth, sweep)) if looks else None
             sweep.resample(ahead, anneal)
             growth.settle(line.last for line in sweep.lines)
@@ -101,13 +101,13 @@ class EntropicParticleFilter(ParticleSearch):
         return [sweep]
 
     def _ahead(self, growth: Growth, sweep: Sweep[Node]) -> Asking[list[float]]:
-        """[n] logs of what the texts would be multiplied by after one step more, which is drawn and forgotten."""
+        """[particles] logs of what texts would be multiplied by after one step more, which is drawn and forgotten."""
         children, potentials = yield from self.grown(growth, sweep.parents)
         return sweep.foreseen(children, potentials)
 
 
 def annealed(log_weights: np.ndarray, over: float, how: Annealing, least: float, early: float) -> float:
-    """The temperature, at least 1, of a draw by weights [n] when a share `over` in (0, 1] of the rounds is over."""
+    """The temperature, at least 1, of a draw by weights [particles] a share `over` in (0, 1] of the rounds on."""
     share = effective_size(log_weights) / len(log_weights)
     if share >= least or over >= early:
         return 1.0

@@ -33,20 +33,20 @@ class ParallelTempering(ParticleSearch):
     temperatures: of the rewards, one per chain and rising; chain k aims at the request's law times the potentials to
     the power 1 / temperatures[k]. After each sweep but the last, neighbours exchange their references with a
     probability that leaves both laws as they are: a text that only a warm chain dares to write can so come to the
-    coldest, whose texts of the last sweep are the results. n: texts of each chain. The chains share their passes. Not
-    in the published code, but as its paper has it; n, sweeps and temperatures are no published ones. Ledger: exchanges
-    offered and made. The settings of weights are those of particle-filter, the others those of all searches over steps,
-    see step-beam.
+    coldest, whose texts of the last sweep are the results. particles: texts of each chain. The chains share their
+    passes. Not in the published code, but as its paper has it; particles, sweeps and temperatures are no published
+    ones. Ledger: exchanges offered and made. The settings of weights are those of particle-filter, the others those of
+    all searches over steps, see step-beam.
     """
 
-    n: int = 8
+    particles: int = 8
     temperatures: tuple[float, ...] = (1.0, 2.0)
     sweeps: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self._name, "sweeps", self.sweeps)
-        require_width(self._name, self.n, self.sweeps)
+        require_width(self._name, self.particles, self.sweeps)
         for temperature in self.temperatures:
             require_temperature(temperature)
         if len(self.temperatures) < 2 or list(self.temperatures) != sorted(set(self.temperatures)):
@@ -57,7 +57,7 @@ class ParallelTempering(ParticleSearch):
         references: list[Line[Node] | None] = [None] * len(chains)
         for number in range(self.sweeps):
             sweeps = [
-                Sweep(growth.root, self.n, weighing, resample, reference)
+                Sweep(growth.root, self.particles, weighing, resample, reference)
                 for weighing, reference in zip(chains, references, strict=True)
             ]
             yield from self.run_on(growth, sweeps)

@@ -16,28 +16,28 @@ from .sweeps import Resample, Sweep
     "particle-filter",
     paper="A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo "
     "Methods (2025)",
-    guarantee="texts by weight follow the request's law times the potentials, exactly as n grows; n=1 is plain "
-    "decoding; the best text is no draw from that law",
+    guarantee="texts by weight follow the request's law times the potentials, exactly as particles grow in number; "
+    "one is plain decoding; the best text is no draw from that law",
     needs=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)
 class ParticleFilter(ParticleSearch):
-    """Grows n texts by a step each round, and draws with replacement by their rewards which n of them go on.
+    """Grows as many texts as `particles` by a step each round, and draws with replacement by their rewards which go on.
 
     A step weighs its potential to the power 1 / reward_temperature: with potential "odds", as published, r / (1 - r) of
     its reward r, with "prob" r itself, clipped to 1e-7 from 0 and 1. accumulation: "product", as published, has the
     potentials of all steps count in a text's weight, "telescoping" that of its last step alone. ended: what has ended
     is drawn among the others by its last potential, once more in every round ("compete", as published), or weighs no
     more ("freeze", which alone keeps the law where texts end after different numbers of steps). resampling:
-    "multinomial" draws each text by itself, "systematic" copies it as often as its share of n says, rounded. choose:
+    "multinomial" draws each text by itself, "systematic" copies it as often as its share of them says, rounded. choose:
     best returns the texts by worth, vote one for each of their answers by the summed weights of texts. Ledger: the log
     of the estimated mass of the target (log_normaliser, whose exponential has no bias), and sums over resamplings of
     the effective number of texts and of different texts kept (effective, ancestors). The other settings are those of
     all searches over steps, see step-beam. A text whose score fails is left. A warning tells where all texts come from
-    one after a third of the steps. Published are n=64 (of 1 to 128), reward_temperature=1, odds, product, compete,
-    multinomial, rounds=40, a sampling temperature of 0.8 and the best text as the answer; prob, telescoping, freeze,
-    systematic and choose=vote are not. Cost: n steps and scores a round.
+    one after a third of the steps. Published are particles=64 (of 1 to 128), reward_temperature=1, odds, product,
+    compete, multinomial, rounds=40, a sampling temperature of 0.8 and the best text as the answer; prob, telescoping,
+    freeze, systematic and choose=vote are not. Cost: a step and a score of every text a round.
     """
 
     reward_temperature: float = 1.0
@@ -53,7 +53,7 @@ class ParticleFilter(ParticleSearch):
         return self.resampling
 
     def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
-        sweep = Sweep(growth.root, self.n, self.weighing(self.reward_temperature), resample)
+        sweep = Sweep(growth.root, self.particles, self.weighing(self.reward_temperature), resample)
         yield from self.run_on(growth, [sweep], alone=True)
         count("log_normaliser", sweep.log_normaliser)
         return [sweep]

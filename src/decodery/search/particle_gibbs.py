@@ -16,24 +16,24 @@ from .sweeps import Line, Resample, Sweep
     "particle-gibbs",
     paper="A Probabilistic Inference Approach to Inference-Time Scaling of LLMs using Particle-Based Monte Carlo "
     "Methods (2025)",
-    guarantee="a sweep leaves the request's law times the potentials as it is, for any n of at least 2, where texts "
+    guarantee="a sweep leaves the request's law times the potentials as it is, for 2 particles or more, where texts "
     "have equally many steps or ended=freeze; the best text is no draw from that law",
     needs=("a scorer of beginnings and answers, between 0 and 1",),
     texts=("delimiter", "pattern"),
 )
 @dataclass(frozen=True)
 class ParticleGibbs(ParticleSearch):
-    """Sweeps of particle filtering, in each of which a text drawn from the sweep before stands among n - 1 fresh ones.
+    """Sweeps of particle filtering, in each of which a text drawn from the sweep before stands among fresh ones.
 
     That reference is weighed after every step of the sweep by its own step of the same number, is never lost, and lends
     its beginning to texts that are drawn from it. pool: whether the texts of all sweeps are results, or those of the
     last one. Texts are drawn each by itself (multinomial resampling), for which the law is known. The settings of
-    weights are those of particle-filter, the others those of all searches over steps, see step-beam. n=16 and sweeps=4
-    are no published numbers: they write the 64 texts of the published filter. Cost: that of particle-filter in the
-    first sweep, n - 1 steps and scores a round in the others.
+    weights are those of particle-filter, the others those of all searches over steps, see step-beam. particles=16 and
+    sweeps=4 are no published numbers: they write the 64 texts of the published filter. Cost: that of particle-filter in
+    the first sweep, a step and a score a round less in the others.
     """
 
-    n: int = 16
+    particles: int = 16
     reward_temperature: float = 1.0
     sweeps: int = 4
     pool: bool = False
@@ -42,14 +42,14 @@ class ParticleGibbs(ParticleSearch):
         super().__post_init__()
         require_temperature(self.reward_temperature)
         require_count(self._name, "sweeps", self.sweeps)
-        require_width(self._name, self.n, self.sweeps)
+        require_width(self._name, self.particles, self.sweeps)
 
     def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
         weighing = self.weighing(self.reward_temperature)
         done: list[Sweep[Node]] = []
         reference: Line[Node] | None = None
         for _ in range(self.sweeps):
-            sweep = Sweep(growth.root, self.n, weighing, resample, reference)
+            sweep = Sweep(growth.root, self.particles, weighing, resample, reference)
             yield from self.run_on(growth, [sweep])
             reference = sweep.drawn()
             done = [*done, sweep] if self.pool else [sweep]

@@ -33,20 +33,20 @@ _TELLING = 4
 class ParticleSearch(StepSearch):
     """See the descriptions of those who have it.
 
-    n: texts side by side. potential: what a reward makes a step weigh, "odds" or "prob"; accumulation: "product" lets
-    every step count, "telescoping" the last one alone; ended: whether a text goes on to compete with its last potential
-    after its end, or freezes. step_tokens: as published.
+    particles: texts side by side. potential: what a reward makes a step weigh, "odds" or "prob"; accumulation:
+    "product" lets every step count, "telescoping" the last one alone; ended: whether a text goes on to compete with its
+    last potential after its end, or freezes. step_tokens: as published.
     """
 
     step_tokens: int = 1024
-    n: int = 64
+    particles: int = 64
     potential: Potential = "odds"
     accumulation: Literal["product", "telescoping"] = "product"
     ended: Literal["compete", "freeze"] = "compete"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_count(self._name, "n", self.n)
+        require_count(self._name, "particles", self.particles)
         for name, known in (
             ("potential", ("odds", "prob")),
             ("accumulation", ("product", "telescoping")),
@@ -159,7 +159,7 @@ def require_resampling(name: str, value: str) -> None:
         raise SettingsError(f"{name} resamples multinomial or systematic, not {value!r}")
 
 
-def require_width(name: str, n: int, sweeps: int) -> None:
+def require_width(name: str, particles: int, sweeps: int) -> None:
     """Raise SettingsError where a sweep would have no text beside its reference."""
-    if n < 2 and sweeps > 1:
-        raise SettingsError(f"{name} needs n of at least 2: beside the reference nothing would be written")
+    if particles < 2 and sweeps > 1:
+        raise SettingsError(f"{name} needs at least 2 particles: beside the reference nothing would be written")

@@ -90,7 +90,13 @@ def fit(
 
 
 def auc(scores: np.ndarray, truth: np.ndarray) -> float:
-    """The probability that a valid example scores higher than an invalid one; a tie counts half."""
-    above, below = scores[truth], np.sort(scores[~truth])
-    left, right = np.searchsorted(below, above, "left"), np.searchsorted(below, above, "right")
-    return float((left + right).mean() / (2 * len(below)))
+    """The probability that a valid example scores higher than an invalid one; a tie counts half.
+
+    truth: which are valid, or how much of each is, from 0 to 1. Where all are of one kind, 0.5.
+    """
+    values, place = np.unique(scores, return_inverse=True)
+    share = np.asarray(truth, dtype=np.float64)
+    valid, invalid = (np.bincount(place, each, len(values)) for each in (share, 1 - share))
+    if not valid.any() or not invalid.any():
+        return 0.5
+    return float((valid * (np.cumsum(invalid) - invalid / 2)).sum() / (valid.sum() * invalid.sum()))
