@@ -3,8 +3,9 @@
     decodery train diffusion --out DIR --tasks json,copy,expr --letters 12 --places 64 --steps 2000 --batch 32 --lr 2e-3
     python benchmarks/canvas_lengths.py DIR --work DIR --out benchmarks/results/canvas-lengths.json
 
-DIR is a model that was trained on canvases of all lengths. FILTER is a filter for learn2pd, trained here on its own
-decoding. Nothing is timed.
+DIR is a model that was trained on canvases of all lengths; sums in brackets it does not learn in so many steps, and the
+page leaves out what static decoding gets wrong. FILTER is a filter for learn2pd, trained here on its own decoding.
+Nothing is timed.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 from figures import load, recorded, table
-from filling import share_right
+from filling import LEAST, share_right
 
 
 def freedave() -> str:
@@ -77,6 +77,23 @@ def bits() -> str:
     )
 
 
+def experts() -> str:
+    """How many experts a pass reads by its rows, and what is right, by way of sharing them."""
+    found = load("canvas-experts-rows")
+    rows, facts = found["rows"], found["facts"]
+    counts = list(dict.fromkeys(row["rows"] for row in rows))
+    lines = []
+    for shared in dict.fromkeys(row["shared"] for row in rows):
+        own = {row["rows"]: row for row in rows if row["shared"] == shared}
+        told = [f"{row['read']:.1f}, {row['right'] / row['prompts']:.2f}" for row in own.values()]
+        lines.append([f"`{shared}`" if "-" in shared else shared, *told])
+    return (
+        f"`{found['command']}`: {facts['prompts']} prompts of each task, {facts['experts']} experts. Experts of a "
+        "layer that a pass reads, and the share of right answers, by rows of a pass:\n\n"
+        + table(["", *(f"{count} rows" for count in counts)], lines)
+    )
+
+
 def limits(name: str, groups: Sequence[str]) -> str:
     """What becomes of a group of ways as one of their settings changes, by a model or by the oracle."""
     found = load(name)
@@ -100,9 +117,16 @@ def limits(name: str, groups: Sequence[str]) -> str:
 
 
 def lengths() -> str:
-    """What canvases longer than their answers cost and get right, by way of filling."""
+    """What canvases longer than their answers cost and get right, by way of filling; of tasks that the model can do."""
     found = load("canvas-lengths")
-    facts, rows = found["facts"], found["rows"]
+    facts = found["facts"]
+    plain = [row for row in found["rows"] if row["way"] == "static"]
+    shares = {
+        task: share_right([row for row in plain if row["task"] == task])
+        for task in dict.fromkeys(row["task"] for row in plain)
+    }
+    able = [task for task, share in shares.items() if share >= LEAST]
+    rows = [row for row in found["rows"] if row["task"] in able]
     ways, places = (list(dict.fromkeys(row[name] for row in rows)) for name in ("way", "places"))
 
     def told(way: str, length: int) -> str:
@@ -111,7 +135,7 @@ def lengths() -> str:
         )
         passes = np.mean([row["passes"] for row in own])
         pairs = np.mean([row["pairs"] for row in own]) / np.mean([row["pairs"] for row in base])
-        return f"{share_right(own):.2f} in {passes:.1f}, {pairs:.2f}"
+        return f"{share_right(own):.2f} in {passes:.1f}, {pairs:.3f}"
 
     lines = []
     for way in ways:
@@ -120,11 +144,12 @@ def lengths() -> str:
         lines.append([f"`{way}`", *(told(way, length) for length in places), f"{tau:.2f}"])
     answers = np.mean([row["tokens"] for row in rows if row["way"] == "static"])
     learned = ", ".join(f"{name} {value:g}" for name, value in facts["filter"].items())
-    tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
+    left = ", ".join(f"{task} is left out ({share:.2f})" for task, share in shares.items() if share < LEAST)
     return (
-        f"`{found['command']}`: {facts['prompts']} prompts of each of {tasks}, whose answers have "
+        f"`{found['command']}`: {facts['prompts']} prompts of each of {', '.join(able)}, whose answers have "
         f"{answers:.1f} tokens on average. The share right, passes, and pairs of rows and keys over those of static "
-        f"decoding, by places of a canvas. FILTER, of itself: {learned}.\n\n"
+        f"decoding, by places of a canvas. FILTER, of itself: {learned}. Of what static decoding gets right in less "
+        f"than {LEAST}, {left or 'there is nothing'}.\n\n"
         + table(["", *(f"{length} places" for length in places), "tau"], lines)
     )
 
@@ -151,6 +176,7 @@ _WAYS = {
 
 _EVERY: dict[str, Callable[[], str]] = {
     "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
+    "canvas-experts-rows": experts,
     "canvas-rules": partial(limits, "canvas-rules", ("rules", "ccd")),
     "canvas-limits": partial(limits, "canvas-limits", ("caches", "rules", "ccd")),
 }  # fmt: skip

@@ -226,6 +226,13 @@ def test_exploring_needs_fewer_passes_where_every_group_hangs_on_one_uncertain_t
     for canvas in (several, branching):
         groups = np.array(canvas.output).reshape(4, 4)
         assert (groups == groups[:, :1]).all()
+    # Where an end is likely and something else is drawn, no branch is likely enough: what was drawn is written.
+    ending = OracleDenoiser([[9, 9]] * 9 + [[1, 2]], vocab_size=11)
+    drawn = [
+        fill(ending, "explore-exploit:branches=3", 2, prompt=[0], eos=[9], seed=seed, temperature=1.0).output
+        for seed in range(40)
+    ]
+    assert [9] in drawn and [1, 2] in drawn
 
 
 def test_dystruct_is_threshold_where_it_decides_nothing_and_keeps_its_bounds() -> None:
