@@ -40,7 +40,7 @@ def company() -> str:
     facts = found["facts"]
     lines = [
         [
-            {"m": "size m, 7 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
+            {"m": "size m, 6 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
             row["dtype"], "blocks of 4" if row["blocks"] else "the whole canvas", f"{row['rows a pass']:.1f}",
             f"{1e3 * row['alone']:.0f}", f"{1e3 * row['together'] / facts['together']:.0f}",
             f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
