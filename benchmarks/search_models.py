@@ -294,7 +294,7 @@ def budget(bench: Bench) -> dict[str, Any]:
     for name, scorer in (("right", right), ("right and short", f"budgeted(scorer={right},most=50,spare=20)")):
         out = bench.work / f"grpo-{name.replace(' ', '-')}"
         if not (out / "README.md").is_file():
-            recipe = GRPORecipe(held=16, calibrate="none", beta=0.02, steps=40, lr=3e-4)
+            recipe = GRPORecipe(held=8, reference=16, calibrate="none", beta=0.02, steps=20)
             train_grpo(lm.model, asked, resolve("score", scorer).bind(lm.tokenizer), out, recipe=recipe)
         kinds[name] = dc.load(str(out))
     found: dict[str, Any] = {}

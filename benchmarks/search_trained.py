@@ -11,6 +11,7 @@ search-GROUP.json.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 import decodery as dc
 from decodery.bench.searches.allocation import Fold, crossed
@@ -36,6 +38,7 @@ from decodery.search.answers import Answers
 from decodery.search.base import Search
 from decodery.train.grpo import GRPORecipe, train_grpo
 from decodery.train.judge import auc
+from decodery.train.loop import CHECKPOINT
 from decodery.train.orpo import ORPORecipe, train_orpo
 from decodery.train.prm import PRMRecipe, train_prm
 from decodery.train.value import states_of
@@ -191,12 +194,19 @@ def grpo(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {"before": _standing(bench, bench.lm)}
     scorer = resolve("score", reward("noisy", bench.asked)).bind(bench.lm.tokenizer)
     for calibrate, beta in (("identity", 0.1), ("best-of", 0.5)):
-        recipe = GRPORecipe(held=16, calibrate=calibrate, beta=beta, steps=40, lr=3e-4)
+        recipe = GRPORecipe(held=8, calibrate=calibrate, beta=beta, steps=20)
         out = bench.work / f"grpo-{calibrate}"
         values = train_grpo(bench.lm.model, bench.asked, scorer, out, recipe=recipe)
         told = {name: round(value, 4) for name, value in values.items()}
-        found[calibrate] = told | {"beta": beta} | _standing(bench, dc.load(str(out)))
+        found[calibrate] = told | {"beta": beta} | _standing(bench, dc.load(str(out))) | {"along": _along(out)}
     return found
+
+
+def _along(out: Path) -> dict[str, dict[str, float]]:
+    """What was said of held-out puzzles on the way, by step."""
+    with safe_open(out / "training" / CHECKPOINT, "np") as file:
+        metrics = json.loads(file.metadata()["history"])["metrics"]
+    return {step: {name: round(value, 4) for name, value in values.items()} for step, values in metrics.items()}
 
 
 CHOSEN_AMONG = (

@@ -189,6 +189,19 @@ def rounds(name: str) -> str:
     return f"{result['settings']['prompts']} test puzzles of `chain`.\n\n{table(head, rows)}"
 
 
+def grpo() -> str:
+    """What models are worth that learned from rewards, and what held-out puzzles said on the way."""
+    result = load("search-grpo")
+    columns = ("reward", "win_rate", "win_rate_of_one", "kl")
+    rows = [
+        [kind, step, *(f"{values[name]:.3f}" for name in columns)]
+        for kind, each in result["figures"].items()
+        for step, values in each.get("along", {}).items()
+    ]
+    head = ["worth", "step", *(_LEARNED[name] for name in columns)]
+    return f"{rounds('search-grpo')}\n\n{table(head, rows)}"
+
+
 _EVERY: dict[str, Callable[[], str]] = {
     "ahead": partial(steps, "search-ahead"),
     "early": partial(steps, "search-early"),
@@ -205,7 +218,7 @@ _EVERY: dict[str, Callable[[], str]] = {
         plain, "search-drag", "questions over facts about people, the embedded model.", "context_tokens", "retrievals"
     ),
     "orpo": partial(rounds, "search-orpo"),
-    "grpo": partial(rounds, "search-grpo"),
+    "grpo": grpo,
     "infalign": infalign,
     "optimal": optimal,
 }
