@@ -1,7 +1,7 @@
 """How many experts a pass reads by how many rows it has, and what sharing them keeps right.
 
-    decodery train diffusion --out DIR --size s-moe --tasks copy,reverse,sort,replace-random,shuffle --steps 1200 \\
-        --batch 48 --lr 1.5e-3
+    decodery train diffusion --out DIR --size xs-moe --tasks copy,reverse,sort,replace-random,shuffle --steps 1500 \\
+        --batch 48 --lr 2e-3
     python benchmarks/canvas_experts.py DIR --out benchmarks/results/canvas-experts-rows.json
 
 DIR is a mixture of `decodery train diffusion`. A pass has the rows of a block, whose surroundings a dual cache keeps,

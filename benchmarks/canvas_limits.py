@@ -1,13 +1,13 @@
 """How ways of filling canvases come to their limits: caches by refresh, radii, R2 rule by rule, and CCD's two forms.
 
-    LISTS=copy,reverse,sort,shuffle,insert-index,insert-random,remove-index,remove-random,replace-index,replace-random
-    decodery train diffusion --out DIR --steps 4000 --lr 2e-3 --tasks $LISTS
-    python benchmarks/canvas_limits.py DIR --out benchmarks/results/canvas-limits.json
+    decodery train diffusion --out DIR --tasks json,copy,expr --letters 12 --places 64 --steps 2000 --batch 32 --lr 2e-3
+    python benchmarks/canvas_limits.py DIR --of caches --tasks json,copy --letters 12 --places 32 \\
+        --out benchmarks/results/canvas-caches.json
     python benchmarks/canvas_limits.py --out benchmarks/results/canvas-rules.json
 
-DIR is a model of `decodery train diffusion` that knows ParallelBench's ten tasks on lists. Every way fills the same
-canvases as static decoding without a cache. Without a model an oracle is asked, as in canvas_grid.py, by all ways that
-have no cache. Interrupted, it goes on with the ways that are still to be measured. Nothing is timed.
+DIR is a model of `decodery train diffusion` that knows the tasks. Every way fills the same canvases as static decoding
+without a cache. Without a model an oracle is asked about ParallelBench's ten tasks on lists, as in canvas_grid.py, by
+all ways that have no cache. Interrupted, it goes on with the ways that are still to be measured. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import decodery
 from canvas_grid import PLACES, oracle
 from decodery.bench.canvases.job import kendall
-from decodery.bench.canvases.tasks import drawn
+from decodery.bench.canvases.tasks import Item, drawn
 from decodery.diffuse.canvas import Canvas
 from decodery.lm import LM
 from decodery.model.store import write_text
@@ -59,25 +59,35 @@ Filled = tuple[str, bool, Canvas]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", nargs="?")
+    parser.add_argument("--of", help="groups of ways, all unless given")
+    parser.add_argument("--tasks", default=",".join(LISTS))
     parser.add_argument("--letters", type=int, default=6)
+    parser.add_argument("--places", type=int, help="of a canvas, what answers need unless given")
     parser.add_argument("--prompts", type=int, default=50, help="of each task")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    command = f"python benchmarks/canvas_limits.py {'DIR ' if given.folder else ''}"
-    command += f"--letters {given.letters} --prompts {given.prompts} --out {given.out}"
-    facts = {"prompts": given.prompts, "places": canvas_length(tuple(LISTS), given.letters)}
+    tasks = tuple(given.tasks.split(","))
+    named = "".join(f"--{name} {getattr(given, name)} " for name in ("of", "places") if getattr(given, name))
+    if given.folder:
+        named = f"DIR {named}--tasks {given.tasks} "
+    command = f"python benchmarks/canvas_limits.py {named}--letters {given.letters} --prompts {given.prompts} "
+    command += f"--out {given.out}"
+    places = given.places or canvas_length(tasks, given.letters)
+    facts = {"prompts": given.prompts, "places": places}
     rows = json.loads(given.out.read_text())["rows"] if given.out.is_file() else {}
-    ways = [way for way in dict.fromkeys(way for each in WAYS.values() for way in each) if way not in rows]
+    chosen = given.of.split(",") if given.of else WAYS
+    ways = [way for way in dict.fromkeys(way for each in chosen for way in WAYS[each]) if way not in rows]
     reference: list[Filled] = []
     if given.folder:
         lm = decodery.load(given.folder, dtype="float32", device="cpu")
-        reference = filled(lm, "static", given.prompts, given.letters)
+        items = drawn(tasks, given.prompts, given.letters, 0)
+        reference = filled(lm, "static", items, places)
     else:
         facts["places"] = PLACES
         ways = [way for way in ways if "cache=" not in way]
     for way in ways:
         if given.folder:
-            rows[way] = row(filled(lm, way, given.prompts, given.letters), reference)
+            rows[way] = row(filled(lm, way, items, places), reference)
         else:
             rows[way] = of_oracle([oracle(way, task, given.prompts) for task in LISTS])
         print(way, json.dumps(rows[way]), flush=True)
@@ -101,10 +111,9 @@ def of_oracle(tasks: list[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def filled(lm: LM, way: str, prompts: int, letters: int) -> list[Filled]:
+def filled(lm: LM, way: str, items: list[Item], places: int) -> list[Filled]:
     """Of each prompt its task, whether the answer is right, and the canvas."""
-    items, found = drawn(tuple(LISTS), prompts, letters, 0), list[Filled]()
-    places = canvas_length(tuple(LISTS), letters)
+    found = list[Filled]()
     for first in range(0, len(items), _TOGETHER):
         some, engine = items[first : first + _TOGETHER], lm.engine()
         begun = [lm.begin(engine, lm.fill(lm.encode(each.prompt, raw=True), way, places)) for each in some]
@@ -114,22 +123,23 @@ def filled(lm: LM, way: str, prompts: int, letters: int) -> list[Filled]:
 
 
 def row(found: list[Filled], reference: list[Filled]) -> dict[str, Any]:
-    """right: by task. same: the share of places that hold what static decoding has there. rows, pairs: of a canvas."""
+    """right: by task. same: the share of an answer's places that hold what static decoding has there, its end with
+    them. rows, pairs: of a canvas.
+    """
     canvases = [canvas for _, _, canvas in found]
-    right: dict[str, int] = dict.fromkeys(LISTS, 0)
+    right: dict[str, int] = {}
     for task, good, _ in found:
-        right[task] += good
-    same = [
-        one.tokens[one.prompt_length :] == other.tokens[other.prompt_length :]
-        for (_, _, one), (_, _, other) in zip(found, reference, strict=True)
-    ]
-    several = sum(right[task] for task in LISTS if task in SEVERAL)
-    each = len(found) / len(LISTS)
-    many = sum(task in SEVERAL for task in LISTS)
+        right[task] = right.get(task, 0) + good
+    same = [one.tokens[answer(other)] == other.tokens[answer(other)]
+            for (_, _, one), (_, _, other) in zip(found, reference, strict=True)]  # fmt: skip
+    shares = {
+        name: [right[task] for task in right if (task in SEVERAL) == several]
+        for name, several in (("one answer", False), ("several", True))
+    }
+    each = len(found) / len(right)
     return {
-        "one answer": round((sum(right.values()) - several) / each / (len(LISTS) - many), 4),
-        "several": round(several / each / many, 4),
-        "same": round(float(np.mean(same)), 4),
+        **{name: round(sum(own) / each / len(own), 4) for name, own in shares.items() if own},
+        "same": round(float(np.mean(np.concatenate(same))), 4),
         "passes": round(float(np.mean([canvas.passes for canvas in canvases])), 3),
         "rows": round(float(np.mean([canvas.rows for canvas in canvases])), 2),
         "pairs": round(float(np.mean([canvas.pairs for canvas in canvases])), 1),
@@ -139,6 +149,10 @@ def row(found: list[Filled], reference: list[Filled]) -> dict[str, Any]:
         "tau": round(float(np.mean([kendall(canvas) for canvas in canvases])), 3),
         "right": right,
     }
+
+
+def answer(canvas: Canvas) -> slice:
+    return slice(canvas.prompt_length, canvas.prompt_length + len(canvas.output))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from figures import load, recorded, runs_of, table, table_of
+from figures import load, runs_of, table, table_of
 
 from decodery.train.lists import SEVERAL
 
@@ -65,8 +65,6 @@ def bar() -> str:
     """What static decoding gets right, of models that are to judge methods."""
     lines, said = [], []
     for name in ("parallelbench-bar", "parallelbench-bar-m", "parallelbench-puzzles", "parallelbench-sudoku"):
-        if not recorded(name):
-            continue
         found = load(name)
         said.append(f"{len(said) + 1}: `{found['made']}`, then `{found['command']}`")
         for row in (row for row in found["rows"] if row["method"] == "static"):
@@ -229,5 +227,3 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip
-if recorded("parallelbench-m"):
-    SECTIONS["parallelbench-m"] = partial(_ways, "parallelbench-m")

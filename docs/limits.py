@@ -40,7 +40,7 @@ def company() -> str:
     facts = found["facts"]
     lines = [
         [
-            {"m": "size m, 7 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
+            {"m": "size m, 6 million numbers", "smollm2": "the embedded model, 135 million"}[row["model"]],
             row["dtype"], "blocks of 4" if row["blocks"] else "the whole canvas", f"{row['rows a pass']:.1f}",
             f"{1e3 * row['alone']:.0f}", f"{1e3 * row['together'] / facts['together']:.0f}",
             f"{row['ratio']:.2f} ({row['least']:.2f} to {row['most']:.2f})",
@@ -102,12 +102,13 @@ def limits(name: str, groups: Sequence[str]) -> str:
         each for each in ("one answer", "several", "same", "passes", "rows", "tokens per pass", "tau")
         if each in rows["static"]
     ]  # fmt: skip
-    single = ["shuffle", "insert-random", "replace-random"]
+    asked = list(rows["static"]["right"])
+    single = [task for task in asked if task in ("shuffle", "insert-random", "replace-random")] or asked
     parts = [f"`{found['command']}`: {facts['prompts']} prompts of each task, {facts['places']} places."]
     for group in groups:
         lines = [
             [
-                f"`{way}`", *(f"{rows[way][name]:.2f}" for name in columns),
+                f"`{way}`", *(f"{rows[way][name]:.{4 if name == 'same' else 2}f}" for name in columns),
                 *(f"{rows[way]['right'][task] / facts['prompts']:.2f}" for task in single),
             ]
             for way in _WAYS[group]
@@ -178,6 +179,6 @@ _EVERY: dict[str, Callable[[], str]] = {
     "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
     "canvas-experts-rows": experts,
     "canvas-rules": partial(limits, "canvas-rules", ("rules", "ccd")),
-    "canvas-limits": partial(limits, "canvas-limits", ("caches", "rules", "ccd")),
+    "canvas-caches": partial(limits, "canvas-caches", ("caches",)),
 }  # fmt: skip
 SECTIONS = {name: section for name, section in _EVERY.items() if recorded(name)}

@@ -189,9 +189,9 @@ WAYS = (
 )  # fmt: skip
 
 
-def canvases(name: str) -> str:
+def canvases() -> str:
     """Ways of filling by tokens per pass, for tasks with one answer and with several; caches are left out."""
-    rows = [row for row in load(name)["rows"] if "cache=" not in row["method"]]
+    rows = [row for row in load("parallelbench")["rows"] if "cache=" not in row["method"]]
     panels: dict[str, list[Line]] = {"tasks with one answer": [], "tasks with several": []}
     for (title, lines), several in zip(panels.items(), (False, True), strict=True):
         tasks = {row["task"] for row in rows if (row["task"] in SEVERAL) == several}
@@ -301,8 +301,7 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-infalign.svg": transforms,
     **({RESULTS / "search-finish.svg": finishing} if recorded("search-finish") else {}),
     **({RESULTS / "search-pair.svg": escalating} if recorded("search-pair") else {}),
-    RESULTS / "canvases.svg": partial(canvases, "parallelbench"),
-    **({RESULTS / "canvases-m.svg": partial(canvases, "parallelbench-m")} if recorded("parallelbench-m") else {}),
+    RESULTS / "canvases.svg": canvases,
     RESULTS / "canvas-grid.svg": grid,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),

@@ -22,7 +22,7 @@ from .training import command_line, lists_options, out_option, resumable, seed_o
     "--size",
     default="xs",
     show_default=True,
-    help="xs, s or m: 0.2, 2 or 7 million numbers; xs-moe, s-moe: of 16 MLPs.",
+    help="xs, s or m: 0.2, 2 or 6 million numbers; xs-moe, s-moe: of 16 MLPs.",
 )
 @click.option(
     "--places", type=int, help="Canvases of all lengths up to this; without it, of the one that answers need."
