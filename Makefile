@@ -79,15 +79,18 @@ $(VENV)/installed: pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/decoder
 	@touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	@$(PIP) -e '.[test,lint]'
+	@$(BIN)/python packaging/extras.py test lint > $@.txt
+	@$(PIP) -r $@.txt
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed
-	@$(PIP) -e '.[docs]'
+	@$(BIN)/python packaging/extras.py docs > $@.txt
+	@$(PIP) -r $@.txt
 	@touch $@
 
 $(VENV)/installed-package: $(VENV)/installed
-	@$(PIP) -e '.[package]'
+	@$(BIN)/python packaging/extras.py package > $@.txt
+	@$(PIP) -r $@.txt
 	@touch $@
 
 clean:
