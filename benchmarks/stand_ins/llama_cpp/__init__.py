@@ -2,15 +2,21 @@
 
     PYTHONPATH=benchmarks/stand_ins python benchmarks/prefill_peers.py ...
 
-Reading a prompt and its first token alone: that is what it is timed for.
+Reading prompts and writing greedily: that is what it is timed for.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import xllamacpp
+
+_MOST = 64
+"""Tokens of a text."""
 
 
 class Llama:
@@ -35,6 +41,37 @@ class Llama:
         self._said = self._server.handle_completions(asked)
         assert self._said["usage"]["prompt_tokens"] == len(tokens), self._said["usage"]
 
-    def generate(self, prompt: list[int], **_: Any) -> Iterator[int]:
-        self.eval(prompt)
-        yield from self._said.get("tokens") or [-1]
+    def tokenize(self, text: bytes) -> str:
+        """A prompt that is text stays so: the server makes tokens of it."""
+        return text.decode()
+
+    def generate(self, prompt: list[int] | str, **_: Any) -> Iterator[int]:
+        """Tokens as they are written, a number for each; the caller stops when it has enough."""
+        if not isinstance(prompt, str):
+            self.eval(prompt)
+            yield from self._said.get("tokens") or [-1]
+            return
+        asked = {"prompt": prompt, "max_tokens": _MOST, "temperature": 0.0, "cache_prompt": False}
+        asked |= {"stream": True, "ignore_eos": True, "return_tokens": True}
+        written: SimpleQueue[int | None] = SimpleQueue()
+
+        def told(chunk: Any) -> bool:
+            for part in chunk if isinstance(chunk, list) else [chunk]:
+                known = json.loads(part) if isinstance(part, str) else part
+                for choice in known.get("choices", ()):
+                    if choice.get("finish_reason") is None:
+                        written.put(1)
+            return False
+
+        def ask() -> None:
+            self._server.handle_completions(asked, told)
+            written.put(None)
+
+        asking = Thread(target=ask)
+        asking.start()
+        try:
+            while (token := written.get()) is not None:
+                yield token
+        finally:
+            # A process may not end while the server writes.
+            asking.join()
