@@ -54,7 +54,7 @@ class Blocks:
     def __init__(
         self, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str, windowed: Sequence[int] = ()
     ) -> None:
-        """shape: layers, kv_heads, head_dim."""
+        """shape: layers, kv_heads, elements of a row: head_dim, and more where rows are coded."""
         layers, kv_heads, head_dim = shape
         self.windowed, self.passed = tuple(windowed), 0
         self.nothing = torch.empty((layers, 2, kv_heads, 0, head_dim), dtype=dtype, device=device)

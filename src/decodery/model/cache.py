@@ -42,6 +42,7 @@ class KVCache:
     `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
     or more; from then on it doubles, so growing costs no copy per token. Forks share `blocks` of slots, and copy only
     those that they write to.
+    dtype: what keys and values are held in; torch.int8 is whole numbers with a scale for each row (`model.coded`).
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
     window: how many positions back the rows of layers `windowed` see; None where every row may see all of them.
     scratch: how many tentative rows there are. stays: how many of them the pass in progress found here. written:

@@ -112,7 +112,7 @@ INLINE void score16_all(const Query* queries, int32_t count, const Key& key, flo
 template <int C, class E, class Key, class To>
 INLINE void score_keys(const Query* queries, int32_t count, int32_t dim, int32_t n, const Key& key, const To& to) {
     if constexpr (is_coded<E>) {
-        // A number that the compiler knows: loops over so few are a third of the work.
+        // A number that the compiler knows, so that it unrolls the loops over queries.
         if (count == 3) return score_coded<C>(queries, std::integral_constant<int32_t, 3>(), dim, n, key, to);
         return score_coded<C>(queries, count, dim, n, key, to);
     }
