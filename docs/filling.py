@@ -16,17 +16,8 @@ _BARS = dict.fromkeys(("copy", "reverse", "insert-index", "remove-index", "repla
 LEAST = 0.95
 
 
-def parallelbench() -> str:
+def ways(name: str) -> str:
     """What a pass may write without loss, task by task."""
-    return _ways("parallelbench")
-
-
-def sudoku() -> str:
-    """The same of a puzzle."""
-    return _ways("parallelbench-sudoku")
-
-
-def _ways(name: str) -> str:
     from decodery.bench.canvases.figures import adaptivity_gap, fastest, totals
 
     found = load(name)
@@ -220,7 +211,8 @@ def canvas_cost() -> str:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    "parallelbench-bar": bar, "parallelbench": parallelbench, "parallelbench-sudoku": sudoku,
+    "parallelbench-bar": bar,
+    **{name: partial(ways, name) for name in ("parallelbench", "parallelbench-m", "parallelbench-sudoku")},
     "canvas-grid": grid,
     "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},

@@ -189,9 +189,9 @@ WAYS = (
 )  # fmt: skip
 
 
-def canvases() -> str:
+def canvases(name: str) -> str:
     """Ways of filling by tokens per pass, for tasks with one answer and with several; caches are left out."""
-    rows = [row for row in load("parallelbench")["rows"] if "cache=" not in row["method"]]
+    rows = [row for row in load(name)["rows"] if "cache=" not in row["method"]]
     panels: dict[str, list[Line]] = {"tasks with one answer": [], "tasks with several": []}
     for (title, lines), several in zip(panels.items(), (False, True), strict=True):
         tasks = {row["task"] for row in rows if (row["task"] in SEVERAL) == several}
@@ -201,7 +201,8 @@ def canvases() -> str:
                 of = [row for row in rows if row["method"] == method and row["task"] in tasks]
                 tokens = sum(row["tokens_per_pass"] for row in of) / len(of)
                 points.append((tokens, sum(row["right"] for row in of) / sum(row["prompts"] for row in of)))
-            lines.append(Line(way, tuple(sorted(points))))
+            if points:
+                lines.append(Line(way, tuple(sorted(points))))
         panels[title] = lines
     return plot("Share of right answers by tokens per pass", "tokens per pass", panels)
 
@@ -301,7 +302,8 @@ PLOTS: dict[Path, Callable[[], str]] = {
     RESULTS / "search-infalign.svg": transforms,
     **({RESULTS / "search-finish.svg": finishing} if recorded("search-finish") else {}),
     **({RESULTS / "search-pair.svg": escalating} if recorded("search-pair") else {}),
-    RESULTS / "canvases.svg": canvases,
+    RESULTS / "canvases.svg": partial(canvases, "parallelbench"),
+    RESULTS / "canvases-m.svg": partial(canvases, "parallelbench-m"),
     RESULTS / "canvas-grid.svg": grid,
     RESULTS / "draft-sweep-data.svg": partial(law, "data", "tokens learned from"),
     RESULTS / "draft-sweep-size.svg": partial(law, "size", "weights of layer and head"),
