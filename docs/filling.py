@@ -170,11 +170,11 @@ def adaptation() -> str:
     )
 
 
-def canvas_experts() -> str:
+def canvas_experts(name: str) -> str:
     """What canvases that share experts get right, and how many experts their passes read."""
     from decodery.bench.canvases.job import wilson
 
-    found = load("canvas-experts")
+    found = load(name)
     layers, lines = found["model"]["layers"], []
     for method in dict.fromkeys(row["method"] for row in found["rows"]):
         own = [row for row in found["rows"] if row["method"] == method]
@@ -216,6 +216,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "canvas-grid": grid,
     "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
-    "canvas-cost": canvas_cost, "canvas-experts": canvas_experts, "canvas-training": canvas_training,
+    "canvas-cost": canvas_cost, **{name: partial(canvas_experts, name) for name in ("canvas-experts", "canvas-experts-s")},
+    "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip

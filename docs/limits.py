@@ -77,6 +77,23 @@ def bits() -> str:
     )
 
 
+def experts() -> str:
+    """How many experts a pass reads by its rows, and what is right, by way of sharing them."""
+    found = load("canvas-experts-rows")
+    rows, facts = found["rows"], found["facts"]
+    counts = list(dict.fromkeys(row["rows"] for row in rows))
+    lines = []
+    for shared in dict.fromkeys(row["shared"] for row in rows):
+        own = {row["rows"]: row for row in rows if row["shared"] == shared}
+        told = [f"{row['read']:.1f}, {row['right'] / row['prompts']:.2f}" for row in own.values()]
+        lines.append([f"`{shared}`" if "-" in shared else shared, *told])
+    return (
+        f"`{found['command']}`: {facts['prompts']} prompts of each task, {facts['experts']} experts. Experts of a "
+        "layer that a pass reads, and the share of right answers, by rows of a pass:\n\n"
+        + table(["", *(f"{count} rows" for count in counts)], lines)
+    )
+
+
 def limits(name: str, groups: Sequence[str]) -> str:
     """What becomes of a group of ways as one of their settings changes, by a model or by the oracle."""
     found = load(name)
@@ -159,7 +176,7 @@ _WAYS = {
 
 
 _EVERY: dict[str, Callable[[], str]] = {
-    "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
+    "canvas-experts-rows": experts, "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
     "canvas-rules": partial(limits, "canvas-rules", ("rules", "ccd")),
     "canvas-caches": partial(limits, "canvas-caches", ("caches",)),
 }  # fmt: skip
