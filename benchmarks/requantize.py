@@ -1,4 +1,4 @@
-"""A GGUF file's matrices in another type of blocks, for the quality of that type alone: what was rounded away stays away.
+"""A GGUF file's matrices in another type of blocks, for the quality of that type alone.
 
     python benchmarks/requantize.py smollm2 Q5_0 DIR/smollm2-q5_0.gguf
 
