@@ -114,8 +114,9 @@ def test_a_copy_goes_on_from_what_its_original_has_kept() -> None:
 
 
 def test_level_zero_is_the_identity() -> None:
-    sliced, report = transformed(MODEL, [SliceGPT(share=0.0)], TEXTS)
-    assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0
+    for orientation in ("pca", "random"):
+        sliced, report = transformed(MODEL, [SliceGPT(0.0, orientation)], TEXTS)
+        assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0
     whole, report = transformed(MODEL, [NMSparsity(n=4)])
     assert torch.equal(logits(whole), logits(MODEL)) and report.after == report.before
     # Rotations without their way back are what this would not forgive.
@@ -143,6 +144,27 @@ def test_a_stream_of_few_directions_is_sliced_without_loss() -> None:
     settings: dict[str, Any] = {"drafter": "ngram", "rule": Coupled(), "sampler": Sampler((Temperature(1.0),))}
     check_state(lossy, [[1, 2, 3], [5, 6] * 4], max_new_tokens=8, **settings)
     check_identical(lossy, [[1, 2, 3], [5, 6] * 4], seeds=(1,), tested="nothing", max_new_tokens=8, **settings)
+
+
+def test_turning_what_is_left_of_a_stream_at_random_changes_weights_and_no_function() -> None:
+    assert SliceGPT() == SliceGPT(0.25, "random")
+    plain, turned, again, other = (
+        transformed(MODEL, [SliceGPT(0.5, *turn)], TEXTS)[0]
+        for turn in (("pca",), ("random",), ("random", 0), ("random", 1))
+    )
+    for model in (turned, again, other):
+        assert (logits(model) - logits(plain)).abs().max() < 1e-9
+        assert (logits(model) - logits(MODEL)).abs().max() > 1e-2
+    assert all(torch.equal(one, two) for one, two in zip(tensors(turned), tensors(again), strict=True))
+
+    def peaks(model: Transformer) -> float:
+        """The largest mean square of a direction of the embeddings, by the mean of all."""
+        energy = model.weights.embedding.square().mean(dim=0)
+        return float(energy.max() / energy.mean())
+
+    assert peaks(turned) < peaks(plain) and peaks(other) != peaks(turned)
+    with pytest.raises(SettingsError, match="knows the orientations"):
+        SliceGPT(0.5, "upwards")  # type: ignore[arg-type]
 
 
 def test_a_cut_costs_more_the_more_is_cut_and_calibration_pays() -> None:
