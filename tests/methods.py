@@ -741,6 +741,7 @@ TRANSFORMS = [
     "evopress:generations=2,children=2,tokens=16/24",
     "ffn-split:experts=4,active=2",
     "fp4:points=4",
+    "fp4:points=2,activations=4,rounds=1",
     "int4",
     "int8",
     "jlcm:bits=2,steps=20",
