@@ -188,9 +188,11 @@ def test_it_drafts_chains_and_trees_and_for_another_drafter() -> None:
         (run,) = check_identical(target, prompts, drafter=drafter, seeds=(0,), max_new_tokens=30)
         assert run.trace.tokens_per_pass > 2
     # It drafts for a draft model, too, whose own drafts it reads and takes back.
-    other = DraftModel(tiny_transformer(0, num_layers=1))
+    other = DraftModel(tiny_transformer(0), length=4)
     both = Hierarchical(other, HiddenMarkov(hmm, growth="eagle-2(nodes=8,width=2,depth=3)"), length=4)
-    check_identical(target, prompts, drafter=both, seeds=(0,), max_new_tokens=30)
+    (alone,) = check_identical(target, prompts, drafter=other, seeds=(0,), max_new_tokens=30)
+    (run,) = check_identical(target, prompts, drafter=both, seeds=(0,), max_new_tokens=30)
+    assert 2 * run.trace.ledger.passes["draft"] < alone.trace.ledger.passes["draft"]
 
 
 def planted() -> HMM:
