@@ -35,10 +35,11 @@ from decodery.decode.request import Request
 from decodery.draft.draft_model import DraftModel
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
+from decodery.model.rounded_inputs import RoundedInputs
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.registry import resolve
-from decodery.transform.base import Change, Report, Size, reported, sizes, transformed
+from decodery.transform.base import LINEARS, Change, Report, Size, reported, sizes, transformed
 from decodery.transform.evopress import Levels, switched
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,9 @@ ROWS: dict[str, tuple[str, ...]] = {
     "fp4": ("fp4:points=5",),
     "fp4, no search of biases": ("fp4:points=1",),
     "fp4, E2M1, no search": ("fp4:format=E2M1,points=1",),
+    "fp4, inputs of 4 bits": ("fp4:points=5,activations=4,rounds=1",),
+    "fp4, inputs of 4 bits, no search of biases": ("fp4:points=1,activations=4,rounds=1",),
+    "fp4, inputs of 4 bits, E2M1, no search": ("fp4:format=E2M1,points=1,activations=4,rounds=1",),
     "lq-lora, 3 bits, rank 8": ("lq-lora:steps=3",),
     "lq-lora, 3 bits, rank 0": ("lq-lora:rank=0",),
     "lq-lora, 3 bits on average, rank 8": ("lq-lora:steps=3,budget=3.28125",),
@@ -85,6 +89,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "slicegpt 0.2": ("slicegpt:share=0.2",),
     "slicegpt 0.25": ("slicegpt:share=0.25",),
     "slicegpt 0.1, int8": ("slicegpt:share=0.1", "int8"),
+    "slicegpt 0.1, principal directions, int8": ("slicegpt:share=0.1,orientation=pca", "int8"),
 }
 
 
@@ -215,10 +220,22 @@ def main() -> None:
                 else transformed(model, [resolve("transform", spec) for spec in ROWS[name]], calibration)
             )
             size, bits, method = report.after, report.bits, " + ".join(ROWS.get(name, ()))
-            about = {"lost": [stage.error for stage in report.stages]}
+            last = report.stages[-1]
+            errors = {name: [part.error for part in last.parts if part.name.endswith(f".{name}")] for name in LINEARS}
+            about = {
+                "lost": [stage.error for stage in report.stages],
+                "lost by layer": {name: sum(each) / len(each) for name, each in errors.items() if each},
+            }
         row = measured(lm, copy, held, laws, plain)
-        # Numbers of 32 bits, of which the original's have 16.
-        wide = 2 if copy.weights.norm.dtype == torch.float32 and isinstance(copy.weights.head, Dense) else 1
+        # Numbers of 32 bits, of which the original's have 16: of some copies all, of others what is not in 4 bits.
+        rounded = isinstance(copy.weights.layers[0].qkv, RoundedInputs)
+        floats = copy.weights.norm.dtype == torch.float32 and isinstance(copy.weights.head, Dense)
+        wide = 2 if floats and not rounded else 1
+        if rounded:
+            others = sum(part.bytes for part_name, part in sizes(copy).items() if not part_name.endswith(LINEARS))
+            weights = sum(part.macs for part in sizes(copy).values())
+            size = replace(size, bytes=size.bytes - others / 2)
+            bits = 8 * size.bytes / weights
         shares = (size.bytes / whole.bytes, (size.bytes - looked_up(copy)) / (whole.bytes - looked_up(model)))
         share, read = (each / wide for each in shares)
         row |= about | {"method": method, "bits": bits / wide, "bytes": share, "read": read}

@@ -105,6 +105,27 @@ def keys() -> str:
     return f"{about}\n\n{table(['', 'lr', 'code', 'prose', 'code again'], rows)}"
 
 
+def hmm() -> str:
+    """What a hidden Markov model knows of texts, and what it is worth as a drafter."""
+    found = load("hmm")
+    facts = f"{found['states']} states, {found['columns']:,} tokens of their own, {found['learned']:,} tokens learned"
+    commands = "\n\n".join(f"`{each}`" for each in found["commands"])
+    laws = [
+        [name, *(f"{each[key]:.{digits}f}" if key in each else "" for key, digits in _KNOWN)]
+        for name, each in found["laws"].items()
+    ]
+    about = f"{commands} ({facts}; of {found['tokens']:,} tokens of answers)"
+    drafts = [
+        [name, *(f"{each[f'tokens per pass, {temperature}']:.2f}" for temperature in (0, 1))]
+        for name, each in found["drafts"].items()
+    ]
+    tables = table(["", "bits", "top-1", "overlap"], laws), table(["", "greedy", "temperature 1"], drafts)
+    return "\n\n".join([about, *tables])
+
+
+_KNOWN = (("bits", 2), ("top-1", 3), ("overlap", 3))
+
+
 def short_conv() -> str:
     """Values recalled as training goes on."""
     found = load("short-conv")
@@ -168,6 +189,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "surplus": surplus,
     "pairs": pairs,
     "power-law": power_law,
+    "hmm": hmm,
     "keys": keys,
     "short-conv": short_conv,
     "localist": localist,

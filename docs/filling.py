@@ -216,7 +216,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "canvas-grid": grid,
     "canvas-handoff": handoff,
     **{name: partial(held, name) for name in ("lave", "lave-s", "lave-s-weak")},
-    "canvas-cost": canvas_cost, **{name: partial(canvas_experts, name) for name in ("canvas-experts", "canvas-experts-s")},
+    "canvas-cost": canvas_cost,
+    **{name: partial(canvas_experts, name) for name in ("canvas-experts", "canvas-experts-s")},
     "canvas-training": canvas_training,
     "adaptation": adaptation,
 }  # fmt: skip

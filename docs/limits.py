@@ -176,7 +176,8 @@ _WAYS = {
 
 
 _EVERY: dict[str, Callable[[], str]] = {
-    "canvas-experts-rows": experts, "canvas-freedave": freedave, "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
+    "canvas-experts-rows": experts, "canvas-freedave": freedave,
+    "canvas-company": company, "canvas-bits": bits, "canvas-lengths": lengths,
     "canvas-rules": partial(limits, "canvas-rules", ("rules", "ccd")),
     "canvas-caches": partial(limits, "canvas-caches", ("caches",)),
 }  # fmt: skip

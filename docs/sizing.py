@@ -54,8 +54,27 @@ def bits() -> str:
     return f"{len(found['cases'])} cases on {sets}: {len(found['differ'])} differ."
 
 
+def formats() -> str:
+    """Layers by the form of their weights and the number of rows."""
+    found = load("formats")
+    by: dict[str, list[dict[str, Any]]] = {}
+    for row in found["rows"]:
+        by.setdefault(row["form"], []).append(row)
+    rows = [
+        [name, f"{some[0]['bits']:.2f}", f"{some[0]['ms']:.2f}", f"{100 * some[0]['share']:.0f} %"]
+        + [f"{each['ratio']:.2f}" for each in some[1:]]
+        + [f"{some[-1]['gmacs']:.0f}"]
+        for name, some in by.items()
+    ]
+    counts = [each["rows"] for each in next(iter(by.values()))]
+    head = ["blocks", "bits a weight", "1 row, ms", "of bandwidth", f"{counts[1]} rows, times one"]
+    head += [f"{each} rows" for each in counts[2:]] + [f"{counts[-1]} rows, 1e9 products/s"]
+    machine = f"{found['machine']['processor']}, {found['kernels']}, {found['threads']} threads"
+    return f"{machine}; {found['read_gb_per_s']:.1f} GB/s read in the same run.\n\n{table(head, rows)}"
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     name: section
-    for name, section in (("bigger", bigger), ("bigger-passes", passes), ("bits", bits))
+    for name, section in (("bigger", bigger), ("bigger-passes", passes), ("bits", bits), ("formats", formats))
     if recorded(name.partition("-")[0])
 }

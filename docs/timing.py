@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 
-from figures import RESULTS, load
+from figures import RESULTS, load, load_all
 from figures import table as table_from
 
 from decodery.bench.report import table
@@ -76,6 +76,17 @@ def quality(name: str = "quality") -> str:
     )
 
 
+def own_blocks() -> str:
+    """What a file's own blocks, multiplied as they are, lose against the same blocks in float32."""
+    lines = []
+    for found in load_all("quality-own-*").values():
+        exact, own = found["rows"]
+        differ = f"{own['greedy_differ']} of {own['greedy_compared']}"
+        shares = (f"{exact['perplexity']:.2f}", f"{own['perplexity']:.2f}")
+        lines.append([found["model"], *shares, f"{own['perplexity'] / exact['perplexity'] - 1:+.2%}", differ])
+    return table_from(["file", "float32", "its own blocks", "more", "greedy tokens that differ"], lines)
+
+
 def parts() -> str:
     """Where the time of an int8 pass goes."""
     names = ("products", "attention", "waiting", "outside the kernels")
@@ -115,5 +126,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "quality": quality,
     "quality-gemma": partial(quality, "quality-gemma-3-270m"),
+    "quality-own": own_blocks,
     "parts": parts,
 }

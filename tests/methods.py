@@ -56,6 +56,7 @@ from decodery.draft.growth.specinfer import SpecInfer
 from decodery.draft.heads.head import BoundHead, TrainedHead
 from decodery.draft.hidden_transfer import HiddenTransfer
 from decodery.draft.hierarchical import Hierarchical
+from decodery.draft.hmm import HiddenMarkov
 from decodery.draft.hydra import Hydra, HydraHead
 from decodery.draft.jacobi import Jacobi
 from decodery.draft.kangaroo import Kangaroo, KangarooHead
@@ -76,6 +77,7 @@ from decodery.draft.rest import REST
 from decodery.draft.stand import STAND
 from decodery.draft.stores.bottleneck import KeySet
 from decodery.draft.stores.datastore import Datastore
+from decodery.draft.stores.hmm import HMM
 from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.swift import Swift
@@ -99,6 +101,7 @@ from decodery.kv.streaming_llm import StreamingLLM
 from decodery.kv.tova import TOVA
 from decodery.kv.write_gate import WriteGate
 from decodery.model.adapters import Adapter, Columns
+from decodery.model.batch import Batch, Segment
 from decodery.model.coprocessors import CoprocessorWeights
 from decodery.model.exits import ExitHeads
 from decodery.model.head_gates import HeadGates
@@ -300,6 +303,16 @@ def _keys(other: LanguageModel) -> KeySet:
     return _keys_of(other.config.hidden_size, other.vocab_size)
 
 
+def _hidden(other: LanguageModel) -> HMM:
+    """States that each say one token, and follow one another as the model says of a token alone."""
+    own = other.model if isinstance(other, Counted) else other
+    tokens = range(other.vocab_size)
+    alone = own.forward(Batch([Segment.chunk([token], own.new_cache()) for token in tokens])).logits
+    said = torch.eye(len(tokens), len(tokens) + 1, dtype=torch.float64)
+    even = torch.full((len(tokens),), 1 / len(tokens), dtype=torch.float64)
+    return HMM(even, alone.double().softmax(dim=1), said, torch.arange(len(tokens)), 0 * even)
+
+
 def _transfer(other: LanguageModel) -> Transfer:
     """Maps that change nothing, after the embeddings and after a layer."""
     return Transfer(torch.eye(other.config.hidden_size).repeat(2, 1, 1), (0, 1), _RATES)
@@ -363,6 +376,7 @@ DRAFTERS: dict[str, Callable[[LanguageModel], Drafter]] = {
         source=tuple(token % other.vocab_size for token in range(2, 40)), max_draft=6, ambiguous="nearest"
     ),
     "hidden-transfer": lambda other: HiddenTransfer(length=14, transfer=_transfer(other)),
+    "hmm": lambda other: HiddenMarkov(_hidden(other), length=3),
     "jacobi": lambda other: Jacobi(window=4, fill="lookup"),
     "lexical-unit": lambda other: LexicalUnit(span=3, beta=0.0, units=_placeholders(other)),
     "lookahead": lambda other: Lookahead(window=4, ngram=3, grams=3),
@@ -741,6 +755,7 @@ TRANSFORMS = [
     "evopress:generations=2,children=2,tokens=16/24",
     "ffn-split:experts=4,active=2",
     "fp4:points=4",
+    "fp4:points=2,activations=4,rounds=1",
     "int4",
     "int8",
     "jlcm:bits=2,steps=20",

@@ -300,7 +300,10 @@ LOCAL = {
     ("search", "compute-optimal", "table"),
     *(("search", "edge", file) for file in ("adapter", "switch")),
     *(("draft", name, "datastore") for name in ("aded", "rasd", "rest", "suffix-automaton")),
-    *(("draft", name, "model") for name in ("auto", "deer", "draft-model", "easyspec", "nested", "pearl", "rapid")),
+    *(
+        ("draft", name, "model")
+        for name in ("auto", "deer", "draft-model", "easyspec", "hmm", "nested", "pearl", "rapid")
+    ),
     *(
         ("draft", "auto", "warm"),
         ("draft", "auto", "head"),

@@ -53,7 +53,7 @@ static void tame(Blocks kind, std::vector<uint8_t>& raw) {
         for (int32_t i = 0; i < scales; ++i) raw[block + at + 2 * i + 1] = uint8_t((raw[block + at + 2 * i + 1] & 0x83) | 0x18);
 }
 
-static const int32_t counts[] = {1, 2, 3, 4, 5, 8, 9, 16};
+static const int32_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
 static void multiply(const char* set, const char* name, const Linear& linear, const float* x) {
     uint64_t h = 1469598103934665603ull;
     for (int32_t rows : counts) {

@@ -12,10 +12,10 @@ mkdir -p "$work"
 work=$(cd "$work" && pwd)
 sources=$root/src/decodery/model/csrc
 flags=(-std=c++17 -O3 -g0 -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Wno-psabi -fPIC)
-for file in native parallel portable arm; do
+for file in native parallel portable arm arm_i8mm; do
     aarch64-linux-gnu-g++ "${flags[@]}" -c "$sources/$file.cpp" -o "$work/$file.o"
 done
-aarch64-linux-gnu-g++ -shared -pthread "$work"/{native,parallel,portable,arm}.o -o "$work/libdecodery.so"
+aarch64-linux-gnu-g++ -shared -pthread "$work"/{native,parallel,portable,arm,arm_i8mm}.o -o "$work/libdecodery.so"
 aarch64-linux-gnu-g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" -L"$work" -ldecodery -Wl,-rpath,"$work" -o "$work/bits-arm"
 g++ -std=c++17 -O1 "$root/benchmarks/kernels/bits.cpp" "$root/src/decodery/model/_native.so" \
     -Wl,-rpath,"$root/src/decodery/model" -o "$work/bits-here"

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from decodery.draft.draft_model import DraftModel
-from decodery.errors import NotTrusted, SettingsError, UnsupportedModel
+from decodery.errors import CorruptFile, NotTrusted, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
 from decodery.model.load import load
 from decodery.model.protocol import LanguageModel
+from decodery.model.rounded_inputs import RoundedInputs, nearest, powers
 from decodery.model.transformer import Transformer
 from decodery.model.weights import Dense
 from decodery.registry import methods, resolve
@@ -26,7 +28,7 @@ from decodery.transform.base import transformed
 from decodery.transform.evopress import switched
 from decodery.transform.ffn_split import grouped, routed
 from decodery.transform.folder import save
-from decodery.transform.fp4 import FORMATS, codes, nearest
+from decodery.transform.fp4 import FORMATS, codes, input_levels
 from decodery.verify.coupled import Coupled
 from methods import OF_FILES, OF_MIXTURES, TRANSFORMS
 from tiny_models import tiny_loaded
@@ -114,8 +116,9 @@ def test_a_copy_goes_on_from_what_its_original_has_kept() -> None:
 
 
 def test_level_zero_is_the_identity() -> None:
-    sliced, report = transformed(MODEL, [SliceGPT(share=0.0)], TEXTS)
-    assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0
+    for orientation in ("pca", "random"):
+        sliced, report = transformed(MODEL, [SliceGPT(0.0, orientation)], TEXTS)
+        assert (logits(sliced) - logits(MODEL)).abs().max() < 1e-10 and report.stages[0].error == 0.0
     whole, report = transformed(MODEL, [NMSparsity(n=4)])
     assert torch.equal(logits(whole), logits(MODEL)) and report.after == report.before
     # Rotations without their way back are what this would not forgive.
@@ -143,6 +146,27 @@ def test_a_stream_of_few_directions_is_sliced_without_loss() -> None:
     settings: dict[str, Any] = {"drafter": "ngram", "rule": Coupled(), "sampler": Sampler((Temperature(1.0),))}
     check_state(lossy, [[1, 2, 3], [5, 6] * 4], max_new_tokens=8, **settings)
     check_identical(lossy, [[1, 2, 3], [5, 6] * 4], seeds=(1,), tested="nothing", max_new_tokens=8, **settings)
+
+
+def test_turning_what_is_left_of_a_stream_at_random_changes_weights_and_no_function() -> None:
+    assert SliceGPT() == SliceGPT(0.25, "random")
+    plain, turned, again, other = (
+        transformed(MODEL, [SliceGPT(0.5, *turn)], TEXTS)[0]
+        for turn in (("pca",), ("random",), ("random", 0), ("random", 1))
+    )
+    for model in (turned, again, other):
+        assert (logits(model) - logits(plain)).abs().max() < 1e-9
+        assert (logits(model) - logits(MODEL)).abs().max() > 1e-2
+    assert all(torch.equal(one, two) for one, two in zip(tensors(turned), tensors(again), strict=True))
+
+    def peaks(model: Transformer) -> float:
+        """The largest mean square of a direction of the embeddings, by the mean of all."""
+        energy = model.weights.embedding.square().mean(dim=0)
+        return float(energy.max() / energy.mean())
+
+    assert peaks(turned) < peaks(plain) and peaks(other) != peaks(turned)
+    with pytest.raises(SettingsError, match="knows the orientations"):
+        SliceGPT(0.5, "upwards")  # type: ignore[arg-type]
 
 
 def test_a_cut_costs_more_the_more_is_cut_and_calibration_pays() -> None:
@@ -189,6 +213,58 @@ def test_four_bits_of_floating_point_are_the_nearest_ones() -> None:
     # The first layer reads the same rows in all three; later ones what the layers before them have made of theirs.
     assert all(a <= b <= c for a, b, c in list(zip(*errors, strict=True))[:1])
     assert sum(errors[0]) < sum(errors[2])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_bias_of_every_input_is_one_of_all_and_exponents_of_weights(name: str) -> None:
+    """Pre-shifted exponent biases: bit for bit what inputs of a table each would give."""
+    chance = torch.Generator().manual_seed(2)
+    sizes = torch.logspace(-2, 2, 24)
+    rows, weight = torch.randn(40, 24, generator=chance) * sizes, torch.randn(16, 24, generator=chance)
+    levels, shifts = input_levels(rows.abs().amax(dim=0), name, 1.0)
+    exponent, _ = FORMATS[name]
+    assert shifts.min() == 0 and shifts.max() == 2**exponent - 1 and float(levels[-1]) == float(rows.abs().max())
+    each = [nearest(rows[:, at], levels / 2 ** int(shifts[at])) for at in range(24)]
+    expected = torch.nn.functional.linear(torch.stack(each, dim=1), weight)
+    layer = RoundedInputs(weight / powers(shifts), levels, shifts)
+    assert torch.equal(layer(rows), expected)
+    # A layer that does not take the shifts back says something else.
+    assert not torch.equal(RoundedInputs(weight, levels, shifts)(rows), expected)
+    # Of small inputs shifts leave more: without them the largest one's table is all there is.
+    small = [(read - rows)[:, :20].square().sum() for read in (torch.stack(each, dim=1), nearest(rows, levels))]
+    assert small[0] < small[1]
+
+
+def test_a_search_of_inputs_and_weights_in_turns_never_loses() -> None:
+    chance = torch.Generator().manual_seed(3)
+    rows = torch.randn(200, 32, generator=chance) * torch.logspace(-1, 1, 32)
+    whole = Dense(torch.randn(48, 32, generator=chance))
+    first = FP4(format="E2M1", points=1, activations=4).rounded(whole, rows)[1]
+    errors = [FP4(points=6, activations=4, rounds=rounds).rounded(whole, rows) for rounds in (1, 2, 4)]
+    lost = [error for _, error in errors]
+    assert first > lost[0] + 1e-3 and lost[0] >= lost[1] >= lost[2]
+    told = errors[-1][0](rows) - rows @ whole.weight.T
+    assert float(told.square().sum() / (rows @ whole.weight.T).square().sum()) == pytest.approx(lost[2], rel=1e-4)
+    copy, report = transformed(MODEL, [FP4(points=3, activations=4, rounds=1)], TEXTS)
+    weights_alone = transformed(MODEL, [FP4(points=3)], TEXTS)[1]
+    assert report.stages[0].error > weights_alone.stages[0].error and report.bits < 16
+    with pytest.raises(UnsupportedModel, match="rounds what its layers read"):
+        transformed(copy, [Int8()])
+
+
+def test_a_file_of_layers_that_round_what_they_read_says_well_how(tmp_path: Path) -> None:
+    loaded = tiny_loaded()
+    copy, report = transformed(loaded.model, [FP4(points=1, activations=4, rounds=1)], [4 * ids for ids in TEXTS])
+    save(tmp_path / "copy", copy, report, loaded)
+    path = tmp_path / "copy" / "float32.safetensors"
+    whole, stem = load_file(path), "layers.1.down."
+    falling, wide = whole[stem + "levels"].flip(0), torch.full_like(whole[stem + "shifts"], 8)
+    wrong = ({"levels": falling}, {"shifts": wide}, {"shifts": whole[stem + "shifts"][:-1]}, {"levels": None})
+    for change in wrong:
+        tensors = whole | {stem + name: part for name, part in change.items()}
+        save_file({name: part for name, part in tensors.items() if part is not None}, path)
+        with pytest.raises(CorruptFile, match="do not fit their configuration"):
+            load(tmp_path / "copy")
 
 
 def test_evolution_keeps_the_budget_and_finds_what_errors_that_cancel_hide() -> None:
@@ -241,7 +317,14 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         transformed(MODEL, [])
     with pytest.raises(UnsupportedModel, match="sliced already"):
         transformed(MODEL, [SliceGPT(), SliceGPT()], TEXTS)
-    for bad in ("slicegpt:share=1.0", "nm-sparsity:n=5", "fp4:format=E4M3", "evopress:survivors=2"):
+    for bad in (
+        "slicegpt:share=1.0",
+        "nm-sparsity:n=5",
+        "fp4:format=E4M3",
+        "fp4:activations=5",
+        "fp4:rounds=0",
+        "evopress:survivors=2",
+    ):
         with pytest.raises(SettingsError):
             resolve("transform", bad)
     (tmp_path / "note").write_text("mine")

@@ -23,7 +23,7 @@ from .train_kv import kv
 from .train_learn2pd import learn2pd
 from .train_merges import merges
 from .train_monitors import los, probe
-from .train_own_texts import acceptance, contexts, hidden_transfer, ngrams, ppd, swift, units
+from .train_own_texts import acceptance, contexts, hidden_transfer, hmm, ngrams, ppd, swift, units
 from .train_puzzles import compute_optimal, grpo, orpo, pldr, prm, puzzle_model, text_prm
 from .train_r2 import r2
 from .train_router import router
@@ -60,6 +60,7 @@ for learned in (
     grpo,
     head,
     hidden_transfer,
+    hmm,
     hyperfit,
     keys,
     kv,

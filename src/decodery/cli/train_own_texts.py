@@ -86,6 +86,42 @@ def acceptance(
     click.echo(f"the head is ready: --budget specdec++:head={out}")
 
 
+@click.command(short_help="Distil a hidden Markov model for --drafter hmm.")
+@out_option
+@model_option("whose texts are learned")
+@own_texts()
+@click.option("--states", default=256, show_default=True, help="Hidden states.")
+@click.option("--tokens", default=4096, show_default=True, help="Commonest tokens that states tell apart.")
+@click.option("--iterations", default=20, show_default=True, help="Of expectation-maximization.")
+@click.option(
+    "--prior", default=10.0, show_default=True, help="Times a state counts as met, saying what all texts say."
+)
+@seed_option("texts and where learning begins")
+def hmm(
+    out: Path, model: str, own: OwnTexts, states: int, tokens: int, iterations: int, prior: float, seed: int
+) -> None:
+    """Distil a hidden Markov model from what MODEL writes, which tells what may come next: --drafter hmm:model=DIR.
+
+    MODEL first writes the texts to learn from, which takes nearly all of the time; a folder of `decodery train draft`
+    or `decodery train contexts` with the same settings has them already. Stop with Ctrl-C whenever you like: the same
+    command goes on where it stopped.
+    """
+    from math import log
+
+    from ..model.load import load
+    from ..train.hmm import HMMRecipe, check_folder, train_hmm
+
+    recipe = HMMRecipe(states=states, tokens=tokens, iterations=iterations, prior=prior, seed=seed)
+    check_folder(out)
+    lines, loaded = own.lines(), load(model)
+    with resumable(out) as progress:
+        corpus = own.write(loaded, out / "text" / "written", lines, seed, progress)
+        found = train_hmm(loaded, corpus, out, recipe=recipe, command=command_line(), progress=progress)
+    bits = -max(found.facts["held"]) / log(2)
+    click.echo(f"{states} states are ready: --drafter hmm:model={out}")
+    click.echo(f"texts held out take {bits:.2f} bits per token")
+
+
 @click.command(short_help="Train placeholders for --drafter lexical-unit.")
 @out_option
 @model_option("that is to write in units")

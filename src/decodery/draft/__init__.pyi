@@ -23,6 +23,7 @@ from .combine import First as First
 from .forced import Forced as Forced
 from .combine import Fuse as Fuse
 from .graft import Graft as Graft
+from .hmm import HiddenMarkov as HiddenMarkov
 from .hidden_transfer import HiddenTransfer as HiddenTransfer
 from .hierarchical import Hierarchical as Hierarchical
 from .hydra import Hydra as Hydra

@@ -19,6 +19,7 @@ from .in_place import IN_PLACE, File, Plan, Rows, WeightsInPlace, in_place
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .packed import BITS, BLOCK
+from .rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
 from .store import replacing
 from .weights import Dense, Kept, Layer, Linear, Use, Weights, holders
 
@@ -78,6 +79,8 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
             return BlockLinear(weight, tensors[f"{name}.scales"], bias)
         if weight.dtype == torch.uint8:
             return Int4Linear(weight, tensors[f"{name}.step"], tensors[f"{name}.least"], bias)
+        if f"{name}.levels" in tensors:
+            return RoundedInputs(weight, tensors[f"{name}.levels"], tensors[f"{name}.shifts"], bias)
         return Dense(weight, bias)
 
     def layer(prefix: str) -> Layer:
@@ -130,7 +133,7 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, torch.Tensor], pl
     known = {"kept.ids", "kept.rows"}
     for slot in slots(config) if fitting else ():
         stem = slot.name.removesuffix("weight")
-        known |= {slot.name, *(stem + name for name in ("scale", "step", "least", "scales"))}
+        known |= {slot.name, *(stem + name for name in ("scale", "step", "least", "scales", "levels", "shifts"))}
     if not fitting or not known.issuperset(tensors):
         raise CorruptFile(f"the weights {path} do not fit their configuration: get or make that file anew")
 
@@ -146,7 +149,8 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
     stem = slot.name.removesuffix("weight")
     floats = (torch.float32, torch.bfloat16, torch.float16)
     if not slot.linear or found.dtype in floats:
-        return tuple(found.shape) == slot.shape and found.dtype in floats
+        whole = tuple(found.shape) == slot.shape and found.dtype in floats
+        return whole and (not slot.linear or _rounds(tensors, stem, slot.shape[1]))
     outputs, inputs = slot.shape
     if found.dtype == torch.uint8 and inputs % BLOCK:
         return False
@@ -166,6 +170,17 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         part is not None and tuple(part.shape) == wanted[name] and part.dtype == types[name]
         for name, part in parts.items()
     )
+
+
+def _rounds(tensors: dict[str, torch.Tensor], stem: str, inputs: int) -> bool:
+    """Whether a layer in floating point rounds nothing that it reads, or says well how."""
+    levels, shifts = tensors.get(f"{stem}levels"), tensors.get(f"{stem}shifts")
+    if levels is None or shifts is None:
+        return levels is shifts
+    kinds = tuple(levels.shape), levels.dtype, tuple(shifts.shape), shifts.dtype
+    if kinds != ((LEVELS,), torch.float32, (inputs,), torch.uint8) or int(shifts.max()) > MOST_SHIFT:
+        return False
+    return float(levels[0]) == 0.0 and bool((levels.diff() > 0).all()) and bool(levels.isfinite().all())
 
 
 def _keeps(config: ModelConfig, tensors: dict[str, torch.Tensor]) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from ..errors import UnsupportedModel
 from .block_linear import BlockLinear
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .kernels import Form
+from .rounded_inputs import RoundedInputs
 
 
 @dataclass
@@ -52,7 +54,12 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def floating(linear: Linear) -> Dense:
-    """A copy of a linear layer of any precision that can be changed, in float32 or float64."""
+    """A copy of a linear layer of any precision that can be changed, in float32 or float64.
+
+    Raises UnsupportedModel for one that rounds what it reads, which no weights say.
+    """
+    if isinstance(linear, RoundedInputs):
+        raise UnsupportedModel("this copy rounds what its layers read: change or train the model that it was made from")
     if isinstance(linear, QUANTIZED):
         return Dense(linear.dense(), linear.bias)
     assert isinstance(linear, Dense)

@@ -1,18 +1,23 @@
-"""Weights of 4 bits in floating point: LLM-FP4's search for formats and exponent biases."""
+"""Weights, and what they are multiplied with, of 4 bits in floating point: LLM-FP4's search for formats and biases."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
 from ..errors import SettingsError
 from ..model.int8 import Int8Linear
-from ..model.weights import Dense
+from ..model.rounded_inputs import RoundedInputs, nearest, powers
+from ..model.store import Progress
+from ..model.transformer import Transformer
+from ..model.weights import Dense, Linear, floating
 from ..registry import register
-from .base import Size
-from .each_linear import EachLinear, Made
+from .base import LINEARS, Change, Part, Size, Texts, rebuilt
+from .each_linear import EachLinear, Made, with_linears
+from .stream import Stream, cast, floats
 
 FORMATS = {"E3M0": (3, 0), "E2M1": (2, 1), "E1M2": (1, 2)}
 """Bits of exponent and mantissa; one more is the sign."""
@@ -31,15 +36,26 @@ class FP4(EachLinear):
 
     format: "search" for the one of E3M0, E2M1 and E1M2 with the least squared error of the layer's outputs on the
     calibration text, or one of them. points: biases tried per output, by the magnitude of the largest code; 1 takes
-    each row's largest weight for it, which reads no text where the format is given. Of the paper these are the weights:
-    activations stay in 8 bits. All codes of a row are whole multiples of its smallest one, so that the layer runs as
-    int8, exactly; the report counts the 4 bits of a code and the 16 of a row's bias.
+    each row's largest weight for it, which reads no text where the format is given. All codes of a row are whole
+    multiples of its smallest one, so that the layer runs as int8, exactly; the report counts the 4 bits of a code and
+    the 16 of a row's bias.
+
+    activations: 4 also rounds what layers read to 4 bits, with a format and a bias per layer, and for every input a
+    power of two that brings it near the largest one's size and that the weights' exponents take back (the pre-shifted
+    exponent bias); biases and formats of both are searched in turns, `rounds` times. Such layers are simulated in
+    floating point and slower than the original's. 8 leaves inputs to the kernels. The embedding stays as it is.
     """
 
     format: Literal["search", "E3M0", "E2M1", "E1M2"] = "search"
     points: int = 25
+    activations: Literal[4, 8] = 8
+    rounds: int = 3
 
     def __post_init__(self) -> None:
+        if self.activations not in (4, 8):
+            raise SettingsError(f"fp4 rounds activations to 4 bits, or leaves them in 8, not {self.activations}")
+        if self.rounds < 1:
+            raise SettingsError(f"fp4 searches in at least one round, not {self.rounds}")
         if self.format != "search" and self.format not in FORMATS:
             raise SettingsError(f"fp4 knows the formats search, {', '.join(FORMATS)}, not {self.format!r}")
         if self.points < 1:
@@ -47,30 +63,55 @@ class FP4(EachLinear):
 
     @property
     def reads(self) -> bool:
-        return self.format == "search" or self.points > 1
+        return self.format == "search" or self.points > 1 or self.activations == 4
+
+    @property
+    def formats(self) -> list[str]:
+        """Those that are tried."""
+        return list(FORMATS) if self.format == "search" else [self.format]
+
+    @property
+    def shares(self) -> list[float]:
+        """Of the largest magnitude, what is tried for the largest code; that itself is always among them."""
+        return [1.0, *(torch.linspace(*_SHRINK, self.points).tolist() if self.points > 1 else [])]
+
+    def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
+        if self.activations == 8:
+            return super().change(model, texts, progress)
+        return self._rounding(model, texts, progress)
 
     def linear(self, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:
-        names = list(FORMATS) if self.format == "search" else [self.format]
-        found = [self._searched(whole.weight, codes(name), gram) for name in names]
-        weight, scale, _ = min(found, key=lambda each: float(each[2].sum()))
+        def cost(weight: torch.Tensor) -> torch.Tensor:
+            difference = weight - whole.weight
+            outer = difference if gram is None else difference @ gram.to(difference.dtype)
+            return (outer * difference).sum(dim=1)
+
+        weight, scale = self._weights(whole.weight, cost)
         made = Int8Linear(weight.to(torch.int8), scale, None if whole.bias is None else whole.bias.float())
         outputs, inputs = made.shape
         return Made(made, Size(outputs * inputs / 2 + 2 * outputs, outputs * inputs))
 
+    def _weights(
+        self, weight: torch.Tensor, cost: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes [out, in] as whole numbers and their scale [out] float32, in the format that costs least.
+
+        cost: of rounded weights [out, in] the squared error [out] of every output.
+        """
+        found = [self._searched(weight, codes(name), cost) for name in self.formats]
+        values, scale, _ = min(found, key=lambda each: float(each[2].sum()))
+        return values, scale
+
     def _searched(
-        self, weight: torch.Tensor, levels: torch.Tensor, gram: torch.Tensor | None
+        self, weight: torch.Tensor, levels: torch.Tensor, cost: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes [out, in] as whole numbers, their scale [out] float32 and the squared error [out] of every output."""
+        """As `_weights`, in one format, and the squared error [out] of every output."""
         largest = weight.abs().amax(dim=1).float()
-        shares = torch.linspace(*_SHRINK, self.points).tolist() if self.points > 1 else []
         best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        # The row's own largest weight is always among what is tried.
-        for share in [1.0, *shares]:
+        for share in self.shares:
             scale = largest * share / levels[-1]
             values = nearest(weight / scale.clamp(min=1e-30)[:, None], levels)
-            difference = values * scale[:, None] - weight
-            outer = difference if gram is None else difference @ gram.to(difference.dtype)
-            error = (outer * difference).sum(dim=1)
+            error = cost(values * scale[:, None])
             if best is None:
                 best = values, scale, error
                 continue
@@ -82,6 +123,102 @@ class FP4(EachLinear):
             )
         assert best is not None
         return best
+
+    @torch.no_grad()
+    def _rounding(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
+        """A copy whose layers round what they read. Layers read what the changed ones before them give."""
+        stream, weights = Stream(model, list(texts)), model.weights
+        layers, parts = [], []
+        for index, layer in enumerate(weights.layers):
+            whole = floats(layer, stream.dtype)
+            noted = {name: _Noted(getattr(whole, name)) for name in LINEARS}
+            stream.through(index, with_linears(whole, noted))
+            made = {name: self.rounded(getattr(whole, name), noted[name].some()) for name in LINEARS}
+            for name, (linear, error) in made.items():
+                outputs, inputs = linear.shape
+                # A code each, a bias per row and one for the inputs, whose shifts are of at most three bits.
+                size = Size(outputs * inputs / 2 + 2 * outputs + 3 * inputs / 8 + 2, outputs * inputs)
+                parts.append(Part(f"layers.{index}.{name}", error, size))
+            layers.append(with_linears(whole, {name: linear for name, (linear, _) in made.items()}))
+            stream.rows = stream.through(index, layers[-1])
+            progress("transforming", index + 1, len(weights.layers))
+        head = cast(floating(weights.head), stream.dtype)
+        tied = getattr(weights.head, "weight", None) is weights.embedding
+        embedding = head.weight if tied else weights.embedding.to(stream.dtype)
+        norm = weights.norm.to(stream.dtype)
+        return Change(rebuilt(model, embedding=embedding, layers=layers, norm=norm, head=head), tuple(parts))
+
+    def rounded(self, whole: Dense, rows: torch.Tensor) -> tuple[RoundedInputs, float]:
+        """A layer of 4 bits that reads 4 bits, and the share of its outputs' energy on rows [n, in] that it loses.
+
+        It begins with the largest magnitudes and E2M1, where that is tried. What one of the two has now is among what
+        is tried for it, so that no round makes the error larger.
+        """
+        outputs = rows @ whole.weight.T
+        largest = rows.abs().amax(dim=0)
+        first = "E2M1" if "E2M1" in self.formats else self.formats[0]
+        values, scale, _ = self._searched(whole.weight, codes(first), lambda weight: torch.zeros(len(weight)))
+        weight, inputs = values * scale[:, None], input_levels(largest, first, 1.0)
+        for _ in range(self.rounds):
+            tried = [input_levels(largest, name, share) for name in self.formats for share in self.shares]
+            errors = [float((_read(rows, *each) @ weight.T - outputs).square().sum()) for each in tried]
+            inputs = tried[errors.index(min(errors))]
+            read = _read(rows, *inputs)
+            own, other = read.T @ read, outputs.T @ read
+
+            def cost(weight: torch.Tensor, own: torch.Tensor = own, other: torch.Tensor = other) -> torch.Tensor:
+                # But for what does not hang on the weights.
+                return ((weight @ own - 2 * other) * weight).sum(dim=1)
+
+            values, scale = self._weights(whole.weight, cost)
+            weight = values * scale[:, None]
+        levels, shifts = inputs
+        lost = (_read(rows, levels, shifts) @ weight.T - outputs).square().sum() / outputs.square().sum()
+        kept = (weight / powers(shifts)).to(whole.weight.dtype)
+        return RoundedInputs(kept, levels, shifts, whole.bias), float(lost)
+
+
+_NOTED = 512
+"""Rows that biases of inputs are searched on."""
+
+
+@dataclass
+class _Noted:
+    """A linear layer that notes what it is given."""
+
+    linear: Linear
+    rows: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        self.rows.append(rows)
+        return self.linear(rows)
+
+    def some(self) -> torch.Tensor:
+        """[n, in], some of them, evenly spaced."""
+        rows = torch.cat(self.rows)
+        return rows[:: max(1, len(rows) // _NOTED)]
+
+
+def input_levels(largest: torch.Tensor, name: str, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The levels [8] float32 that inputs are rounded to, and the shifts [in] uint8 that they get before.
+
+    largest: [in] of every input, at least one above 0. The largest of all, times `share`, is the largest code. With b
+    the exponent bias, the smallest code is 2^(1 - mantissa - b).
+    """
+    exponent, mantissa = FORMATS[name]
+    magnitudes = codes(name)
+    most = largest.float().max().clamp(min=1e-30)
+    # An input that is nothing may have any bias; it gets the largest there is.
+    sizes = torch.stack((most * share, *largest.float().clamp(min=float(most) * 2.0**-64))) / magnitudes[-1]
+    biases = (1 - mantissa - sizes.log2()).round()
+    shifts = (biases[1:] - biases[0]).clamp(0, 2**exponent - 1).to(torch.uint8)
+    return magnitudes * sizes[0], shifts
+
+
+def _read(rows: torch.Tensor, levels: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+    """Rows [n, in] as inputs of 4 bits, in their own sizes."""
+    scale = powers(shifts).to(rows.dtype)
+    return nearest(rows * scale, levels) / scale
 
 
 def codes(name: str) -> torch.Tensor:
@@ -98,9 +235,3 @@ def codes(name: str) -> torch.Tensor:
         for fraction in range(step)
     ]
     return torch.tensor(found, dtype=torch.float32)
-
-
-def nearest(weights: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
-    """The nearest of the signed levels for each weight; beyond the largest one, that one."""
-    middles = ((levels[1:] + levels[:-1]) / 2).to(weights.dtype)
-    return levels.to(weights.dtype)[torch.bucketize(weights.abs(), middles)] * weights.sign()

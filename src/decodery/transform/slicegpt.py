@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -34,14 +35,20 @@ class SliceGPT(Transform):
     share: of the stream's width that is cut, the rest rounded down to a multiple of 8. RMSNorm commutes with rotations,
     so that every matrix takes its rotation in and only one product per sublayer is added, from one basis to the next.
     Directions are those of the calibration text on its way through the layers that are sliced already; norms divide
-    by the original width, as if what was cut were zero. The head is sliced with the layers, so that a model has one
-    width; the published default leaves it whole. No training follows. Keys and values are as large as before, and a
-    table that embedding and head shared is there twice. The copy is in float32.
+    by the original width, as if what was cut were zero. orientation: what is left is turned once more, at random by
+    `seed`, which changes no function and spreads what single directions carry; "pca"
+    leaves the principal directions as they are. The head is sliced with the layers, so that a model has one width; the
+    published default leaves it whole. No training follows. Keys and values are as large as before, and a table that
+    embedding and head shared is there twice. The copy is in float32.
     """
 
     share: float = 0.25
+    orientation: Literal["random", "pca"] = "random"
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.orientation not in ("random", "pca"):
+            raise SettingsError(f"slicegpt knows the orientations random and pca, not {self.orientation!r}")
         if not 0.0 <= self.share < 1.0:
             raise SettingsError(f"slicegpt cuts a share of the width from 0 to below 1, not {self.share}")
 
@@ -57,7 +64,8 @@ class SliceGPT(Transform):
             kind = "has norms behind its sublayers" if config.sandwich_norms else "is sliced already"
             raise UnsupportedModel(f"this model {kind}, where no rotation passes: slicegpt cannot change it")
         stream = Stream(model, list(texts))
-        slicing = _Slicing(stream, width, config.norm_eps)
+        chance = torch.Generator().manual_seed(self.seed) if self.orientation == "random" else None
+        slicing = _Slicing(stream, width, config.norm_eps, chance)
         basis, error = slicing.basis(stream.rows)
         entries = weights.embedding.shape[0] * width
         parts = [Part("embedding", error, Size(entries * stream.rows.itemsize, 0))]
@@ -87,23 +95,32 @@ class SliceGPT(Transform):
 
 
 class _Slicing:
-    """Slices layer after layer of a narrow stream. norm: [width], the weight of its norms; eps: theirs."""
+    """Slices layer after layer of a narrow stream. norm: [width], the weight of its norms; eps: theirs.
 
-    def __init__(self, stream: Stream, width: int, eps: float) -> None:
-        self.stream, self.width = stream, width
+    chance: what turns the stream within what is left, None for nothing.
+    """
+
+    def __init__(self, stream: Stream, width: int, eps: float, chance: torch.Generator | None) -> None:
+        self.stream, self.width, self._chance = stream, width, chance
         full = stream.rows.shape[1]
         # x / sqrt(sum(x^2) / full + eps), written with the mean over `width` that the model computes.
         self.eps = eps * full / width
         self.norm = torch.full((width,), (full / width) ** 0.5, dtype=stream.dtype, device=stream.rows.device)
 
     def basis(self, rows: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """[full, full] the principal directions of rows [n, full], strongest first, and the share of energy cut off."""
+        """[full, full] a basis for rows [n, full], and the share of their energy that is cut off.
+
+        The first `width` directions span the strongest principal ones; the others are principal themselves.
+        """
         rows = rows.double()
         gram = rows.T @ rows
         gram.diagonal().add_(_DAMPING * gram.diagonal().mean())
         # In ascending order of strength.
         basis = torch.linalg.eigh(gram).eigenvectors.flip(1)
         cut = rows @ basis[:, self.width :]
+        if self._chance is not None:
+            turn = torch.randn(self.width, self.width, generator=self._chance, dtype=basis.dtype).to(basis.device)
+            basis[:, : self.width] = basis[:, : self.width] @ torch.linalg.qr(turn).Q
         return basis.to(self.stream.dtype), float(cut.square().sum() / rows.square().sum())
 
     def layer(self, index: int, whole: Layer, before: torch.Tensor) -> tuple[Layer, torch.Tensor, tuple[float, float]]:

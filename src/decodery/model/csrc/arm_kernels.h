@@ -35,6 +35,20 @@ INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
     return vorrq_s8(low, vreinterpretq_s8_u8(vandq_u8(moved, vdupq_n_u8(48))));
 }
 INLINE Ints dot(Ints sum, Bytes w, Four x) { return vdotq_s32(sum, w, x); }
+#if DECODERY_PAIRS
+INLINE Bytes two_rows(const int8_t* a, const int8_t* b) { return vcombine_s8(vld1_s8(a), vld1_s8(b)); }
+// Of four inputs of four outputs and the next four: all eight of the first two outputs, and of the last two.
+INLINE Bytes first_outputs(Bytes a, Bytes b) {
+    return vreinterpretq_s8_s32(vzip1q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+INLINE Bytes last_outputs(Bytes a, Bytes b) {
+    return vreinterpretq_s8_s32(vzip2q_s32(vreinterpretq_s32_s8(a), vreinterpretq_s32_s8(b)));
+}
+// Two rows by two outputs: the first row's two sums, then the second's.
+INLINE Ints products(Ints sum, Bytes rows, Bytes outputs) { return vmmlaq_s32(sum, rows, outputs); }
+INLINE Ints first_row(Ints a, Ints b) { return vcombine_s32(vget_low_s32(a), vget_low_s32(b)); }
+INLINE Ints second_row(Ints a, Ints b) { return vcombine_s32(vget_high_s32(a), vget_high_s32(b)); }
+#endif
 // Four pairs of bfloat16: the first of each and the second.
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const uint32x4_t pairs = vreinterpretq_u32_u8(vld1q_u8(p));

@@ -8,7 +8,8 @@
 #endif
 #include <immintrin.h>
 
-#define DECODERY_TILE_ROWS 3
+#define DECODERY_TILE_ROWS 4
+#define DECODERY_LOOP_STEPS 1
 #define DECODERY_BOTH_ROWS 2
 #define DECODERY_FLOAT_ROWS 4
 #define DECODERY_VNNI 0

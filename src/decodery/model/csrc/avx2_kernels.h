@@ -58,10 +58,11 @@ INLINE Ints sum_pairs(__m256i x) { return _mm256_madd_epi16(x, _mm256_set1_epi16
 INLINE Ints dot(Ints sum, Bytes w, Four x) {
     return _mm256_add_epi32(sum, sum_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))));
 }
-// Products with 4-bit weights are small: those of the eight steps of a block fit 16 bits together.
-#define DECODERY_SUMS4 1
-INLINE Ints dot4(Ints sum, Bytes w, Four x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
-INLINE Floats floats4(Ints sum) { return floats(sum_pairs(sum)); }
+// Numbers of 4, 5 and 6 bits are not negative, and their products so small that several fit 16 bits together.
+#define DECODERY_NARROW 1
+INLINE Ints products16(Bytes w, Four x) { return _mm256_maddubs_epi16(w, x); }
+INLINE Ints add16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
+INLINE Ints add_pairs(Ints sum, Ints pairs) { return _mm256_add_epi32(sum, sum_pairs(pairs)); }
 #endif
 // What these numbers of table4 stand for, plus weight_offset.
 INLINE Bytes looked_up(Bytes low) {

@@ -36,21 +36,12 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
     }
 }
 
-// A block's sum of products with w, and what it comes to.
-template <Form form>
-INLINE Ints with_products(const Ints& sum, const Bytes& w, const Four& x) {
-#if DECODERY_SUMS4
-    if (form == blocks4) return dot4(sum, w, x);
+#ifndef DECODERY_NARROW
+#define DECODERY_NARROW 0
 #endif
-    return dot(sum, w, x);
-}
+// Of how many steps of a block products are added in 16 bits, as many as fit there together; 0: of none.
 template <Form form>
-INLINE Floats total_of(const Ints& sum) {
-#if DECODERY_SUMS4
-    if (form == blocks4) return floats4(sum);
-#endif
-    return floats(sum);
-}
+constexpr int32_t narrow_steps = DECODERY_NARROW == 0 ? 0 : form == blocks4 ? 8 : form == blocks5 ? 4 : form == blocks6 ? 2 : 0;
 
 // todo(0), todo(1) ... todo(n - 1), all written out and with numbers that are known when this is compiled: sums that are
 // chosen by them stay in registers.
@@ -71,9 +62,12 @@ INLINE void each_step(const Todo& todo) { each<n>(todo); }
 #endif
 
 constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
-// How many of them R rows are multiplied with at a time: all, where their sums stay in registers.
-template <int R>
-constexpr int32_t side_by_side = R > DECODERY_BOTH_ROWS ? vectors / 2 : vectors;
+// How many of them R rows are multiplied with at a time: all, where their sums stay in registers. Sums in 16 bits are
+// all there are where a block's products fit, else they come beside the others.
+template <Form form>
+constexpr int32_t both_rows = narrow_steps<form> == 0 ? DECODERY_BOTH_ROWS : narrow_steps<form> == block_size / 4 ? 3 : 1;
+template <int R, Form form>
+constexpr int32_t side_by_side = R > both_rows<form> ? vectors / 2 : vectors;
 
 // Where the weights are that are asked for while others are multiplied, and how many bytes further at every step: every
 // four inputs, every block, every input of weights in floating point. Into the second-level cache: asked for the first
@@ -86,7 +80,7 @@ struct Ahead {
 // sums[r][32] for R rows and one panel.
 template <int R>
 static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
-    constexpr int32_t V = side_by_side<R>, bytes = 4 * lanes;
+    constexpr int32_t V = side_by_side<R, rows8>, bytes = 4 * lanes;
     const int32_t groups = a.groups();
     const int64_t stride = a.width;
     const int8_t* q = a.q + row * stride;
@@ -124,6 +118,7 @@ constexpr bool has_least(Form form) { return form == blocks4 || form == blocks5;
 template <Form form>
 INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
     constexpr int32_t per_half = vectors / 2, bytes = 4 * lanes;
+    if (form == rows8) return weights(p + 4 * panel_width * step + bytes * vector);
     const int32_t half = vector / per_half, at = vector % per_half * bytes, n = 2 * step + half;
     if (form == blocks8) return weights(p + 64 * n + at);
     const Bytes low = half == 0 ? low_halves(p + 64 * step + at) : high_halves(p + 64 * step + at);
@@ -137,7 +132,8 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
 // The same for blocks.
 template <int R, Form form>
 static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
-    constexpr int32_t V = side_by_side<R>, parts = has_least(form) ? 1 : 2, steps = block_size / 4 / parts;
+    constexpr int32_t V = side_by_side<R, form>, parts = has_least(form) ? 1 : 2, steps = block_size / 4 / parts;
+    constexpr int32_t run = narrow_steps<form> > 0 ? narrow_steps<form> : 1;
     constexpr int32_t middle = form == blocks6 ? 32 : weight_offset;
     const int32_t blocks = a.groups() * 2;
     const int64_t stride = a.width;
@@ -157,14 +153,25 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                     const Ints begin = ints(has_least(form) ? 0 : -middle * totals[(r * blocks + b) * 2 + part]);
                     each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = begin; });
                 });
-                each_step<steps>([&](auto k) ALWAYS_INLINE {
-                    const int32_t step = part * steps + k;
-                    Bytes of[V];
-                    each<V>([&](auto v) ALWAYS_INLINE { of[v] = numbers<form>(w + 4 * panel_width, step, first + v); });
-                    each<R>([&](auto r) ALWAYS_INLINE {
-                        const Four x = four(q + r * stride + 4 * step);
-                        each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = with_products<form>(acc[r][v], of[v], x); });
+                each_step<steps / run>([&](auto j) ALWAYS_INLINE {
+                    Ints narrow[R][V];
+                    each<run>([&](auto k) ALWAYS_INLINE {
+                        const int32_t step = part * steps + j * run + k;
+                        Bytes of[V];
+                        each<V>([&](auto v) ALWAYS_INLINE { of[v] = numbers<form>(w + 4 * panel_width, step, first + v); });
+                        each<R>([&](auto r) ALWAYS_INLINE {
+                            const Four x = four(q + r * stride + 4 * step);
+                            each<V>([&](auto v) ALWAYS_INLINE {
+                                if constexpr (run == 1) acc[r][v] = dot(acc[r][v], of[v], x);
+                                else if constexpr (k == 0) narrow[r][v] = products16(of[v], x);
+                                else narrow[r][v] = add16(narrow[r][v], products16(of[v], x));
+                            });
+                        });
                     });
+                    if constexpr (run > 1)
+                        each<R>([&](auto r) ALWAYS_INLINE {
+                            each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = add_pairs(acc[r][v], narrow[r][v]); });
+                        });
                 });
                 each<V>([&](auto v) ALWAYS_INLINE {
                     constexpr int32_t output = lanes * (first + v);
@@ -173,7 +180,7 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                     each<R>([&](auto r) ALWAYS_INLINE {
                         const float s = scale[r * a.groups() + b / 2];
                         float* sum = sums + r * panel_width + output;
-                        const Floats total = load_lanes(sum) + total_of<form>(acc[r][v]) * step * s;
+                        const Floats total = load_lanes(sum) + floats(acc[r][v]) * step * s;
                         store_lanes(sum, has_least(form) ? total + least * halves[r * blocks + b] : total);
                     });
                 });
@@ -182,15 +189,35 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
     }
 }
 
+#if DECODERY_PAIRS
+#include "pairs.h"
+#endif
+
+// How many rows are multiplied with a load of weights. Without products of bytes the fourth only shares what unpacking five
+// and six bits takes, and of few rows two tiles hide the reading better than one.
+constexpr int32_t most_rows(Form form) {
+    return DECODERY_NARROW && form != blocks5 && form != blocks6 ? 3 : DECODERY_TILE_ROWS;
+}
+
+template <int R, Form form>
+INLINE void tile_as(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
+    if constexpr (R > most_rows(form)) return;
+#if DECODERY_PAIRS
+    else if constexpr (R > 1) return tile_pairs<R, form>(w, a, row, sums, ahead);
+#endif
+    else if constexpr (form == rows8) return tile<R>(w, a, row, sums, ahead);
+    else return tile_blocks<R, form>(w, a, row, sums, ahead);
+}
+
 template <int R>
 INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     switch (form) {
-        case blocks4: return tile_blocks<R, blocks4>(w, a, row, sums, ahead);
-        case table4: return tile_blocks<R, table4>(w, a, row, sums, ahead);
-        case blocks5: return tile_blocks<R, blocks5>(w, a, row, sums, ahead);
-        case blocks6: return tile_blocks<R, blocks6>(w, a, row, sums, ahead);
-        case blocks8: return tile_blocks<R, blocks8>(w, a, row, sums, ahead);
-        default: return tile<R>(w, a, row, sums, ahead);
+        case blocks4: return tile_as<R, blocks4>(w, a, row, sums, ahead);
+        case table4: return tile_as<R, table4>(w, a, row, sums, ahead);
+        case blocks5: return tile_as<R, blocks5>(w, a, row, sums, ahead);
+        case blocks6: return tile_as<R, blocks6>(w, a, row, sums, ahead);
+        case blocks8: return tile_as<R, blocks8>(w, a, row, sums, ahead);
+        default: return tile_as<R, rows8>(w, a, row, sums, ahead);
     }
 }
 
@@ -267,7 +294,7 @@ static void tile_floats(int32_t r, const uint8_t* w, const float* x, int32_t in,
 template <class Out>
 static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int32_t thread, const Team& team, const Out& out) {
     const bool floating = is_floating(linear.form);
-    const int32_t most = floating ? float_rows : DECODERY_TILE_ROWS;
+    const int32_t most = floating ? float_rows : most_rows(linear.form);
     alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
     const int32_t blocks = (rows + most - 1) / most;
     const int64_t size = panel_bytes(linear.form, linear.in);

@@ -11,6 +11,8 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -34,6 +36,18 @@ bool has_dot_products() {
     return false;
 #endif
 }
+
+bool has_matrix_products() {
+#if defined(__linux__)
+    return (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
+#elif defined(__APPLE__)
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname("hw.optional.arm.FEAT_I8MM", &found, &size, nullptr, 0) == 0 && found != 0;
+#else
+    return false;
+#endif
+}
 #endif
 
 // Every kernel set this machine can run, the fastest first; the list ends with null.
@@ -53,6 +67,7 @@ const Kernels* const* usable() {
     if (avx2) list[n++] = &avx2_kernels;
 #endif
 #if defined(__aarch64__)
+    if (has_dot_products() && has_matrix_products()) list[n++] = &arm_i8mm_kernels;
     if (has_dot_products()) list[n++] = &arm_kernels;
 #endif
     list[n++] = &portable_kernels;

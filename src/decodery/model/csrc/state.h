@@ -154,6 +154,6 @@ extern const Kernels avx2_vnni_kernels;
 #endif
 #endif
 #if defined(__aarch64__)
-extern const Kernels arm_kernels;
+extern const Kernels arm_i8mm_kernels, arm_kernels;
 #endif
 extern const Kernels portable_kernels;

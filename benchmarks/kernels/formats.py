@@ -1,0 +1,107 @@
+"""What a layer costs by the form of its weights and the number of rows, against the bandwidth of the same run.
+
+    python benchmarks/kernels/formats.py
+
+Layers of 1,536 inputs and 8,960 outputs, as many as make 100 MB, more than any cache holds, run one after the other;
+rounds of all forms alternate. Writes milliseconds per layer (the least of all rounds, as whoever shares a machine only
+slows it down), how many times those of one row they are, what share of the read bandwidth (the fastest of those
+measured before every round) one row reaches, and the thousand million multiplications and additions a second of
+sixteen rows: where these no longer rise with the rows, a pass is bound by arithmetic. Writes
+benchmarks/results/formats.json.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from decodery.budget.machine import describe
+from decodery.model.block_linear import BlockLinear
+from decodery.model.int4 import Int4Linear
+from decodery.model.int8 import Int8Linear
+from decodery.model.kernels import Form, LinearStruct, kernel_sets, read_bandwidth
+from decodery.model.packed import BITS, BLOCK, Arena, Packed, packed_size
+from decodery.model.weights import Dense
+
+OUT = Path(__file__).parents[1] / "results" / "formats.json"
+INPUTS, OUTPUTS, TOTAL, ROUNDS = 1536, 8960, 100_000_000, 15
+ROWS = (1, 2, 4, 8, 16)
+NAMES = {
+    "Q4_0, Q4_1, Q4_K": Form.BLOCKS4,
+    "IQ4_NL, IQ4_XS": Form.TABLE4,
+    "Q5_0, Q5_1, Q5_K": Form.BLOCKS5,
+    "Q6_K": Form.BLOCKS6,
+    "Q8_0": Form.BLOCKS8,
+    "int8": Form.ROWS8,
+    "bfloat16": Form.BFLOAT16,
+    "float16": Form.FLOAT16,
+}
+
+
+def layer(form: Form) -> Int4Linear | BlockLinear | Int8Linear | Dense:
+    if form == Form.ROWS8:
+        drawn = torch.randint(-127, 128, (OUTPUTS, INPUTS), dtype=torch.int8)
+        return Int8Linear(drawn, torch.full((OUTPUTS,), 1e-3))
+    if form in (Form.BFLOAT16, Form.FLOAT16):
+        dtype = torch.bfloat16 if form == Form.BFLOAT16 else torch.float16
+        return Dense(torch.randn(OUTPUTS, INPUTS).to(dtype))
+    weight = torch.randint(0, 256, (OUTPUTS, INPUTS * BITS[form] // 8), dtype=torch.uint8)
+    scales = torch.rand(OUTPUTS, INPUTS // BLOCK, 2).half() / 100
+    if form == Form.BLOCKS4:
+        return Int4Linear(weight, scales[..., 0].contiguous(), scales[..., 1].contiguous())
+    return BlockLinear(weight, scales)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    layers: dict[str, list[Packed]] = {}
+    for name, form in NAMES.items():
+        linear = layer(form)
+        first = layers.setdefault(name, [Packed(linear)])[0]
+        for _ in range(TOTAL // packed_size(linear)):
+            # The same numbers elsewhere in memory.
+            again = copy.copy(first)
+            again._weight = Arena(first._weight.size).take(first._weight.size)
+            again._weight[:] = first._weight
+            again.struct = LinearStruct.from_buffer_copy(first.struct)
+            again.struct.weight = again._weight.ctypes.data
+            layers[name].append(again)
+    x = torch.randn(max(ROWS), INPUTS)
+    times: dict[tuple[str, int], list[float]] = {}
+    bandwidth = 0.0
+    for _ in range(ROUNDS):
+        bandwidth = max(bandwidth, read_bandwidth(mebibytes=256, rounds=2))
+        for name, some in layers.items():
+            for rows in ROWS:
+                begin = perf_counter()
+                for each in some:
+                    each(x[:rows])
+                times.setdefault((name, rows), []).append((perf_counter() - begin) / len(some) * 1e3)
+    found = []
+    for name in NAMES:
+        size = layers[name][0]._weight.size
+        one = min(times[name, 1])
+        for rows in ROWS:
+            ms = min(times[name, rows])
+            found.append(
+                {
+                    "form": name,
+                    "rows": rows,
+                    "ms": round(ms, 3),
+                    "ratio": round(ms / one, 2),
+                    "share": round(size / ms / 1e6 / bandwidth, 3),
+                    "gmacs": round(rows * INPUTS * OUTPUTS / ms / 1e6, 1),
+                    "bits": round(8 * size / INPUTS / OUTPUTS, 2),
+                }
+            )
+            print(found[-1], flush=True)
+    about = {"machine": describe(), "kernels": kernel_sets()[0], "threads": torch.get_num_threads()}
+    OUT.write_text(json.dumps(about | {"read_gb_per_s": round(bandwidth, 2), "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
