@@ -87,6 +87,26 @@ def test_every_kernel_multiplies_blocks_to_the_same_bits_for_any_number_of_rows(
     assert not torch.equal(type(linear)(**vars(linear) | {"_packed": None})(x)[:, 7], expected[:, 7])
 
 
+@pytest.mark.parametrize("kind", list(READ))
+def test_the_largest_numbers_and_inputs_fit_the_sums_of_every_kernel(kind: str) -> None:
+    """Drawn numbers hardly come near what 16 bits hold: here all products have one sign and are as large as can be."""
+    block, _ = gguf.GGML_QUANT_SIZES[Kind[kind]]
+    linear = as_linear(kind, random_blocks(Kind[kind], 33, 256 // block))
+    x = torch.ones(9, linear.shape[1])
+    x[1::2] = -1
+    for byte in (0, 255):
+        linear.weight.fill_(byte)
+        expected = linear.portable(x)
+        for kernels in kernel_sets():
+            choose(kernels)
+            try:
+                packed = type(linear)(**vars(linear) | {"_packed": None})
+                for n in (1, 2, 3, 4, 9):
+                    assert torch.equal(packed(x[:n]), expected[:n]), (kernels, byte, n)
+            finally:
+                choose(kernel_sets()[0])
+
+
 def test_any_rows_of_a_part_are_those_of_the_whole(tmp_path: Path) -> None:
     """Rows of queries and keys move within their heads."""
     write_gguf(tmp_path / "tiny.gguf", make_model("llama"), Kind.Q4_1)
