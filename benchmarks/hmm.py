@@ -74,9 +74,11 @@ class NGrams:
                     behind = met.setdefault(tuple(tokens[at - length : at]), {})
                     behind[tokens[at]] = behind.get(tokens[at], 0) + 1
 
-    def chance(self, before: Sequence[int], token: int) -> float:
+    def chance(self, before: Sequence[int], token: int, longest: int | None = None) -> float:
+        """Of contexts of at most `longest` tokens, all lengths unless it is given."""
         found = float(self.alone[token])
-        for length, (met, weight) in enumerate(zip(self.met, self.weights, strict=True), start=1):
+        orders = list(zip(self.met, self.weights, strict=True))[:longest]
+        for length, (met, weight) in enumerate(orders, start=1):
             behind = met.get(tuple(before[-length:])) if length <= len(before) else None
             if behind:
                 found = (behind.get(token, 0) + weight * found) / (sum(behind.values()) + weight)
@@ -98,17 +100,13 @@ class NGrams:
             told = []
             for weight in WEIGHTS:
                 self.weights[number] = weight
-                whole = self.met
-                self.met = whole[: number + 1]
-                weights, self.weights = self.weights, self.weights[: number + 1]
                 told.append(
                     sum(
-                        np.log(self.chance(tokens[max(0, at - 2) : at], tokens[at]))
+                        np.log(self.chance(tokens[max(0, at - 2) : at], tokens[at], number + 1))
                         for tokens in (text.tolist() for text in texts)
                         for at in range(1, len(tokens))
                     )
                 )
-                self.met, self.weights = whole, weights
             self.weights[number] = WEIGHTS[int(np.argmax(told))]
 
 

@@ -34,9 +34,9 @@ class BeliefReading:
         # Beliefs are never written to.
         return BeliefReading(self.hmm, list(self.tokens), list(self.beliefs), dict(self.drafts))
 
-    def read(self, text: Ordered[int]) -> None:
+    def read(self, text: list[int]) -> None:
         """Read what `text` says that was not read, and forget what it does not say; drafts that became text count."""
-        known = shared(list(text), self.tokens)
+        known = shared(text, self.tokens)
         if known == len(text) == len(self.tokens) and self.beliefs:
             return
         if known < len(self.tokens) or not self.beliefs:
