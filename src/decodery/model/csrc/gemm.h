@@ -62,10 +62,10 @@ INLINE void each_step(const Todo& todo) { each<n>(todo); }
 #endif
 
 constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
-// How many of them R rows are multiplied with at a time: all, where their sums stay in registers. Sums in 16 bits are
-// all there are where a block's products fit, else they come beside the others.
+// How many of them R rows are multiplied with at a time: all, where their sums stay in registers. Those in 16 bits come
+// beside the others, unless all products of a block fit.
 template <Form form>
-constexpr int32_t both_rows = narrow_steps<form> == 0 ? DECODERY_BOTH_ROWS : narrow_steps<form> == block_size / 4 ? 3 : 1;
+constexpr int32_t both_rows = narrow_steps<form> > 0 && narrow_steps<form> < block_size / 4 ? 1 : DECODERY_BOTH_ROWS;
 template <int R, Form form>
 constexpr int32_t side_by_side = R > both_rows<form> ? vectors / 2 : vectors;
 
