@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from decodery.budget.base import Budget
+from decodery.core.ask import Asking
 from decodery.core.sequence import Sequence
+from decodery.core.topk import topk
 from decodery.core.tree import TokenTree
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.draft.auto import Auto
-from decodery.draft.base import Drafter
+from decodery.draft.base import Drafter, Expander
 from decodery.draft.eagle_3 import EAGLE3
 from decodery.draft.heads.drafter import HeadDrafter, TrainedDrafter, head_kind
 from decodery.draft.heads.head import DraftHead, Heard, TrainedHead
@@ -22,6 +25,7 @@ from decodery.draft.heads.parts import Parts
 from decodery.draft.heads.reading import HeadReading
 from decodery.errors import CorruptFile, SettingsError, UnsupportedModel
 from decodery.model.batch import Batch, Segment
+from decodery.sample.sampler import Sampler
 from decodery.testing import check_identical, tiny_transformer
 from decodery.testing.models import to_int8
 from methods import DRAFTERS, SOURCES
@@ -198,3 +202,38 @@ def test_a_head_is_refused_where_it_does_not_belong(tmp_path, monkeypatch) -> No
         EAGLE3(str(path))
     with pytest.raises(SettingsError, match="prompt-lookup has no head to train"):
         head_kind("prompt-lookup")
+
+
+def whole_laws(
+    self: Expander, seq: Sequence, tree: TokenTree, nodes: list[int], k: int, *, shaped: bool = True
+) -> Asking[tuple[np.ndarray, np.ndarray]]:
+    return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
+
+
+def whole_chain(self: Expander, seq: Sequence, length: int) -> Asking[TokenTree]:
+    return (yield from self._chain(seq, Budget(length, length), length))
+
+
+@pytest.mark.parametrize("growth", [None, "eagle-2:nodes=9,width=3,depth=3", "fixed-tree:branching=3/2/1"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("name", ["eagle-3", "hydra"])
+def test_trees_are_those_of_whole_distributions(
+    name: str, temperature: float, growth: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, words = shaken(name), torch.arange(0, TARGET.vocab_size, 2, dtype=torch.int32)
+    head = TrainedHead(name, {**trained.tensors, "vocabulary": words}, trained.settings)
+
+    def trees(penalty: float | None) -> list[tuple[list[int], list[int]]]:
+        sampler = Sampler.from_settings(temperature=temperature, repetition_penalty=penalty)
+        drafter = replace(DRAFTERS[name](TARGET), head=head, growth=growth)  # type: ignore[call-arg]
+        engine = Engine(TARGET)
+        seq = engine.submit(Request(TEXT, max_new_tokens=12, sampler=sampler, drafter=drafter, trees=True))
+        engine.run([seq])
+        return [(list(step.tree.tokens), list(step.tree.parents)) for step in seq.trace.steps if step.tree]
+
+    found = [trees(None), trees(1.3)]
+    for kind in (Expander, HeadDrafter):
+        monkeypatch.setattr(kind, "likeliest", whole_laws)
+    monkeypatch.setattr(Expander, "_likeliest_chain", whole_chain)
+    assert found == [trees(None), trees(1.3)]
+    assert max(len(tokens) for tokens, _ in found[0]) > 3

@@ -17,6 +17,7 @@ from ..budget.base import Outlook
 from ..contract import Contract
 from ..core.ask import Asking, settled
 from ..core.needs import Gives, Needs
+from ..core.topk import likeliest, topk
 from ..core.tree import UNKNOWN, TokenTree
 from ..errors import SettingsError
 from ..model.sites import Tap
@@ -215,13 +216,36 @@ class Expander(Drafter):
         logits = yield from settled(self.logits(seq, tree, nodes))
         return expected(seq, tree, nodes, logits, shaped=shaped)
 
+    def likeliest(
+        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        """The k likeliest tokens of `expand`: ids [len(nodes), at most k] int64, best first, and log-probabilities."""
+        if not seq.sampler.keeps(shaped=shaped):
+            return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
+        # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
+        logits = yield from settled(self.logits(seq, tree, nodes))
+        return logged(likeliest(logits, k))
+
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         depth = min(budget.depth, self.reach(seq))
         if min(budget.nodes, depth) < 1:
             return TokenTree.root(seq.pending)
         if isinstance(self.growth, Growth):
             return (yield from self.growth.grow(self, seq, replace(budget, depth=depth)))
-        return (yield from self._chain(seq, budget, min(self.length, budget.nodes, depth)))
+        length = min(self.length, budget.nodes, depth)
+        if seq.sampler.plain and budget.ask is None and not seq.rule.needs.laws:
+            return (yield from self._likeliest_chain(seq, length))
+        return (yield from self._chain(seq, budget, length))
+
+    def _likeliest_chain(self, seq: Sequence, length: int) -> Asking[TokenTree]:
+        """What `_chain` comes to where nothing of a distribution counts but its likeliest token."""
+        drafted: list[int] = []
+        tree = TokenTree.root(seq.pending)
+        while len(drafted) < length and (not drafted or drafted[-1] not in seq.eos_ids):
+            ids, _ = yield from self.likeliest(seq, tree, [len(drafted)], 1)
+            drafted.append(int(ids[0, 0]))
+            tree = TokenTree.chain(seq.pending, drafted, origin="sampled")
+        return tree
 
     def _chain(self, seq: Sequence, budget: Budget, length: int) -> Asking[TokenTree]:
         sampler, context = seq.sampler, seq.context()
@@ -265,6 +289,12 @@ def expected(
         # Where a mask leaves nothing that the drafter can say, anything is as good.
         silent = law.amax(dim=-1, keepdim=True) == -torch.inf
         return torch.where(silent, 0.0, law).log_softmax(dim=-1)
+
+
+def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids with logarithms in place of their probabilities, -inf of nothing."""
+    with np.errstate(divide="ignore"):
+        return found[0], np.log(found[1])
 
 
 def expanding(drafter: Drafter | str, name: str) -> Expander:

@@ -91,10 +91,11 @@ class RASD(Composite):
             assert isinstance(drafter, Expander)
             # Of no level more than `nodes` can be kept, and what is expanded is held.
             width, depth = min(self.width, nodes), min(self.depth, budget.depth)
+            first = (yield from drafter.expand(seq, TokenTree.root(seq.pending), [0]))[0].cpu().numpy()
             layers = yield from grow_layers(drafter, seq, width=width, depth=depth)
         matched, windows = self._windows(seq, min(self.length, budget.depth))
         found, most = count_prefixes(windows, seq.vocab_size), nodes * self.retrieved // self.nodes
-        retrieved = self._pruned(seq.pending, found, layers.first, most, trusted=matched >= self.trusted)
+        retrieved = self._pruned(seq.pending, found, first, most, trusted=matched >= self.trusted)
         return layers.kept(nodes - (len(retrieved) - 1)).merge(retrieved)
 
     def _pruned(self, pending: int, found: Counted, first: np.ndarray, nodes: int, *, trusted: bool) -> TokenTree:

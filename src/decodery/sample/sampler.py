@@ -162,7 +162,11 @@ class Sampler:
     @cached_property
     def plain(self) -> bool:
         """True if the token is the argmax of the model's own logits."""
-        return self.greedy and not any(self._applies(warp) for warp in self.warps)
+        return self.greedy and self.keeps()
+
+    def keeps(self, *, shaped: bool = True) -> bool:
+        """Whether `law` gives back the model's own logits."""
+        return not any(self._applies(warp, shaped) for warp in self.warps)
 
     @cached_property
     def stateful(self) -> bool:
@@ -236,7 +240,7 @@ class Sampler:
         if not _largest_finite(logits):
             raise NumericalError(_NO_LAW)
         for index, warp in enumerate(self.warps):
-            if not self._applies(warp) or (warp.stage > Stage.EDIT and not shaped):
+            if not self._applies(warp, shaped):
                 continue
             logits = self._through(index, logits, contexts)
             if warp.stage == Stage.EDIT and not _largest_finite(logits):
@@ -275,8 +279,8 @@ class Sampler:
             raise NumericalError(_NO_LAW)
         return ids.tolist()
 
-    def _applies(self, warp: Warp) -> bool:
-        return not (self.greedy and warp.stage > Stage.EDIT)
+    def _applies(self, warp: Warp, shaped: bool = True) -> bool:
+        return warp.stage <= Stage.EDIT or (shaped and not self.greedy)
 
     def _listens(self, warp: Warp) -> bool:
         return warp.stateful and warp.hears_logprobs and self._applies(warp)

@@ -9,8 +9,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
+from ...core.ask import Asking
 from ...core.needs import Needs
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
@@ -19,7 +21,7 @@ from ...model.drafts import shipped_head
 from ...model.protocol import Reader
 from ...registry import methods
 from ...spec import given, parts
-from ..base import Expander, Observation
+from ..base import Expander, Observation, logged
 from ..growth.base import Growth
 from .head import MADE, BoundHead, DraftHead, TrainedHead
 from .reading import HeadReading
@@ -106,6 +108,15 @@ class HeadDrafter(TrainedDrafter):
     def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
         reading: HeadReading = seq.draft_state
         return reading.head.spread(reading.after(tree, nodes))
+
+    def likeliest(
+        self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], k: int, *, shaped: bool = True
+    ) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        if not seq.sampler.keeps(shaped=shaped):
+            return (yield from super().likeliest(seq, tree, nodes, k, shaped=shaped))
+        reading: HeadReading = seq.draft_state
+        ids, chances = reading.likeliest(tree, nodes, k)
+        return logged((np.array(ids), np.array(chances)))
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         reading: HeadReading = seq.draft_state

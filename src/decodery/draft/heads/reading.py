@@ -103,8 +103,9 @@ class HeadReading:
         """The k likeliest tokens after each of `nodes`, and their probabilities at temperature 1."""
         self._catch_up()
         assert self.root is not None
-        if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) == k:
-            return [self.root.best[0]], [self.root.best[1]]
+        if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) >= k:
+            ids, known_chances = self.root.best
+            return [ids[:k]], [known_chances[:k]]
         places, chances = likeliest(self.after(tree, nodes), k)
         known = self.head.vocabulary
         return (places if known is None else known.numpy()[places]).tolist(), chances.tolist()

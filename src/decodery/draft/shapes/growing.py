@@ -68,15 +68,22 @@ class Growing:
 
         ids: -1 where a node has fewer. logq: their log-probabilities. scores: what orders them, logq plus noise.
         """
-        laws = yield from self.expand(nodes)
         if not self.by_chance:
-            ids, logq = topk(laws, width)
+            ids, logq = yield from self._likeliest(nodes, width)
             logq = logq.astype(np.float64)
             ids = np.where(np.isfinite(logq), ids, -1)
             return ids, logq, logq
+        laws = yield from self.expand(nodes)
         ids, scores = noise.gumbel_topk(laws, width, self.seq.seed, *self._noise(nodes))
         found = laws.gather(-1, torch.from_numpy(np.maximum(ids, 0)).to(laws.device)).double().cpu().numpy()
         return ids, np.where(ids >= 0, found, -np.inf), scores
+
+    def _likeliest(self, nodes: np.ndarray, width: int) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        sharpened = self.seq.sampler.greedy and self.temperature != 1.0
+        if sharpened or (self.seq.rule.needs.laws and self.origin != "deterministic"):
+            return topk((yield from self.expand(nodes)), width)
+        tree = TokenTree(self.tokens, self.parents)
+        return (yield from self.expander.likeliest(self.seq, tree, nodes.tolist(), width))
 
     def independent(self, nodes: np.ndarray, draws: int) -> Asking[np.ndarray]:
         """Expand `nodes` [m] and draw `draws` children of each, independent of each other: ids [m, draws]."""

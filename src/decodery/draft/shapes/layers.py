@@ -9,7 +9,6 @@ import numpy as np
 
 from ...core.ask import Asking
 from ...core.sequence import Sequence
-from ...core.topk import topk
 from ...core.tree import TokenTree
 from ..base import Expander
 from .frequency import best
@@ -17,14 +16,10 @@ from .frequency import best
 
 @dataclass(frozen=True)
 class Layers:
-    """A grown tree. scores: [n], log-probability of every node's path. first: [vocab] log-probabilities at the root.
-
-    levels: how many draft passes it took.
-    """
+    """A grown tree. scores: [n], log-probability of every node's path. levels: how many draft passes it took."""
 
     tree: TokenTree
     scores: np.ndarray
-    first: np.ndarray
     levels: int
 
     def kept(self, nodes: int) -> TokenTree:
@@ -51,13 +46,10 @@ def grow_layers(
     `Expander.expand`.
     """
     tree, scores = TokenTree.root(seq.pending), np.zeros(1)
-    frontier, first, levels = np.zeros(1, dtype=np.int64), np.empty(0), 0
+    frontier, levels = np.zeros(1, dtype=np.int64), 0
     depth = min(depth, expander.reach(seq))
     while levels < depth and len(frontier):
-        logprobs = yield from expander.expand(seq, tree, frontier.tolist(), shaped=shaped)
-        if not levels:
-            first = logprobs[0].cpu().numpy()
-        ids, values = topk(logprobs, width)
+        ids, values = yield from expander.likeliest(seq, tree, frontier.tolist(), width, shaped=shaped)
         reached = scores[frontier, None] + values
         new = np.isfinite(reached)
         parents = np.broadcast_to(frontier[:, None], ids.shape)[new]
@@ -74,4 +66,4 @@ def grow_layers(
         if kept is not None and len(scores) > kept + 1:
             # No child is likelier than its parent, and of equals the earlier ones are kept.
             frontier = frontier[scores[frontier] > np.partition(scores, len(scores) - kept - 1)[len(scores) - kept - 1]]
-    return Layers(tree, scores, first, levels)
+    return Layers(tree, scores, levels)
