@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -232,3 +235,25 @@ def test_clover_spends_its_nodes_level_by_level_on_likely_children() -> None:
         assert set(paths(tree)) == selected(drafter, seq, growth)
         depths.append(int(tree.depths.max()))
     assert len(set(depths)) > 2
+
+
+@dataclass(frozen=True)
+class Taciturn(Expander):
+    """Knows these tokens alone, whatever came before."""
+
+    known: tuple[int, ...] = ()
+
+    def logits(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> torch.Tensor:
+        rows = torch.full((len(nodes), seq.vocab_size), -torch.inf)
+        rows[:, list(self.known)] = torch.arange(len(self.known), dtype=torch.float32)
+        return rows
+
+
+@pytest.mark.parametrize(("known", "tree", "chain"), [((), 0, 0), ((3,), 3, 3), ((3, 1), 6, 3)])
+def test_what_a_drafter_lacks_is_not_drafted(known: tuple[int, ...], tree: int, chain: int) -> None:
+    for growth, nodes in ((EAGLE2(nodes=6, width=4, depth=3), tree), (None, chain)):
+        drafter = Taciturn(growth=growth, length=3, known=known)
+        _, seq = begun(None, GREEDY)
+        drafted = drive(drafter.propose(seq, Budget(64, 3)))
+        assert len(drafted) == nodes + 1
+        assert set(drafted.tokens[1:].tolist()) <= set(known)

@@ -35,6 +35,8 @@ __all__ = ["Drafter", "Expander", "Observation"]
 
 UNSAID = -1e30
 """The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
+_NOTHING = 1e-37
+"""The kernels' exponential is not smaller, nor is that of minus infinity."""
 
 
 @dataclass(slots=True)
@@ -242,7 +244,9 @@ class Expander(Drafter):
         drafted: list[int] = []
         tree = TokenTree.root(seq.pending)
         while len(drafted) < length and (not drafted or drafted[-1] not in seq.eos_ids):
-            ids, _ = yield from self.likeliest(seq, tree, [len(drafted)], 1)
+            ids, logprobs = yield from self.likeliest(seq, tree, [len(drafted)], 1)
+            if not logprobs[0, 0] > -np.inf:
+                break
             drafted.append(int(ids[0, 0]))
             tree = TokenTree.chain(seq.pending, drafted, origin="sampled")
         return tree
@@ -292,9 +296,10 @@ def expected(
 
 
 def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids with logarithms in place of their probabilities, -inf of nothing."""
+    """Ids with logarithms in place of their probabilities, -inf of what the kernels' exponential calls nothing."""
+    ids, chances = found
     with np.errstate(divide="ignore"):
-        return found[0], np.log(found[1])
+        return ids, np.log(np.where(chances > _NOTHING, chances, 0.0))
 
 
 def expanding(drafter: Drafter | str, name: str) -> Expander:

@@ -57,7 +57,7 @@ def grow_layers(
         fresh = np.arange(len(tree), len(tree) + len(added))
         tree = TokenTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
         scores = np.concatenate((scores, added))
-        if stop(levels, float(np.exp(added.max()))):
+        if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
             levels += 1
             break
         levels += 1
