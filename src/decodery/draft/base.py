@@ -260,7 +260,8 @@ class Expander(Drafter):
         def law() -> Asking[torch.Tensor]:
             nonlocal logits
             logits = yield from settled(self.logits(seq, tree, [len(drafted)]))
-            return sampler.law(logits.clamp(min=UNSAID), [context])[0]
+            with one_thread():
+                return sampler.law(logits.clamp(min=UNSAID), [context])[0]
 
         while len(drafted) < length:
             outlook = Outlook(len(drafted), self.state(seq) if drafted else None, law)

@@ -238,6 +238,7 @@ class BoundHead(ABC):
         found = self.model.projection(self.vocabulary)
         return Dense(found.weight.to(self.dtype)) if isinstance(found, Dense) else found
 
+    @one_thread()
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
         """[n, outputs] -> [n, vocab], -inf for tokens it cannot draft."""
         if self.vocabulary is None:
