@@ -86,6 +86,11 @@ def transfer_layers() -> str:
 def heads() -> str:
     """What draft heads bring beside drafts that need none: a table per batch size and temperature."""
     parts = []
+
+    def draft(each: dict[str, float]) -> str:
+        # Where hardly anything is drafted, what it takes is no draft's.
+        return f"{each['draft']:.2f}" if "draft" in each and each["rows_per_pass"] >= 1.1 else ""
+
     for found in load("draft-heads")["runs"]:
         settings = found["settings"]
         rows = [
@@ -93,6 +98,7 @@ def heads() -> str:
                 f"`{name}`",
                 f"{each['tokens_per_pass']:.2f}",
                 f"{each['rows_per_pass']:.1f}",
+                draft(each),
                 f"{each['step']:.1%}",
                 f"{each['speed']['all']:.2f}",
                 f"{each['bytes'] / 1e6:.1f}" if each["bytes"] else "",
@@ -100,12 +106,13 @@ def heads() -> str:
             ]
             for name, each in found["methods"].items()
         ]
-        header = ["drafter", "tokens per pass", "rows per pass", "beside the pass", "speed", "MB", "texts as plain"]
+        header = ["drafter", "tokens per pass", "rows per pass", "a draft step, in passes", "beside the pass"]
         parts.append(
             f"{settings['questions']} questions of Spec-Bench, {settings['new']} tokens each, batches of "
             f"{settings['batch']}, temperature {settings['temperature']:g}, at most {settings['nodes']} nodes "
-            f"(`{found['command']}`). Beside the pass: what proposing, choosing and committing take, of a plain step."
-            "\n\n" + table(header, rows)
+            f"(`{found['command']}`). Beside the pass: what proposing, choosing and committing take, of a plain "
+            "step; a draft step: proposing by the tokens drafted.\n\n"
+            + table([*header, "speed", "MB", "texts as plain"], rows)
         )
     return "\n\n".join(parts)
 
@@ -139,8 +146,9 @@ def small_heads() -> str:
 
 
 def heads_by_category() -> str:
-    """Speed by category, greedy, one text at a time."""
-    first = load("draft-heads")["runs"][0]
+    """Speed by category, greedy, one text at a time, of the run with most methods."""
+    alone = [run for run in load("draft-heads")["runs"] if run["settings"]["batch"] == 1]
+    first = max((run for run in alone if not run["settings"]["temperature"]), key=lambda run: len(run["methods"]))
     names = [name for name in first["methods"] if name != "none"]
     categories = [part for part in first["methods"]["none"]["speed"] if part != "all"]
     rows = [

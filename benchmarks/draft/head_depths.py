@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     lm = decodery.load("smollm2")
     texts = []
-    for question in questions(options.questions):
+    for question in questions(options.questions, 0):
         output = lm.generate(question["turns"][0], max_new_tokens=options.new, drafter="prompt-lookup")
         tokens = np.asarray([*output.prompt_tokens, *output.tokens], dtype=np.int32)
         texts.append(Text(tokens, len(output.prompt_tokens)))

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "draft-head-worth.json")
     options = parser.parse_args()
     lm, seconds, result = decodery.load("smollm2"), curve(), {}
-    prompts = [lm.encode(each["turns"][0]) for each in questions(options.questions)]
+    prompts = [lm.encode(each["turns"][0]) for each in questions(options.questions, 0)]
     for share in [None, *options.shares]:
         Priced.share, Priced.asked = share or 0.0, 0
         drafter = Priced(head=None if share is None else "shipped")
