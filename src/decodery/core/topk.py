@@ -14,6 +14,8 @@ _ROWS = 64
 """Rows sorted out together, so that a long prompt needs little memory."""
 _FEW = 64
 """Up to this many, the native sweep keeps its list in order by insertion."""
+_NOTHING = 1e-37
+"""The kernels' exponential is not smaller, nor is that of minus infinity."""
 NAN = "the model's logits hold NaN; check the weights, or load the model with dtype='float32'"
 
 
@@ -60,9 +62,10 @@ def argmax(logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def likeliest(logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """`topk` of logits [n, vocab], with probabilities [n, k] in place of values."""
+    """`topk` of logits [n, vocab], with probabilities [n, k] in place of values, 0 of what is -inf."""
     if (found := _swept("decodery_likeliest", logits, min(k, logits.shape[1]))) is not None:
-        return found
+        ids, chances = found
+        return ids, np.where(chances > _NOTHING, chances, np.float32(0.0))
     ids, values = topk(logits, k)
     return ids, np.exp(values - logsumexp(logits, values[:, 0])[:, None])
 

@@ -35,8 +35,6 @@ __all__ = ["Drafter", "Expander", "Observation"]
 
 UNSAID = -1e30
 """The logit, for masks, of tokens that a drafter lacks: a constraint may allow no others, which is no error of its."""
-_NOTHING = 1e-37
-"""The kernels' exponential is not smaller, nor is that of minus infinity."""
 
 
 @dataclass(slots=True)
@@ -297,10 +295,9 @@ def expected(
 
 
 def logged(found: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids with logarithms in place of their probabilities, -inf of what the kernels' exponential calls nothing."""
-    ids, chances = found
+    """Ids with logarithms in place of their probabilities, -inf of none."""
     with np.errstate(divide="ignore"):
-        return ids, np.log(np.where(chances > _NOTHING, chances, 0.0))
+        return found[0], np.log(found[1])
 
 
 def expanding(drafter: Drafter | str, name: str) -> Expander:

@@ -104,8 +104,8 @@ class HeadReading:
         self._catch_up()
         assert self.root is not None
         if list(nodes) == [0] and self.root.best is not None and len(self.root.best[0]) >= k:
-            ids, known_chances = self.root.best
-            return [ids[:k]], [known_chances[:k]]
+            best = self.root.best
+            return [best[0][:k]], [best[1][:k]]
         places, chances = likeliest(self.after(tree, nodes), k)
         known = self.head.vocabulary
         return (places if known is None else known.numpy()[places]).tolist(), chances.tolist()

@@ -79,6 +79,8 @@ class Growing:
         return ids, np.where(ids >= 0, found, -np.inf), scores
 
     def _likeliest(self, nodes: np.ndarray, width: int) -> Asking[tuple[np.ndarray, np.ndarray]]:
+        """The likeliest children of `nodes` [m]: ids and log-probabilities [m, width]."""
+        # Only what must be remembered as drawn from, or sharpened, is worked out whole.
         sharpened = self.seq.sampler.greedy and self.temperature != 1.0
         if sharpened or (self.seq.rule.needs.laws and self.origin != "deterministic"):
             return topk((yield from self.expand(nodes)), width)

@@ -16,11 +16,10 @@ from .frequency import best
 
 @dataclass(frozen=True)
 class Layers:
-    """A grown tree. scores: [n], log-probability of every node's path. levels: how many draft passes it took."""
+    """A grown tree. scores: [n], log-probability of every node's path."""
 
     tree: TokenTree
     scores: np.ndarray
-    levels: int
 
     def kept(self, nodes: int) -> TokenTree:
         """The `nodes` likeliest nodes; a path is never likelier than its beginning, so they are a tree."""
@@ -58,7 +57,6 @@ def grow_layers(
         tree = TokenTree(np.concatenate((tree.tokens, ids[new])), np.concatenate((tree.parents, parents)))
         scores = np.concatenate((scores, added))
         if stop(levels, float(np.exp(added.max(initial=-np.inf)))):
-            levels += 1
             break
         levels += 1
         fresh = fresh[~np.isin(tree.tokens[fresh], list(seq.eos_ids))]
@@ -66,4 +64,4 @@ def grow_layers(
         if kept is not None and len(scores) > kept + 1:
             # No child is likelier than its parent, and of equals the earlier ones are kept.
             frontier = frontier[scores[frontier] > np.partition(scores, len(scores) - kept - 1)[len(scores) - kept - 1]]
-    return Layers(tree, scores, levels)
+    return Layers(tree, scores)
