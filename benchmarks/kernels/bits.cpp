@@ -13,6 +13,7 @@ const char* decodery_kernels(int32_t i);
 void decodery_choose(int32_t i);
 void decodery_threads(int32_t n);
 void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed);
+void decodery_pack_ternary(const uint8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed);
 void decodery_pack16(Form form, const uint16_t* weight, int32_t in, const int32_t* rows, int32_t out, uint16_t* packed);
 int32_t decodery_pack_rows(int32_t kind, const uint8_t* const* rows, int32_t in, int32_t out, uint8_t* packed);
 int32_t decodery_expand_rows(int32_t kind, const uint8_t* const* rows, int32_t count, int32_t in, float* to);
@@ -80,6 +81,19 @@ static Linear whole(int32_t in, int32_t out) {
     return linear;
 }
 
+static Linear ternary(int32_t in, int32_t out) {
+    const int32_t wide = round_up(out, panel_width);
+    std::vector<uint8_t> weight(size_t(in) / 4 * out);
+    for (uint8_t& each : weight) each = uint8_t(drawn() % 3 | drawn() % 3 << 2 | drawn() % 3 << 4 | drawn() % 3 << 6);
+    std::vector<int32_t> rows(wide, -1);
+    for (int32_t i = 0; i < out; ++i) rows[i] = i;
+    uint8_t* packed = aligned<uint8_t>(panel_bytes(rows2, in) * (wide / panel_width));
+    decodery_pack_ternary(weight.data(), in, rows.data(), wide, packed);
+    float* scale = aligned<float>(4 * wide);
+    for (int32_t i = 0; i < wide; ++i) scale[i] = 0.001f * (1.5f + uniform());
+    return {packed, scale, nullptr, in, out, rows2};
+}
+
 // A pass over two layers: ten rows, then three behind them, two of which branch. Keys and values lie in `element`s.
 static void pass_of(const char* set, const char* name, const Model& model, Element element) {
     constexpr int32_t slots = 32, rows = 10, more = 3;
@@ -126,7 +140,7 @@ int main() {
         tame(kind, raw);
         raws.push_back(raw);
     }
-    const Linear bytes = whole(in, out);
+    const Linear bytes = whole(in, out), trits = ternary(in, out);
     std::vector<uint16_t> sixteen(size_t(in) * out);
     for (uint16_t& each : sixteen) each = uint16_t((drawn() & 0x83ff) | 0x3000);
     constexpr int32_t hidden = 128, inner = 192, heads = 4, kv_heads = 2, dim = 64;
@@ -162,6 +176,7 @@ int main() {
             free(packed);
         }
         multiply(set, "int8", bytes, x.data());
+        multiply(set, "three values", trits, x.data());
         for (Form form : {bfloat16s, float16s}) {
             std::vector<int32_t> rows(wide, -1);
             for (int32_t row = 0; row < out; ++row) rows[row] = row;

@@ -25,6 +25,7 @@ from decodery.model.int4 import Int4Linear
 from decodery.model.int8 import Int8Linear
 from decodery.model.kernels import Form, LinearStruct, kernel_sets, read_bandwidth
 from decodery.model.packed import BITS, BLOCK, Arena, Packed, packed_size
+from decodery.model.ternary import TernaryLinear
 from decodery.model.weights import Dense
 
 OUT = Path(__file__).parents[1] / "results" / "formats.json"
@@ -37,15 +38,19 @@ NAMES = {
     "Q6_K": Form.BLOCKS6,
     "Q8_0": Form.BLOCKS8,
     "int8": Form.ROWS8,
+    "three values": Form.ROWS2,
     "bfloat16": Form.BFLOAT16,
     "float16": Form.FLOAT16,
 }
 
 
-def layer(form: Form) -> Int4Linear | BlockLinear | Int8Linear | Dense:
+def layer(form: Form) -> Int4Linear | BlockLinear | Int8Linear | TernaryLinear | Dense:
     if form == Form.ROWS8:
         drawn = torch.randint(-127, 128, (OUTPUTS, INPUTS), dtype=torch.int8)
         return Int8Linear(drawn, torch.full((OUTPUTS,), 1e-3))
+    if form == Form.ROWS2:
+        drawn = torch.randint(-1, 2, (OUTPUTS, INPUTS))
+        return TernaryLinear.of(drawn, torch.full((OUTPUTS,), 1e-3))
     if form in (Form.BFLOAT16, Form.FLOAT16):
         dtype = torch.bfloat16 if form == Form.BFLOAT16 else torch.float16
         return Dense(torch.randn(OUTPUTS, INPUTS).to(dtype))

@@ -12,8 +12,8 @@ import torch
 
 from commands import inside
 from decodery.errors import SettingsError
-from decodery.model.int4 import Int4Linear
 from decodery.model.load import LoadedModel, load
+from decodery.model.ternary import TernaryLinear
 from decodery.model.weights import Dense
 from decodery.train import loop
 from decodery.train.bitnet import TernaryRemaking, rounded
@@ -59,7 +59,7 @@ def test_a_form_computes_what_it_becomes(name: str) -> None:
     form = REMAKINGS[name].form("layers.0.down", matrix(), Course())
     with torch.no_grad():
         seen, kept = form(ROWS), form.made(8).linear
-        alike = kept(ROWS.float()).double() if isinstance(kept, Int4Linear) else kept(ROWS)
+        alike = kept(ROWS.float()).double() if isinstance(kept, TernaryLinear) else kept(ROWS)
         assert (seen - alike).abs().max() < 1e-6 * seen.abs().max()
         # Half of the way there it would not be.
         other = REMAKINGS[name].form("layers.0.down", matrix(), Course(0.2))(ROWS)

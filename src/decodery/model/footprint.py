@@ -24,7 +24,7 @@ def precision(model: LanguageModel) -> str:
         linear for layer in model.weights.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
     ]
     forms = [linear.form for linear in (*linears, model.weights.head)]  # type: ignore[attr-defined]
-    if any(BITS.get(form) == 4 for form in forms):
+    if any(BITS.get(form) == 4 or form == Form.ROWS2 for form in forms):
         return "int4"
     if Form.ROWS8 in forms:
         return "int8"

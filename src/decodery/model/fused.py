@@ -21,6 +21,7 @@ from .int8 import Int8Linear
 from .packed import BITS, BLOCK
 from .rounded_inputs import LEVELS, MOST_SHIFT, RoundedInputs
 from .store import replacing
+from .ternary import PER_BYTE, TernaryLinear
 from .weights import Dense, Kept, Layer, Linear, Use, Weights, holders
 
 
@@ -77,6 +78,8 @@ def read(path: Path, config: ModelConfig, device: torch.device, file: Path | Non
             return Int8Linear(weight, tensors[f"{name}.scale"], bias)
         if f"{name}.scales" in tensors:
             return BlockLinear(weight, tensors[f"{name}.scales"], bias)
+        if f"{name}.scale" in tensors:
+            return TernaryLinear(weight, tensors[f"{name}.scale"], bias)
         if weight.dtype == torch.uint8:
             return Int4Linear(weight, tensors[f"{name}.step"], tensors[f"{name}.least"], bias)
         if f"{name}.levels" in tensors:
@@ -152,10 +155,11 @@ def _fits(slot: Slot, tensors: dict[str, torch.Tensor], placed: dict[str, Rows])
         whole = tuple(found.shape) == slot.shape and found.dtype in floats
         return whole and (not slot.linear or _rounds(tensors, stem, slot.shape[1]))
     outputs, inputs = slot.shape
-    if found.dtype == torch.uint8 and inputs % BLOCK:
+    ternary = found.dtype == torch.uint8 and f"{stem}scale" in tensors
+    if found.dtype == torch.uint8 and inputs % (PER_BYTE if ternary else BLOCK):
         return False
-    if found.dtype == torch.int8:
-        wanted = {"weight": slot.shape, "scale": (outputs,)}
+    if found.dtype == torch.int8 or ternary:
+        wanted = {"weight": (outputs, inputs // PER_BYTE) if ternary else slot.shape, "scale": (outputs,)}
     elif f"{stem}scales" in tensors:
         sizes = [(outputs, inputs * bits // 8) for bits in BITS.values()]
         fitting = tuple(found.shape) if tuple(found.shape) in sizes else sizes[0]

@@ -18,7 +18,7 @@ from ..errors import CorruptFile, OutOfMemory
 class Form(IntEnum):
     """How the weights of a linear layer are kept: `Form` in csrc/abi.h."""
 
-    ROWS8, BLOCKS4, TABLE4, BLOCKS5, BLOCKS6, BLOCKS8, BFLOAT16, FLOAT16 = range(8)
+    ROWS8, ROWS2, BLOCKS4, TABLE4, BLOCKS5, BLOCKS6, BLOCKS8, BFLOAT16, FLOAT16 = range(9)
 
 
 class LinearStruct(ctypes.Structure):
@@ -144,6 +144,7 @@ def library() -> ctypes.CDLL | None:
     lib.decodery_read.restype = c_double
     lib.decodery_read.argtypes = [c_void_p, c_int64]
     lib.decodery_pack.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
+    lib.decodery_pack_ternary.argtypes = [c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_blocks.argtypes = [c_int32, c_void_p, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack16.argtypes = [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]
     lib.decodery_pack_rows.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_void_p]

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from .block_linear import BlockLinear
     from .int4 import Int4Linear
     from .int8 import Int8Linear
+    from .ternary import TernaryLinear
     from .weights import Dense
 
-    Packable: TypeAlias = Int8Linear | Int4Linear | BlockLinear | Dense
+    Packable: TypeAlias = Int8Linear | TernaryLinear | Int4Linear | BlockLinear | Dense
 
 GROUP = 64  # inputs that share one activation scale
 BLOCK = 32  # inputs of a block of weights
@@ -62,7 +63,7 @@ class Packed:
             rows.pack(order, packed)
         else:
             self._lay_out(linear, order, packed)
-        if form == Form.ROWS8:
+        if form in (Form.ROWS8, Form.ROWS2):
             self._scale = self._spread(linear.scale, order)  # type: ignore[union-attr]
         self._bias = None if linear.bias is None else self._spread(linear.bias, order)
         scale, bias = (None if values is None else values.ctypes.data for values in (self._scale, self._bias))
@@ -75,6 +76,8 @@ class Packed:
         weight, form = linear.weight.contiguous(), linear.form
         if form == Form.ROWS8:
             lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
+        elif form == Form.ROWS2:
+            lib.decodery_pack_ternary(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
         elif form in BITS:
             scales = linear.scales.contiguous()  # type: ignore[union-attr]
             lib.decodery_pack_blocks(
@@ -130,7 +133,7 @@ def panel_bytes(form: Form, inputs: int) -> int:
     if form in (Form.BFLOAT16, Form.FLOAT16):
         return PANEL * inputs * 2
     groups = -(-inputs // GROUP)
-    if form == Form.ROWS8:
-        return groups * PANEL * GROUP
+    if form in (Form.ROWS8, Form.ROWS2):
+        return groups * PANEL * GROUP // (1 if form == Form.ROWS8 else 4)
     # Two scales of half precision and 32 numbers for each output of a block.
     return groups * (GROUP // BLOCK) * PANEL * (4 + BLOCK * BITS[form] // 8)

@@ -15,6 +15,7 @@ from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .kernels import Form
 from .rounded_inputs import RoundedInputs
+from .ternary import TernaryLinear
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Dense:
         return Dense(self.weight[outputs], None if self.bias is None else self.bias[outputs])
 
 
-QUANTIZED = (Int8Linear, Int4Linear, BlockLinear)
+QUANTIZED = (Int8Linear, Int4Linear, BlockLinear, TernaryLinear)
 """Linear layers that compute in whole numbers."""
 
 Linear = Callable[[torch.Tensor], torch.Tensor]

@@ -7,9 +7,7 @@ from typing import Literal
 
 import torch
 
-from ..errors import UnsupportedModel
-from ..model.int4 import Int4Linear
-from ..model.packed import BLOCK
+from ..model.ternary import TernaryLinear
 from ..model.weights import Dense
 from ..registry import register
 from .base import Size
@@ -35,8 +33,7 @@ class BitNet(EachLinear):
     Matrices that are kept as one (queries, keys and values; gate and up) have one scale. Activations are whole numbers
     of 8 bits, as in every quantized layer here, with a scale per row and 64 inputs where the paper has one per row.
     Little is left of a model that was not trained for it: `decodery train bitnet` trains one. The report counts five
-    weights to a byte; the layers run on the kernels of int4, whose numbers hold these, and take its room. Reads no
-    text.
+    weights to a byte, of which kernels read four. Reads no text.
     """
 
     measure: Measure = "median"
@@ -46,15 +43,11 @@ class BitNet(EachLinear):
 
 
 def ternary(whole: Dense, measure: Measure) -> Made:
-    """A linear layer with three values, as 4-bit numbers 0, 1 and 2 times the scale, less the scale."""
+    """A linear layer with three values."""
     outputs, inputs = whole.shape
-    if inputs % BLOCK:
-        raise UnsupportedModel(f"bitnet needs layers whose inputs come in blocks of {BLOCK}, not {inputs}")
     trits, scale = three(whole.weight, measure)
-    pairs = (trits + 1).to(torch.uint8).view(outputs, inputs // 2, 2)
-    step = scale.half().expand(outputs, inputs // BLOCK).contiguous()
     bias = None if whole.bias is None else whole.bias.detach().float()
-    made = Int4Linear(pairs[..., 0] | pairs[..., 1] << 4, step, -step, bias)
+    made = TernaryLinear.of(trits, scale.float().repeat(outputs), bias)
     size = -(-outputs * inputs // _TRITS_PER_BYTE) + 2 + (0 if bias is None else 4 * outputs)
     return Made(made, Size(size, outputs * inputs))
 

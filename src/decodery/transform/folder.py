@@ -14,6 +14,7 @@ from ..model.int4 import Int4Linear
 from ..model.int8 import Int8Linear
 from ..model.load import LoadedModel
 from ..model.store import replacing, write_text
+from ..model.ternary import TernaryLinear
 from ..model.transformer import Transformer
 from .base import Report
 
@@ -51,7 +52,7 @@ def write(out: Path, model: Transformer, report: Report, original: LoadedModel) 
 
 def precision(model: Transformer) -> str:
     """What `load` calls the precision of such weights."""
-    if isinstance(model.weights.layers[0].qkv, Int4Linear):
+    if isinstance(model.weights.layers[0].qkv, (Int4Linear, TernaryLinear)):
         return "int4"
     if isinstance(model.weights.layers[0].qkv, (Int8Linear, BlockLinear)):
         return "int8"

@@ -5,6 +5,8 @@
 
 // How the weights of a linear layer are kept, in panels of 32 outputs. `in` is padded to a multiple of 64 but for the last two.
 // rows8: [panel][in / 4][2][16][4] unsigned bytes (value + 128), with a scale per output.
+// rows2: [panel][in / 8][16][4] bytes of four numbers of two bits (value + 1, value -1, 0 or 1), with a scale per output: in
+//   the lowest bits four inputs of outputs 0-15, then the same of 16-31, then the next four inputs of both.
 // Blocks of 32 inputs, [panel][in / 32] of two numbers in half precision for each output, [2][32], and the weights' numbers:
 //   blocks4, blocks5: step and least value: a weight is step * number + least.
 //   table4, blocks6, blocks8: steps of the first and the second 16 inputs: a weight is step * (number - 32), (number -
@@ -13,14 +15,14 @@
 //   the 16 vectors [8][2][64] that these make, blocks5 has the fifth bits behind, [8][2][64] bits, and blocks6 two bits
 //   each, [4][64] bytes of four vectors' pairs. blocks8: [8][2][64] bytes.
 // bfloat16s: [panel][in][16] pairs, output i and output i + 16. halves: [panel][in][32] of half precision.
-enum Form : int32_t { rows8, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s };
+enum Form : int32_t { rows8, rows2, blocks4, table4, blocks5, blocks6, blocks8, bfloat16s, float16s };
 
 // Types of blocks in GGUF files, by GGML's numbers.
 enum Blocks : int32_t {
     q4_0 = 2, q4_1 = 3, q5_0 = 6, q5_1 = 7, q8_0 = 8, q4_k = 12, q5_k = 13, q6_k = 14, iq4_nl = 20, iq4_xs = 23
 };
 
-// bias [panels * 32] may be null, and so is scale but for rows8.
+// bias [panels * 32] may be null, and so is scale but for rows8 and rows2.
 struct Linear {
     const uint8_t* weight;
     const float* scale;

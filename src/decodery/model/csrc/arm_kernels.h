@@ -34,6 +34,11 @@ INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
     const uint8x16_t moved = vshlq_u8(vld1q_u8(p), vdupq_n_s8(int8_t(4 - 2 * place)));
     return vorrq_s8(low, vreinterpretq_s8_u8(vandq_u8(moved, vdupq_n_u8(48))));
 }
+// Numbers of two bits: number `place` of the four in each byte at p.
+INLINE Bytes two_bits(const uint8_t* p, int32_t place) {
+    const uint8x16_t moved = vshlq_u8(vld1q_u8(p), vdupq_n_s8(int8_t(-2 * place)));
+    return vreinterpretq_s8_u8(vandq_u8(moved, vdupq_n_u8(3)));
+}
 INLINE Ints dot(Ints sum, Bytes w, Four x) { return vdotq_s32(sum, w, x); }
 #if DECODERY_PAIRS
 INLINE Bytes two_rows(const int8_t* a, const int8_t* b) { return vcombine_s8(vld1_s8(a), vld1_s8(b)); }

@@ -38,6 +38,12 @@ INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
     const __m256i moved = place == 0 ? _mm256_slli_epi16(all, 4) : place == 1 ? _mm256_slli_epi16(all, 2) : place == 2 ? all : _mm256_srli_epi16(all, 2);
     return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(48)));
 }
+// Numbers of two bits: number `place` of the four in each byte at p.
+INLINE Bytes two_bits(const uint8_t* p, int32_t place) {
+    const __m256i all = bytes_at(p);
+    const __m256i moved = place == 0 ? all : place == 1 ? _mm256_srli_epi16(all, 2) : place == 2 ? _mm256_srli_epi16(all, 4) : _mm256_srli_epi16(all, 6);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(3));
+}
 // Eight pairs of bfloat16: the first of each and the second.
 INLINE void widen(const uint8_t* p, Floats& low, Floats& high) {
     const __m256i pairs = bytes_at(p);
@@ -61,7 +67,12 @@ INLINE Ints dot(Ints sum, Bytes w, Four x) {
 // Numbers of 4, 5 and 6 bits are not negative, and their products so small that several fit 16 bits together.
 #define DECODERY_NARROW 1
 INLINE Ints products16(Bytes w, Four x) { return _mm256_maddubs_epi16(w, x); }
-INLINE Ints add16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
+// As written: the compiler would add products to each other first, and then has no room for all of them in registers.
+INLINE Ints add16(Ints a, Ints b) {
+    Ints sum = _mm256_add_epi16(a, b);
+    __asm__("" : "+x"(sum));
+    return sum;
+}
 INLINE Ints add_pairs(Ints sum, Ints pairs) { return _mm256_add_epi32(sum, sum_pairs(pairs)); }
 #endif
 // What these numbers of table4 stand for, plus weight_offset.

@@ -48,6 +48,12 @@ INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
     const __m512i moved = place == 0 ? _mm512_slli_epi16(all, 4) : place == 1 ? _mm512_slli_epi16(all, 2) : place == 2 ? all : _mm512_srli_epi16(all, 2);
     return _mm512_ternarylogic_epi32(low, moved, mask, 0xf8);    // low | moved & mask
 }
+// Numbers of two bits: number `place` of the four in each byte at p.
+INLINE Bytes two_bits(const uint8_t* p, int32_t place) {
+    const __m512i all = _mm512_load_si512(p);
+    const __m512i moved = place == 0 ? all : place == 1 ? _mm512_srli_epi16(all, 2) : place == 2 ? _mm512_srli_epi16(all, 4) : _mm512_srli_epi16(all, 6);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(3));
+}
 INLINE f16 half_floats(const uint8_t* p) {
     return reinterpret_cast<f16>(_mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(p))));
 }

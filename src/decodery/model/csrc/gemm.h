@@ -41,7 +41,7 @@ static void quantize(const float* x, int32_t n, int32_t row, const Quantized& a)
 #endif
 // Of how many steps of a block products are added in 16 bits, as many as fit there together; 0: of none.
 template <Form form>
-constexpr int32_t narrow_steps = DECODERY_NARROW == 0 ? 0 : form == blocks4 ? 8 : form == blocks5 ? 4 : form == blocks6 ? 2 : 0;
+constexpr int32_t narrow_steps = DECODERY_NARROW == 0 ? 0 : form == rows2 ? 16 : form == blocks4 ? 8 : form == blocks5 ? 4 : form == blocks6 ? 2 : 0;
 
 // todo(0), todo(1) ... todo(n - 1), all written out and with numbers that are known when this is compiled: sums that are
 // chosen by them stay in registers.
@@ -65,17 +65,23 @@ constexpr int32_t vectors = panel_width / lanes;    // of a panel's outputs
 // How many of them R rows are multiplied with at a time: all, where their sums stay in registers. Those in 16 bits come
 // beside the others, unless all products of a block fit.
 template <Form form>
-constexpr int32_t both_rows = narrow_steps<form> > 0 && narrow_steps<form> < block_size / 4 ? 1 : DECODERY_BOTH_ROWS;
+constexpr int32_t both_rows = narrow_steps<form> > 0 && narrow_steps<form> < inputs_of(form) / 4 ? 1 : DECODERY_BOTH_ROWS;
 template <int R, Form form>
 constexpr int32_t side_by_side = R > both_rows<form> ? vectors / 2 : vectors;
 
 // Where the weights are that are asked for while others are multiplied, and how many bytes further at every step: every
-// four inputs, every block, every input of weights in floating point. Into the second-level cache: asked for the first
-// level, they cost a third of the speed at 8 rows and more.
+// four inputs, every block, every group of rows2, every input of weights in floating point. Into the second-level cache:
+// asked for the first level, they cost a third of the speed at 8 rows and more.
 struct Ahead {
     const uint8_t* next;
     int64_t step;
 };
+
+// How many bytes are asked for at a time, see `Ahead`.
+constexpr int32_t asked_bytes(Form form) {
+    if (is_floating(form)) return 2 * panel_width;
+    return form == rows8 ? 4 * panel_width : form == rows2 ? ternary_bytes : block_bytes(form);
+}
 
 // sums[r][32] for R rows and one panel.
 template <int R>
@@ -113,13 +119,26 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
 }
 
 constexpr bool has_least(Form form) { return form == blocks4 || form == blocks5; }
+// Parts of a block with steps of their own.
+constexpr int32_t halves_of(Form form) { return has_least(form) || form == rows2 ? 1 : 2; }
+// What sums of numbers as they are kept begin with, for what they stand for: block `b` of all rows', and its half.
+template <Form form>
+INLINE int32_t too_much(const int32_t* totals, int32_t b, int32_t part) {
+    if (has_least(form)) return 0;
+    if (form == rows2) return -(totals[4 * b] + totals[4 * b + 1] + totals[4 * b + 2] + totals[4 * b + 3]);
+    return -(form == blocks6 ? 32 : weight_offset) * totals[2 * b + part];
+}
+
+// Which 16 outputs of a panel a vector is of, and where among the bytes of these.
+constexpr int32_t half_of(int32_t vector) { return vector / (vectors / 2); }
+constexpr int32_t at_vector(int32_t vector) { return vector % (vectors / 2) * 4 * lanes; }
 
 // The numbers of one vector of outputs and four inputs; a block's begin at p.
 template <Form form>
 INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
-    constexpr int32_t per_half = vectors / 2, bytes = 4 * lanes;
-    if (form == rows8) return weights(p + 4 * panel_width * step + bytes * vector);
-    const int32_t half = vector / per_half, at = vector % per_half * bytes, n = 2 * step + half;
+    if (form == rows8) return weights(p + 4 * panel_width * step + 4 * lanes * vector);
+    const int32_t half = half_of(vector), at = at_vector(vector), n = 2 * step + half;
+    if (form == rows2) return two_bits(p + step / 2 * 64 + at, step % 2 * 2 + half);
     if (form == blocks8) return weights(p + 64 * n + at);
     const Bytes low = half == 0 ? low_halves(p + 64 * step + at) : high_halves(p + 64 * step + at);
     if (form == table4) return looked_up(low);
@@ -132,9 +151,8 @@ INLINE Bytes numbers(const uint8_t* p, int32_t step, int32_t vector) {
 // The same for blocks.
 template <int R, Form form>
 static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
-    constexpr int32_t V = side_by_side<R, form>, parts = has_least(form) ? 1 : 2, steps = block_size / 4 / parts;
+    constexpr int32_t V = side_by_side<R, form>, parts = halves_of(form), steps = block_size / 4 / parts;
     constexpr int32_t run = narrow_steps<form> > 0 ? narrow_steps<form> : 1;
-    constexpr int32_t middle = form == blocks6 ? 32 : weight_offset;
     const int32_t blocks = a.groups() * 2;
     const int64_t stride = a.width;
     const int8_t* q = a.q + row * stride;
@@ -150,7 +168,7 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
             each<parts>([&](auto part) ALWAYS_INLINE {
                 Ints acc[R][V];
                 each<R>([&](auto r) ALWAYS_INLINE {
-                    const Ints begin = ints(has_least(form) ? 0 : -middle * totals[(r * blocks + b) * 2 + part]);
+                    const Ints begin = ints(too_much<form>(totals, r * blocks + b, part));
                     each<V>([&](auto v) ALWAYS_INLINE { acc[r][v] = begin; });
                 });
                 each_step<steps / run>([&](auto j) ALWAYS_INLINE {
@@ -176,7 +194,7 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                 each<V>([&](auto v) ALWAYS_INLINE {
                     constexpr int32_t output = lanes * (first + v);
                     const Floats step = half_floats(w + 2 * (part * panel_width + output));
-                    const Floats least = half_floats(w + 2 * (panel_width + output));
+                    const Floats least = has_least(form) ? half_floats(w + 2 * (panel_width + output)) : Floats{};
                     each<R>([&](auto r) ALWAYS_INLINE {
                         const float s = scale[r * a.groups() + b / 2];
                         float* sum = sums + r * panel_width + output;
@@ -189,6 +207,51 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
     }
 }
 
+// The same for weights of -1, 0 and 1. Loops in place of `each`: in a loop over steps its sums would not stay in registers.
+template <int R>
+static void tile_ternary(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
+    constexpr int32_t V = side_by_side<R, rows2>;
+    constexpr bool narrow = narrow_steps<rows2> > 0;
+    const int32_t groups = a.groups();
+    const int64_t stride = a.width;
+    const int8_t* q = a.q + row * stride;
+    const float* scale = a.scale + int64_t(row) * groups;
+    const int32_t* totals = a.sums + int64_t(row) * 4 * groups;
+    for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
+    for (int32_t g = 0; g < groups; ++g, w += ternary_bytes, q += group_size) {
+        for (int32_t i = 0; i < ternary_bytes; i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
+        ahead.next += ahead.step;
+        for (int32_t first = 0; first < vectors; first += V) {
+            Ints acc[R][V];
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) acc[r][v] = ints(narrow ? 0 : too_much<rows2>(totals, r * groups + g, 0));
+            for (int32_t step = 0; step < group_size / 4; step += 2) {
+#pragma GCC unroll 2
+                for (int32_t odd = 0; odd < 2; ++odd) {
+                    Bytes of[V];
+#pragma GCC unroll 8
+                    for (int v = 0; v < V; ++v) of[v] = two_bits(w + step / 2 * 64 + at_vector(first + v), 2 * odd + half_of(first + v));
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        const Four x = four(q + r * stride + 4 * (step + odd));
+#pragma GCC unroll 8
+                        for (int v = 0; v < V; ++v) {
+                            if constexpr (narrow) acc[r][v] = add16(acc[r][v], products16(of[v], x));
+                            else acc[r][v] = dot(acc[r][v], of[v], x);
+                        }
+                    }
+                }
+            }
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) {
+                    if constexpr (narrow) acc[r][v] = add_pairs(ints(too_much<rows2>(totals, r * groups + g, 0)), acc[r][v]);
+                    float* sum = sums + r * panel_width + lanes * (first + v);
+                    store_lanes(sum, load_lanes(sum) + floats(acc[r][v]) * scale[r * groups + g]);
+                }
+        }
+    }
+}
+
 #if DECODERY_PAIRS
 #include "pairs.h"
 #endif
@@ -196,7 +259,7 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
 // How many rows are multiplied with a load of weights. Without products of bytes the fourth only shares what unpacking five
 // and six bits takes, and of few rows two tiles hide the reading better than one.
 constexpr int32_t most_rows(Form form) {
-    return DECODERY_NARROW && form != blocks5 && form != blocks6 ? 3 : DECODERY_TILE_ROWS;
+    return DECODERY_NARROW && form != blocks5 && form != blocks6 && form != rows2 ? 3 : DECODERY_TILE_ROWS;
 }
 
 template <int R, Form form>
@@ -206,12 +269,14 @@ INLINE void tile_as(const uint8_t* w, const Quantized& a, int32_t row, float* su
     else if constexpr (R > 1) return tile_pairs<R, form>(w, a, row, sums, ahead);
 #endif
     else if constexpr (form == rows8) return tile<R>(w, a, row, sums, ahead);
+    else if constexpr (form == rows2) return tile_ternary<R>(w, a, row, sums, ahead);
     else return tile_blocks<R, form>(w, a, row, sums, ahead);
 }
 
 template <int R>
 INLINE void tile_any(Form form, const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     switch (form) {
+        case rows2: return tile_as<R, rows2>(w, a, row, sums, ahead);
         case blocks4: return tile_as<R, blocks4>(w, a, row, sums, ahead);
         case table4: return tile_as<R, table4>(w, a, row, sums, ahead);
         case blocks5: return tile_as<R, blocks5>(w, a, row, sums, ahead);
@@ -298,7 +363,7 @@ static void multiply(const Linear& linear, const Quantized& a, int32_t rows, int
     alignas(64) float sums[(float_rows > DECODERY_TILE_ROWS ? float_rows : DECODERY_TILE_ROWS) * panel_width];
     const int32_t blocks = (rows + most - 1) / most;
     const int64_t size = panel_bytes(linear.form, linear.in);
-    const int64_t step = floating ? 2 * panel_width : linear.form == rows8 ? 4 * panel_width : block_bytes(linear.form);
+    const int64_t step = asked_bytes(linear.form);
     const Range mine = share(panels(linear), thread, team.threads);
     for (int32_t p = mine.begin; p < mine.end; ++p) {
         const uint8_t* w = linear.weight + p * size;

@@ -311,6 +311,20 @@ EXPORT void decodery_pack(const int8_t* weight, int32_t in, const int32_t* rows,
     }
 }
 
+// The same for rows2: weight [.][in / 4], four numbers of two bits a byte, the first lowest.
+EXPORT void decodery_pack_ternary(const uint8_t* weight, int32_t in, const int32_t* rows, int32_t out, uint8_t* packed) {
+    const int64_t panel = panel_bytes(rows2, in);
+    memset(packed, 0, size_t(out / panel_width * panel));
+    for (int32_t o = 0; o < out; ++o) {
+        if (rows[o] < 0) continue;
+        const uint8_t* from = weight + int64_t(rows[o]) * (in / 4);
+        uint8_t* to = packed + o / panel_width * panel + o % 16 * 4;
+        const int32_t half = o % panel_width / 16;
+        for (int32_t k = 0; k < in; ++k)
+            to[k / 8 * 64 + k % 4] |= uint8_t((from[k / 4] >> (k % 4 * 2) & 3) << (k / 4 % 2 * 4 + half * 2));
+    }
+}
+
 // The same for blocks: weight [.][in * bits / 8], the lowest four bits of all numbers, two inputs a byte, and then the
 // others, eight or four inputs a byte, or of 8 bits whole bytes; scales [.][in / 32][2] halves.
 EXPORT void decodery_pack_blocks(Form form, const uint8_t* weight, const uint16_t* scales, int32_t in, const int32_t* rows,

@@ -5,10 +5,10 @@
 template <int R, Form form>
 static void tile_pairs(const uint8_t* w, const Quantized& a, int32_t row, float* sums, Ahead ahead) {
     constexpr int32_t P = (R + 1) / 2, V = P == 1 ? 8 : P == 2 ? 4 : 2;    // pairs, and vectors of outputs at a time
-    constexpr bool blocks = form != rows8;
-    constexpr int32_t parts = blocks && !has_least(form) ? 2 : 1, inputs = blocks ? block_size : group_size;
-    constexpr int32_t steps = inputs / 8 / parts, middle = form == blocks6 ? 32 : 0;
-    constexpr int32_t head = blocks ? 4 * panel_width : 0, bytes = blocks ? block_bytes(form) : group_size * panel_width;
+    constexpr bool blocks = form != rows8 && form != rows2;
+    constexpr int32_t parts = blocks ? halves_of(form) : 1, inputs = inputs_of(form);
+    constexpr int32_t steps = inputs / 8 / parts;
+    constexpr int32_t head = blocks ? 4 * panel_width : 0, bytes = form == rows8 ? group_size * panel_width : asked_bytes(form);
     const int32_t count = a.width / inputs;
     const int8_t* q = a.q + int64_t(row) * a.width;
     const float* scale = a.scale + int64_t(row) * a.groups();
@@ -17,8 +17,8 @@ static void tile_pairs(const uint8_t* w, const Quantized& a, int32_t row, float*
     for (int i = 0; i < R * vectors; ++i) store_lanes(sums + i * lanes, Floats{});
     for (int32_t b = 0; b < count; ++b, w += bytes, q += inputs) {
         for (int32_t i = 0; i < bytes; i += 64) __builtin_prefetch(ahead.next + i, 0, 2);
-        ahead.next += blocks ? ahead.step : ahead.step * (group_size / 4);
-        const auto begin = [&](int32_t r, int32_t part) { return ints(middle == 0 ? 0 : -middle * totals[(r * count + b) * 2 + part]); };
+        ahead.next += form == rows8 ? ahead.step * (group_size / 4) : ahead.step;
+        const auto begin = [&](int32_t r, int32_t part) { return ints(form == rows8 ? 0 : too_much<form>(totals, r * count + b, part)); };
         each<vectors / V>([&](auto side) ALWAYS_INLINE {
             constexpr int32_t first = side * V;
             each<parts>([&](auto part) ALWAYS_INLINE {

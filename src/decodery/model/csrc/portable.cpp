@@ -56,6 +56,11 @@ INLINE Bytes with_two(Bytes low, const uint8_t* p, int32_t place) {
     for (int i = 0; i < 64; ++i) low.value[i] = int8_t(low.value[i] | (p[i] >> (2 * place) & 3) << 4);
     return low;
 }
+INLINE Bytes two_bits(const uint8_t* p, int32_t place) {
+    Bytes w;
+    for (int i = 0; i < 64; ++i) w.value[i] = int8_t(p[i] >> (2 * place) & 3);
+    return w;
+}
 INLINE f16 half_floats(const uint8_t* p) {
     u16x16_loose bits = *reinterpret_cast<const u16x16_loose*>(p);
     const u32x16 x = __builtin_convertvector(bits, u32x16), sign = (x & 0x8000) << 16;

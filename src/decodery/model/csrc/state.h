@@ -27,13 +27,17 @@ constexpr bool is_floating(Form form) { return form == bfloat16s || form == floa
 constexpr int32_t bits_of(Form form) { return form == blocks8 ? 8 : form == blocks6 ? 6 : form == blocks5 ? 5 : 4; }
 // What the numbers of table4 stand for: the values of GGML's IQ4_NL.
 constexpr int8_t table_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Inputs that are summed in whole numbers: of a block, of a group of rows2.
+constexpr int32_t inputs_of(Form form) { return form == rows2 || form == rows8 ? group_size : block_size; }
+// Of a panel's group of rows2.
+constexpr int32_t ternary_bytes = group_size * panel_width / 4;
 // Of a panel's block.
 constexpr int32_t block_bytes(Form form) { return 2 * 2 * panel_width + block_size * panel_width * bits_of(form) / 8; }
 // Of a panel.
 inline int64_t panel_bytes(Form form, int32_t in) {
     if (is_floating(form)) return int64_t(in) * 2 * panel_width;
     const int64_t width = round_up(in, group_size);
-    return form == rows8 ? width * panel_width : width / block_size * block_bytes(form);
+    return form == rows8 ? width * panel_width : form == rows2 ? width / group_size * ternary_bytes : width / block_size * block_bytes(form);
 }
 
 // What blocks of GGUF files become; how many blocks of 32 share scales there, and the bytes of these together.
