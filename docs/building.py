@@ -7,8 +7,14 @@ from collections.abc import Callable
 from figures import load, table
 
 
+_SHOWN = 7
+
+
 def _points(curve: dict[str, float]) -> str:
-    return ", ".join(f"{value:.3f}" for value in curve.values())
+    """At most so many, evenly apart, the last one among them."""
+    every = -(-(len(curve) - 1) // (_SHOWN - 1)) or 1
+    values = list(curve.values())[::-1][::every][::-1]
+    return ", ".join(f"{value:.3f}" for value in values)
 
 
 def attention_entropy() -> str:
