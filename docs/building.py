@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from figures import load, table
 
-
 _SHOWN = 7
 
 
