@@ -84,7 +84,7 @@ def test_every_kernel_multiplies_blocks_to_the_same_bits_for_any_number_of_rows(
     assert (expected - exact).norm() / exact.norm() < 0.01
     # One number that is another shows: a bit of the last input's.
     linear.weight[7, -1] ^= 128
-    assert not torch.equal(type(linear)(**vars(linear) | {"_packed": None})(x)[:, 7], expected[:, 7])
+    assert not torch.equal(dataclasses.replace(linear)(x)[:, 7], expected[:, 7])
 
 
 @pytest.mark.parametrize("kind", list(READ))
@@ -100,7 +100,7 @@ def test_the_largest_numbers_and_inputs_fit_the_sums_of_every_kernel(kind: str) 
         for kernels in kernel_sets():
             choose(kernels)
             try:
-                packed = type(linear)(**vars(linear) | {"_packed": None})
+                packed = dataclasses.replace(linear)
                 for n in (1, 2, 3, 4, 9):
                     assert torch.equal(packed(x[:n]), expected[:n]), (kernels, byte, n)
             finally:

@@ -8,17 +8,14 @@ IQ4_XS). Evenly spaced weights of four bits are an `Int4Linear`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 
-from . import kernels, packed
+from . import packed
 from .int8 import quantize_rows
 from .kernels import Form
-
-if TYPE_CHECKING:
-    from .packed import Packed
+from .packed import Native
 
 TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FORMS = {4: Form.TABLE4, 5: Form.BLOCKS5, 6: Form.BLOCKS6, 8: Form.BLOCKS8}
@@ -26,7 +23,7 @@ _HALF = packed.BLOCK // 2
 
 
 @dataclass
-class BlockLinear:
+class BlockLinear(Native):
     """weight: [out, in * bits / 8] uint8; scales: [out, in / 32, 2] float16; bias: [out] float32 or None.
 
     A row of the weight begins with the lowest four bits of all numbers, the even input in the low half, and goes on
@@ -37,7 +34,6 @@ class BlockLinear:
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None = None
-    _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,14 +74,6 @@ class BlockLinear:
         if self.bits == 5:
             return (halves * first + second).view(outputs, inputs)
         return (halves * self.scales.float()[..., None]).view(outputs, inputs)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, in] float32 -> [N, out] float32."""
-        if kernels.library() is None or rows.device.type != "cpu":
-            return self.portable(rows)
-        if self._packed is None:
-            self._packed = packed.Packed(self)
-        return self._packed(rows.float())
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
         """The same arithmetic in PyTorch alone."""

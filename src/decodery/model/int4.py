@@ -7,19 +7,16 @@ is faster; its arithmetic per block makes a pass over many rows slower.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from ..errors import UnsupportedModel
-from . import kernels, packed
+from . import packed
 from .int8 import quantize_rows
 from .kernels import Form
-
-if TYPE_CHECKING:
-    from .packed import Packed
-
+from .packed import Native
 
 _BLOCKS = 1 << 16
 """Blocks whose steps are looked for at a time."""
@@ -28,7 +25,7 @@ _CUTS = (0.0, 0.04, 0.08, 0.12, 0.16)
 
 
 @dataclass
-class Int4Linear:
+class Int4Linear(Native):
     """weight: [out, in / 2] uint8, the even input in the low half; step, least: [out, in / 32] float16; bias: [out]."""
 
     weight: torch.Tensor
@@ -36,7 +33,6 @@ class Int4Linear:
     least: torch.Tensor
     bias: torch.Tensor | None = None
     form: ClassVar[Form] = Form.BLOCKS4
-    _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None, *, bits: int = 4) -> Int4Linear:
@@ -75,14 +71,6 @@ class Int4Linear:
         """[out, in] float32: the weights this layer stands for."""
         blocks = self.values().view(self.shape[0], -1, packed.BLOCK)
         return (blocks * self.step.float()[..., None] + self.least.float()[..., None]).view(self.shape)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, in] float32 -> [N, out] float32."""
-        if kernels.library() is None or rows.device.type != "cpu":
-            return self.portable(rows)
-        if self._packed is None:
-            self._packed = packed.Packed(self)
-        return self._packed(rows.float())
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
         """The same arithmetic in PyTorch alone."""

@@ -7,32 +7,28 @@ the rows beside it: every kernel gives the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from . import kernels, packed
+from . import packed
 from .kernels import Form
-
-if TYPE_CHECKING:
-    from .packed import Packed
-
+from .packed import Native
 
 STEP = float(np.float32(1) / np.float32(127))
 
 
 @dataclass
-class Int8Linear:
+class Int8Linear(Native):
     """weight: [out, in] int8 in [-127, 127]; scale: [out] float32; bias: [out] float32 or None."""
 
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None = None
     form: ClassVar[Form] = Form.ROWS8
-    _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Int8Linear:
@@ -47,14 +43,6 @@ class Int8Linear:
     def shape(self) -> tuple[int, int]:
         """(out, in)"""
         return self.weight.shape[0], self.weight.shape[1]
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, in] float32 -> [N, out] float32."""
-        if kernels.library() is None or rows.device.type != "cpu":
-            return self.portable(rows)
-        if self._packed is None:
-            self._packed = packed.Packed(self)
-        return self._packed(rows.float())
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
         """The same arithmetic in PyTorch alone."""

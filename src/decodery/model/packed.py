@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 
+from . import kernels
 from .kernels import Form, LinearStruct, check, library
 
 if TYPE_CHECKING:
@@ -119,6 +121,24 @@ class Packed:
     def _spread(values: torch.Tensor, order: np.ndarray) -> np.ndarray:
         known = values.detach().float().numpy()
         return np.where(order >= 0, known[np.maximum(order, 0)], np.float32(0)).astype(np.float32)
+
+
+class Native(ABC):
+    """A linear layer of whole numbers: on the native kernels where there are any, and else the same bits in PyTorch."""
+
+    _packed: Packed | None = None
+
+    @abstractmethod
+    def portable(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32, in PyTorch alone."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, in] float32 -> [N, out] float32."""
+        if kernels.library() is None or rows.device.type != "cpu":
+            return self.portable(rows)
+        if self._packed is None:
+            self._packed = Packed(self)  # type: ignore[arg-type]
+        return self._packed(rows.float())
 
 
 def packed_size(linear: Packable, *, gated: bool = False) -> int:

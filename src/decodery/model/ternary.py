@@ -5,31 +5,27 @@ The arithmetic is that of an `Int8Linear` with these weights, to the bit; a weig
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from ..errors import UnsupportedModel
-from . import kernels, packed
 from .int8 import Int8Linear
 from .kernels import Form
-
-if TYPE_CHECKING:
-    from .packed import Packed
+from .packed import Native
 
 PER_BYTE = 4
 
 
 @dataclass
-class TernaryLinear:
+class TernaryLinear(Native):
     """weight: [out, in / 4] uint8, value + 1 of four inputs, the first lowest; scale: [out] float32; bias: [out]."""
 
     weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None = None
     form: ClassVar[Form] = Form.ROWS2
-    _packed: Packed | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, trits: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None) -> TernaryLinear:
@@ -55,14 +51,6 @@ class TernaryLinear:
     def dense(self) -> torch.Tensor:
         """[out, in] float32: the weights this layer stands for."""
         return self.values() * self.scale[:, None]
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, in] float32 -> [N, out] float32."""
-        if kernels.library() is None or rows.device.type != "cpu":
-            return self.portable(rows)
-        if self._packed is None:
-            self._packed = packed.Packed(self)
-        return self._packed(rows.float())
 
     def portable(self, rows: torch.Tensor) -> torch.Tensor:
         """The same arithmetic in PyTorch alone."""

@@ -120,7 +120,7 @@ static void tile(const uint8_t* w, const Quantized& a, int32_t row, float* sums,
 
 constexpr bool has_least(Form form) { return form == blocks4 || form == blocks5; }
 // Parts of a block with steps of their own.
-constexpr int32_t halves_of(Form form) { return has_least(form) || form == rows2 ? 1 : 2; }
+constexpr int32_t halves_of(Form form) { return has_least(form) ? 1 : 2; }
 // What sums of numbers as they are kept begin with, for what they stand for: block `b` of all rows', and its half.
 template <Form form>
 INLINE int32_t too_much(const int32_t* totals, int32_t b, int32_t part) {
@@ -194,7 +194,7 @@ static void tile_blocks(const uint8_t* w, const Quantized& a, int32_t row, float
                 each<V>([&](auto v) ALWAYS_INLINE {
                     constexpr int32_t output = lanes * (first + v);
                     const Floats step = half_floats(w + 2 * (part * panel_width + output));
-                    const Floats least = has_least(form) ? half_floats(w + 2 * (panel_width + output)) : Floats{};
+                    const Floats least = half_floats(w + 2 * (panel_width + output));
                     each<R>([&](auto r) ALWAYS_INLINE {
                         const float s = scale[r * a.groups() + b / 2];
                         float* sum = sums + r * panel_width + output;
