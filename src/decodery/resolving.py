@@ -10,6 +10,7 @@ from .core.sequence import KeptText, Sequence
 from .draft.base import Drafter
 from .errors import SettingsError
 from .kv.base import CachePolicy
+from .model.tokenizer import Tokenizer
 from .monitor.base import Monitor
 from .output import Output
 from .registry import method_of, resolve
@@ -75,6 +76,30 @@ def build_sampler(
     if given or min_new_tokens:
         raise SettingsError(f"give either sampler or {', '.join(given or ['min_new_tokens'])}, not both")
     return sampler if isinstance(sampler, Sampler) else Sampler(sampler)
+
+
+def stop_ids(given: Ordered[int], vocab_size: int) -> tuple[int, ...]:
+    """Tokens that end a text. Raises SettingsError for ids that the model lacks."""
+    if wrong := [id for id in given if not 0 <= id < vocab_size]:
+        raise SettingsError(f"stop_token_ids has {wrong[0]}, and this model's tokens are 0 to {vocab_size - 1}")
+    return tuple(given)
+
+
+def stop_tokens(stop: Ordered[Any], tokenizer: Tokenizer) -> dict[int, str]:
+    """The stop strings that are special tokens, by id. Raises SettingsError where one only holds such a token."""
+    found: dict[int, str] = {}
+    for string in stop:
+        spelled = tokenizer.spelled.search(string) if tokenizer.spelled and isinstance(string, str) else None
+        id = tokenizer.token_id(spelled[0]) if spelled else None
+        if spelled is None or id is None:
+            continue
+        if spelled[0] != string:
+            raise SettingsError(
+                f"stop {string!r} holds the special token {spelled[0]!r} beside other text, and a text shows none: "
+                "give the token alone"
+            )
+        found[id] = string
+    return found
 
 
 def left_by(earlier: Output | Sequence | None) -> Sequence | KeptText | None:

@@ -20,6 +20,7 @@ _NOT_WARPING = {
     "max_new_tokens",
     "seed",
     "stop",
+    "stop_token_ids",
     "ignore_eos",
     "drafter",
     "rule",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Protocol
 
@@ -23,11 +23,18 @@ class TextStream:
     """Decodes tokens as they are committed, ends at the first stop string and releases text that is safe to show.
 
     Text that could be the beginning of a stop string is held back until it is settled, and so is that of the last `lag`
-    tokens, which may be taken back.
+    tokens, which may be taken back. stop_tokens: by id the stop strings that are tokens which no text shows.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), lag: int = 0) -> None:
-        self._detokenizer = detokenizer
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: Sequence[str] = (),
+        lag: int = 0,
+        *,
+        stop_tokens: Mapping[int, str] | None = None,
+    ) -> None:
+        self._detokenizer, self._stop_tokens = detokenizer, stop_tokens or {}
         self.stop = tuple(stop)
         self._longest = max((len(string) for string in stop), default=0)
         self._released = 0
@@ -37,6 +44,8 @@ class TextStream:
     def push(self, token: int) -> str | None:
         """Add one token; returns the stop string that its text completed, if any, and cuts the text before it."""
         found = self._append(self._detokenizer.push([token]))
+        if found is None and token in self._stop_tokens:
+            found = self.finish() or self._stop_tokens[token]
         self._ends.append(len(self.text))
         return found
 

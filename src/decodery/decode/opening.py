@@ -65,10 +65,14 @@ def opened(
         trees=request.trees,
         conversation=request.conversation,
         embeddings=request.embeddings,
+        user_spans=getattr(request.prompt, "user_spans", None),
     )
     if detokenizer is not None:
         lag = max((monitor.rolls for monitor in request.monitors), default=0)
-        seq.text = TextStream(detokenizer(), request.stop, lag)
+        stream = detokenizer()
+        # What stands before decides how a text begins: with the space of its first word, or the rest of a character.
+        stream.push(prompt)
+        seq.text = TextStream(stream, request.stop, lag, stop_tokens=request.stop_tokens)
     seq.sampler_state = seq.sampler.init(prompt)
     if request.monitors:
         for monitor in request.monitors:

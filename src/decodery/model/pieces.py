@@ -25,6 +25,7 @@ class Pieces:
     eos_ids: tuple[int, ...] = ()
     special_ids: frozenset[int] = frozenset()
     bos_id = None
+    spelled = None
 
     def __init__(self) -> None:
         # The first two stand for prompts.

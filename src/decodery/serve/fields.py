@@ -47,6 +47,7 @@ class Methods(BaseModel):
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
     ignore_eos: StrictBool | None = None
     min_new_tokens: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
+    allow_special: StrictBool | None = None
     trace: Literal["summary", "steps"] = "summary"
 
 
@@ -73,6 +74,7 @@ class Shared(BaseModel):
         | Annotated[list[Annotated[StrictStr, Field(min_length=1, max_length=256)]], Field(max_length=16)]
         | None
     ) = None
+    stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None

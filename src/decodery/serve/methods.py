@@ -58,6 +58,7 @@ def settings_of(body: Shared, vocab_size: int) -> dict[str, Any]:
         "monitor": own.monitor,
         # 64 bits of whatever whole number it is.
         "seed": None if body.seed is None else body.seed % (1 << 64),
+        "stop_token_ids": body.stop_token_ids,
         "stop": (body.stop,) if isinstance(body.stop, str) else body.stop,
     }
     return {name: value for name, value in settings.items() if value is not None}
