@@ -15,6 +15,7 @@ from .decode.request import Request
 from .draft.base import Drafter
 from .errors import PromptError, SettingsError
 from .kv.base import CachePolicy
+from .model.chat_prompt import chat_tokens
 from .model.encoder_decoder import EncoderDecoder
 from .model.load import LoadedModel
 from .model.vocabulary import Vocabulary
@@ -28,6 +29,8 @@ from .resolving import (
     resolve_kv,
     resolve_monitors,
     resolve_source,
+    stop_ids,
+    stop_tokens,
 )
 from .sample.constraint import Constrained, Constraint
 from .sample.sampler import Sampler
@@ -54,10 +57,21 @@ class Asking:
         self.dtype = loaded.dtype
         self.memory = Memory()
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt, *, raw: bool = False, allow_special: bool = False) -> list[int]:
         """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
 
-        prompt: a text, or chat messages `{"role": ..., "content": ...}`.
+        Args:
+            prompt: a text, or chat messages `{"role": ..., "content": ...}`.
+            raw: take a text as it is, template and all: special tokens that it spells are special tokens.
+            allow_special: let special tokens that a chat message spells be special tokens, too; they are text
+                otherwise, in every role.
+
+        Returns:
+            The ids, as `PromptTokens`.
+
+        Raises:
+            PromptError: the prompt is empty, no valid text, or not what the chat template takes.
+            SettingsError: chat messages for a model without a chat template.
         """
         if not prompt:
             raise PromptError("the prompt is empty: give the model something to read")
@@ -67,7 +81,7 @@ class Asking:
             prompt = [{"role": "user", "content": prompt}]
         elif self.chat is None or raw:
             raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
-        return self.tokenizer.encode(self.chat.render(prompt), special=False)
+        return chat_tokens(self.chat, self.tokenizer, prompt, allow_special=allow_special)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -88,6 +102,7 @@ class Asking:
         max_nodes: int = MOST_NODES,
         seed: int = 0,
         stop: str | Ordered[str] = (),
+        stop_token_ids: Ordered[int] = (),
         ignore_eos: bool = False,
         min_new_tokens: int = 0,
         logprobs: int | None = None,
@@ -111,6 +126,8 @@ class Asking:
         speculation, without a budget the drafter alone decides how much it drafts. max_nodes: drafted tokens per step
         at most, whatever both want. source: what makes the logits, as in "guidance:scale=1.5"; None is the model alone.
         kv: what of the text's keys and values is kept and read, as in "h2o:budget=0.3"; None is all of them.
+        stop: texts that end it and are cut from it; a special token, such as "<|im_end|>", by its spelling.
+        stop_token_ids: tokens that end it beside the model's own end tokens, and are cut from the text as those are.
         monitor: what watches the text, one or several, as in "los:head=DIR,action=stop"; `Output.monitors` says what
         they found.
         A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
@@ -122,7 +139,9 @@ class Asking:
         embeddings: what the model reads in the place of each `placeholder`, a token of its own, in the prompt: tensors
         [n, hidden], such as what a vision tower makes of images; or all of it placed already, as `Embeddings`.
         """
-        eos = () if ignore_eos else self.tokenizer.eos_ids
+        stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        ends = stop_ids(stop_token_ids, self.model.vocab_size)
+        eos = (*(() if ignore_eos else self.tokenizer.eos_ids), *ends)
         placed = embeddings if isinstance(embeddings, Embeddings) else None
         if placed is None and len(embeddings):
             standing = self.tokenizer.token_id(placeholder)
@@ -138,8 +157,9 @@ class Asking:
             shortcuts["dry_breakers"] = self.vocabulary.holding(DRY_BREAKERS if breakers is None else breakers)
         built = build_sampler(sampler, temperature, min_new_tokens, eos, shortcuts)
         if constraint is not None:
-            if ignore_eos:
-                raise SettingsError("a constrained text ends where it is complete: leave out ignore_eos")
+            if ignore_eos or ends:
+                name = "ignore_eos" if ignore_eos else "stop_token_ids"
+                raise SettingsError(f"a constrained text ends where it is complete: leave out {name}")
             built = Sampler((Constrained(self._compiled(constraint)), *built.warps))
         return Request(
             tokens,
@@ -150,7 +170,8 @@ class Asking:
             budget=None if budget is None else resolve("budget", budget),
             max_nodes=max_nodes,
             seed=seed,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=stop,
+            stop_tokens=stop_tokens(stop, self.tokenizer),
             eos_ids=tuple(eos),
             logprobs=logprobs,
             reuse=left_by(reuse),
@@ -162,19 +183,26 @@ class Asking:
         )
 
     def request_for(
-        self, prompt: Prompt, *, raw: bool = False, tokens: Ordered[int] | None = None, **settings: Any
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        allow_special: bool = False,
+        tokens: Ordered[int] | None = None,
+        **settings: Any,
     ) -> Request:
         """A `request` that knows what its prompt was made of, as some searches and models behind servers must.
 
         tokens: the prompt's, where they are known already.
         """
-        request = self.request(tokens or self.encode(prompt, raw=raw), **{"raw": raw} | settings)
-        request.conversation = self.conversation(prompt, raw=raw)
+        tokens = tokens or self.encode(prompt, raw=raw, allow_special=allow_special)
+        request = self.request(tokens, **{"raw": raw} | settings)
+        request.conversation = self.conversation(prompt, raw=raw, allow_special=allow_special)
         return request
 
-    def conversation(self, prompt: Prompt, *, raw: bool = False) -> Conversation:
-        """A prompt before it is rendered, of which others can be made. raw: those are plain texts, too."""
-        return Conversation(prompt, partial(self.encode, raw=raw), self._compiled)
+    def conversation(self, prompt: Prompt, *, raw: bool = False, allow_special: bool = False) -> Conversation:
+        """A prompt before it is rendered, of which others can be made. raw, allow_special: as in `encode`, of those."""
+        return Conversation(prompt, partial(self.encode, raw=raw, allow_special=allow_special), self._compiled)
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):

@@ -107,6 +107,7 @@ class LM(Asking):
         *,
         n: int = 1,
         raw: bool = False,
+        allow_special: bool = False,
         max_new_tokens: int = 256,
         temperature: float = 0.0,
         seed: int = 0,
@@ -125,7 +126,7 @@ class LM(Asking):
         engine = self.engine()
         fillings = [
             self.begin(engine, replace(fill, prompt=tokens, seed=nth_seed(seed, number)))
-            for tokens in [self.encode(one, raw=raw) for one in prompts]
+            for tokens in [self.encode(one, raw=raw, allow_special=allow_special) for one in prompts]
             for number in range(n)
         ]
         engine.run([each.work for each in fillings])
@@ -200,14 +201,16 @@ class LM(Asking):
         *,
         search: Any = "coupling",
         raw: bool = False,
+        allow_special: bool = False,
         **settings: Any,
     ) -> Any:
         """The message of `length` bytes in a text that `hide` wrote, as a `decodery.search.Reading`.
 
         text: the text, or its token ids. Prompt, search and settings: as they were given to `hide`.
         """
-        tokens = self.tokenizer.encode(text, special=False) if isinstance(text, str) else list(text)
-        request = self.request(self.encode(prompt, raw=raw), **{"drafter": None} | settings)
+        tokens = self.tokenizer.encode_after(text) if isinstance(text, str) else list(text)
+        prompt_tokens = self.encode(prompt, raw=raw, allow_special=allow_special)
+        request = self.request(prompt_tokens, **{"drafter": None} | settings)
         return resolve_carrier(search).bind(self.tokenizer).read(self.engine(), request, tokens, length)
 
     def drafts(
@@ -280,7 +283,7 @@ class LM(Asking):
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
-        tokens = self.encode(prompt, raw=raw)
+        tokens = self.encode(prompt, raw=raw, allow_special=settings.get("allow_special", False))
         first = engine.submit(self.request_for(prompt, raw=raw, tokens=tokens, **settings))
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]

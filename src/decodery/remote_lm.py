@@ -28,8 +28,10 @@ class RemoteLM(LM):
     def __init__(self, model: RemoteModel) -> None:
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, model.offers.model, "remote"))
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt, *, raw: bool = False, allow_special: bool = False) -> list[int]:
         """One number that stands for the whole prompt, which only the server reads."""
+        if allow_special:
+            raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
         if not prompt:
             raise PromptError("the prompt is empty: give the model something to read")
         if raw and not isinstance(prompt, str):
@@ -38,6 +40,8 @@ class RemoteLM(LM):
 
     def request(self, tokens: Ordered[int], **settings: Any) -> Request:
         """See `LM.request`; the drafter "auto" is none, for servers draft as they like."""
+        if settings.get("stop_token_ids"):
+            raise SettingsError("a server's token ids are not known here: give the texts to stop at as stop")
         drafter = settings.pop("drafter", None)
         return super().request(tokens, drafter=None if drafter == "auto" else drafter, **settings)
 

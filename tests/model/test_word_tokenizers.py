@@ -42,7 +42,7 @@ def test_both_loaders_read_and_write_words(folder: Path) -> None:
     lm = dc.load(folder, device="cpu")
     assert lm.tokenizer.encode("w3 é never") == [6, 63, 0]
     out = lm.generate("w3 w4 w3 w4", max_new_tokens=12)
-    assert out.tokens and out.text == make_tokenizer().decode(out.tokens)
+    assert out.tokens and "w3 w4 w3 w4" + out.text == make_tokenizer().decode([6, 7, 6, 7, *out.tokens])
     assert out.tokens == lm.generate("w3 w4 w3 w4", max_new_tokens=12, drafter=None).tokens
 
 

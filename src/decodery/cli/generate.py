@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     help="Write N texts, with seeds SEED, SEED+1 ...; of a search the N best.",
 )
 @output_option("--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template.")
+@output_option("--allow-special", is_flag=True, help="Let special tokens that the prompt spells be special tokens.")
 @output_option("--json", "as_json", is_flag=True, help="Print one object (a list for --n above 1) and nothing else.")
 @output_option("--logprobs", type=int, metavar="K", help="With --json: log-probabilities, and the K likeliest beside.")
 def generate(
@@ -54,6 +55,7 @@ def generate(
     kv_dtype: str,
     n: int,
     raw: bool,
+    allow_special: bool,
     as_json: bool,
     logprobs: int | None,
     search: str | None,
@@ -77,12 +79,15 @@ def generate(
     if diffuse is not None:
         check_diffuse({"search": search, "logprobs": logprobs, **settings})
         filling = resolve("diffuse", diffuse)
-        _print_canvases(load(model, dtype=dtype, kv_dtype=kv_dtype), filling, text, n, raw, as_json, settings)
+        lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
+        tokens = lm.encode(text, raw=raw, allow_special=allow_special)
+        _print_canvases(lm, filling, tokens, n, as_json, settings)
         leave_if_terminated()
         return
     lm = load(model, dtype=dtype, kv_dtype=kv_dtype)
     if method is not None:
-        found = _search(lm, method, text, raw=raw, logprobs=logprobs, **settings)[:n]
+        read: dict[str, Any] = {"raw": raw, "allow_special": allow_special}
+        found = _search(lm, method, text, logprobs=logprobs, **read, **settings)[:n]
         if as_json:
             objects = [output.to_dict() for output in found]
             click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
@@ -94,7 +99,8 @@ def generate(
         if found[0].score is not None and (lacking := method.shortcoming(found[0].score)) is not None:
             raise Unsolved(lacking)
         return
-    again: dict[str, Any] = {"raw": raw, "tokens": lm.encode(text, raw=raw), "logprobs": logprobs}
+    again: dict[str, Any] = {"raw": raw, "allow_special": allow_special, "logprobs": logprobs}
+    again["tokens"] = lm.encode(text, raw=raw, allow_special=allow_special)
     first = lm.request_for(text, **again, **settings)
     seeds = [nth_seed(first.seed, number) for number in range(1, n)]
     requests = [first, *(lm.request_for(text, **again, **settings | {"seed": seed}) for seed in seeds)]
@@ -116,14 +122,14 @@ def generate(
 
 
 def _print_canvases(
-    lm: LM, method: Diffusion, text: str, n: int, raw: bool, as_json: bool, settings: dict[str, Any]
+    lm: LM, method: Diffusion, tokens: list[int], n: int, as_json: bool, settings: dict[str, Any]
 ) -> None:
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
     from ..core.noise import nth_seed
     from .decoding import Screen, fill
 
     length, seed = settings.pop("max_new_tokens", 256), settings.pop("seed", 0)
-    wanted = lm.fill(lm.encode(text, raw=raw), method, length, **settings)
+    wanted = lm.fill(tokens, method, length, **settings)
     fills = [dataclasses.replace(wanted, seed=nth_seed(seed, number)) for number in range(n)]
     if as_json:
         objects = [output.to_dict() for output in fill(lm, fills)]

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
+
+
+class PromptTokens(list[int]):
+    """Token ids of a prompt. user_spans: the tokens of what the user says in each turn, as the first and the last one,
+    the last not included; None where that is not known, as of a text without a template."""
+
+    def __init__(self, ids: Iterable[int], user_spans: Sequence[tuple[int, int]] | None = None) -> None:
+        super().__init__(ids)
+        self.user_spans = None if user_spans is None else tuple(user_spans)
 
 
 @dataclass(frozen=True, eq=False)

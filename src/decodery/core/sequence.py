@@ -100,7 +100,7 @@ class Sequence:
     conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
     None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
     it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for none.
-    embeddings: what its prompt holds beside tokens, None for nothing.
+    embeddings: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`.
     """
 
     tokens: list[int]
@@ -151,6 +151,7 @@ class Sequence:
     complete: bool = True
     watch: Watch | None = None
     embeddings: Embeddings | None = None
+    user_spans: tuple[tuple[int, int], ...] | None = None
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:

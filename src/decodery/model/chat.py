@@ -49,7 +49,7 @@ class ChatTemplate:
         Raises PromptError where the template does not accept the messages, or reaches the limits with them.
         """
         try:
-            given = {**self.special, **_plain(variables), "messages": _plain(messages), "tools": _plain(tools)}
+            given = {**self.special, **plain(variables), "messages": plain(messages), "tools": plain(tools)}
             given |= {"add_generation_prompt": add_generation_prompt, "documents": None}
             most = _MOST_LITERAL + _MOST_REPEATED * len(json.dumps(given))
         except (ValueError, RecursionError) as error:
@@ -80,7 +80,7 @@ def renderer() -> Worker:
     return Worker(Path(__file__).with_name("chat_worker.py"), memory=_MEMORY)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A copy of plain data, which is all that another process can be told."""
     if value is None or isinstance(value, bool):
         return value
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Iterable):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     raise PromptError(f"a chat message holds a {type(value).__name__}; only texts, numbers, lists and mappings can be")

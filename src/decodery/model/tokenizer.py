@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CorruptFile, DecoderyError, PromptError, UnsupportedModel
+from .content import ContentEncoder, Encoded, Span, merged, overlaps
 
 if TYPE_CHECKING:
     import tokenizers
@@ -24,6 +26,7 @@ _GAPS = (
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
 """What stands before a text, between it and the one behind a gap, and behind both, where the gap is to be filled."""
+_MARK = "\x02"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -55,10 +58,23 @@ class TextFacts:
     chat_template: str | None
 
 
+@contextmanager
+def _prompt_errors() -> Iterator[None]:
+    """What the library cannot read as text is the prompt's fault, and anything else the tokenizer's."""
+    try:
+        with library_errors("the model's tokenizer fails at this prompt"):
+            yield
+    except CorruptFile as error:
+        if isinstance(error.__cause__, TypeError | UnicodeError):
+            raise PromptError(f"the prompt is not valid text: {error.__cause__}") from error
+        raise
+
+
 class Tokenizer:
     """Wraps a `tokenizers.Tokenizer` whose tokens stand for bytes: byte-level, SentencePiece, or whole words.
 
-    eos_ids: every id that ends a text. bos_id: the id that begins one, None where the model has none.
+    eos_ids: every id that ends a text. bos_id: the id that begins one, None where the model has none. control_ids:
+    those that tell the model something and are no text: special tokens and ends.
     """
 
     def __init__(
@@ -71,6 +87,7 @@ class Tokenizer:
         self.eos_ids = tuple(eos_ids)
         self._added = {id: token.content for id, token in backend.get_added_tokens_decoder().items()}
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        self.control_ids = self.special_ids | {id for id in self.eos_ids if id in self._added}
         self._decoder = _Decoder(backend)
         self._pieces: dict[int, bytes] = {}
 
@@ -92,23 +109,83 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. special: add what the model wants around a text, such as its first token.
 
-        Texts of special tokens are recognised inside `text` either way.
+        Texts of special tokens are recognised inside `text` either way; a first token that is written there already
+        is not added. `encode_content` reads texts of others, in which nothing is special.
         """
-        try:
-            with library_errors("the model's tokenizer fails at this prompt"):
-                ids: list[int] = self.backend.encode(text, add_special_tokens=special).ids
-                return ids
-        except CorruptFile as error:
-            if isinstance(error.__cause__, TypeError | UnicodeError):
-                raise PromptError(f"the prompt is not valid text: {error.__cause__}") from error
-            raise
+        return self.encoding(text, special=special).ids
+
+    def encoding(self, text: str, *, special: bool = False) -> Encoded:
+        """As `encode`, with the characters of `text` that every token stands for."""
+        with _prompt_errors():
+            found = self.backend.encode(text, add_special_tokens=special)
+        ids, spans = list(found.ids), list(found.offsets)
+        # A text that a template has made begins with the first token by itself.
+        if special and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id] and spans[0][1] == 0:
+            ids, spans = ids[1:], spans[1:]
+        return Encoded(ids, spans)
+
+    def encode_content(self, text: str, content: Sequence[Span], *, special: bool = False) -> Encoded:
+        """Tokens of a text of which others wrote the parts in `content`: those hold no control tokens.
+
+        Args:
+            text: all of it.
+            content: the characters that others wrote. A control token that is spelled there, or reaches in, is text.
+            special: as in `encode`.
+
+        Returns:
+            The tokens, those of `encode` where the content spells no control token.
+
+        Raises:
+            PromptError: the text is no valid text, or the model has no other tokens for what it spells.
+        """
+        found, content = self.encoding(text, special=special), merged(content)
+        spelled = (span for id, span in zip(*found, strict=True) if id in self.control_ids and span[1] > span[0])
+        if not any(overlaps(span, content) for span in spelled):
+            return found
+        with _prompt_errors():
+            return self._content.encode(text, found, content, special=special)
+
+    @cached_property
+    def spelled(self) -> re.Pattern[str] | None:
+        """Matches what control tokens are spelled as, in letters of either case; None where there are none."""
+        spelled = sorted((re.escape(self._added[id]) for id in self.control_ids), key=len, reverse=True)
+        return re.compile("|".join(spelled), re.IGNORECASE) if spelled else None
+
+    @cached_property
+    def _content(self) -> ContentEncoder:
+        return ContentEncoder(self)
+
+    def encode_after(self, text: str) -> list[int]:
+        """Token ids of a text that follows another one: nothing is put before it, not even a space."""
+        return self.encode_all_after([text])[0]
+
+    def encode_all_after(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode_after`, of several texts at once."""
+        mark = _MARK if self._decoder.strips_first_space else ""
+        with _prompt_errors():
+            found = self.backend.encode_batch([mark + text for text in texts], add_special_tokens=False)
+        if not mark:
+            return [each.ids for each in found]
+        # Where the mark has no tokens of its own, the text is one that begins.
+        ends = [
+            next((n for n in range(1, len(each)) if self.decode(each.ids[:n]).lstrip() == mark), 0) for each in found
+        ]
+        return [
+            each.ids[n:] if n else self.encode(text, special=False)
+            for each, n, text in zip(found, ends, texts, strict=True)
+        ]
 
     def infill(self, before: str, behind: str) -> list[int] | None:
-        """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that."""
+        """Token ids of a gap between two texts, for a model to fill; None where it has no tokens for that.
+
+        Nothing in the two texts is a special token.
+        """
         for signs in _GAPS:
             if all(self.token_id(sign) is not None for sign in signs):
                 prefix, suffix, middle = signs
-                return self.encode(f"{prefix}{before}{suffix}{behind}{middle}")
+                text, begin = f"{prefix}{before}{suffix}{behind}{middle}", len(prefix) + len(before)
+                content = [(len(prefix), begin), (begin + len(suffix), len(text) - len(middle))]
+                return self.encode_content(text, content, special=True).ids
         return None
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
@@ -116,9 +193,9 @@ class Tokenizer:
         stream = self.stream(special=special)
         return stream.push(ids) + stream.finish()
 
-    def stream(self, *, special: bool = False) -> TokenStream:
-        """A decoder that is fed piece by piece."""
-        return TokenStream(self, special, self._decoder.strips_first_space)
+    def stream(self, *, special: bool = False, begins: bool = True) -> TokenStream:
+        """A decoder that is fed piece by piece. begins: with a text's beginning, where the first space is dropped."""
+        return TokenStream(self, special, begins and self._decoder.strips_first_space)
 
     def piece(self, id: int) -> bytes:
         """The bytes that token `id` stands for inside a text; none for an id without a text."""

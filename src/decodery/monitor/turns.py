@@ -21,27 +21,8 @@ def user_spans(seq: Sequence) -> list[tuple[int, int]]:
     What belongs to the chat template is in none. A prompt without one, or of unknown parts, is one turn, without its
     first token, which attention rests on whatever it is.
     """
-    prompt, conversation = seq.tokens[: seq.prompt_length], seq.conversation
-    whole = [(min(1, len(prompt) - 1), len(prompt))]
-    if conversation is None or seq.detokenizer is None:
-        return whole
-    said_in = conversation.prompt
-    messages = [{"role": "user", "content": said_in}] if isinstance(said_in, str) else said_in
-    stream, ends, text = seq.detokenizer(), list[int](), ""
-    for token in prompt:
-        text += stream.push([token])
-        ends.append(len(text))
-    found, at = [], 0
-    for message in messages:
-        said = message.get("content")
-        if not isinstance(said, str) or not (said := said.strip()) or (begin := text.find(said, at)) < 0:
-            continue
-        at = begin + len(said)
-        if message.get("role") == "user":
-            first = next(number for number, end in enumerate(ends) if end > begin)
-            last = next(number for number, end in enumerate(ends) if end >= at)
-            found.append((first, last + 1))
-    return found if found and found[0][0] else whole
+    length, spans = seq.prompt_length, seq.user_spans
+    return list(spans) if spans and spans[0][0] else [(min(1, length - 1), length)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from ..core.ask import Asking, settled
 from ..core.conversation import Prompt
 from ..core.needs import Needs
 from ..errors import SettingsError
+from ..model.chat_prompt import chat_tokens
 from ..model.load import LoadedModel, load
 from ..model.named import Precision
 from ..model.protocol import LanguageModel, Reader
@@ -133,7 +134,7 @@ def _turns(asked: LoadedModel, prompt: Prompt) -> list[int]:
     if asked.chat is None:
         return asked.tokenizer.encode(str(prompt))
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return asked.tokenizer.encode(asked.chat.render(turns), special=False)
+    return chat_tokens(asked.chat, asked.tokenizer, turns)
 
 
 @lru_cache(maxsize=4)

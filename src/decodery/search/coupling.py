@@ -240,9 +240,9 @@ class _Rows:
 
 def _survive(tokenizer: Tokenizer, generated: list[int], candidates: list[int]) -> np.ndarray:
     """[n] bool: which candidates a text is cut into again, with all that stands before them."""
-    stream = tokenizer.stream()
+    stream = tokenizer.stream(begins=False)
     begun = stream.push(generated)
     ends = (copy(stream) for _ in candidates)
     texts = [begun + end.push([token]) + end.finish() for token, end in zip(candidates, ends, strict=True)]
-    again = tokenizer.backend.encode_batch(texts, add_special_tokens=False)
-    return np.array([cut.ids == [*generated, token] for cut, token in zip(again, candidates, strict=True)])
+    again = tokenizer.encode_all_after(texts)
+    return np.array([cut == [*generated, token] for cut, token in zip(again, candidates, strict=True)])

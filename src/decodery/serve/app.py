@@ -128,7 +128,7 @@ class Front:
 
         def tokens() -> list[int]:
             if body.messages is not None:
-                return tokenizer.encode(messages.render(self.desk, body.messages), special=False)
+                return messages.encoded(self.desk, body.messages)[0]
             self.desk.check_length(body.prompt or "")
             return tokenizer.encode(body.prompt or "", special=body.add_special_tokens)
 

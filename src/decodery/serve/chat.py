@@ -14,7 +14,7 @@ from . import answer
 from .errors import invalid
 from .fields import ChatRequest
 from .job import News, Written
-from .messages import rendered, tools_in_use
+from .messages import encoded, tools_in_use
 from .methods import CANVAS_TOKENS, fill_of, kv_of, search_of, settings_of
 from .plan import Form, Plan, several
 
@@ -35,13 +35,13 @@ async def plan(desk: Desk, body: ChatRequest) -> Plan:
 
 def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
     lm = desk.lm
-    text, turns = rendered(desk, body.messages, tools_in_use(body), kv_of(body))
-    tokens = lm.tokenizer.encode(text, special=False)
+    own = body.decodery
+    allow = own is not None and bool(own.allow_special)
+    tokens, turns = encoded(desk, body.messages, tools_in_use(body), kv_of(body), allow_special=allow)
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if wanted == 0:
         raise invalid("max_tokens must be at least 1", "max_tokens")
     settings = settings_of(body, lm.model.vocab_size)
-    own = body.decodery
     canvas = own is not None and own.diffuse is not None
     settings["max_new_tokens"] = desk.room(len(tokens), wanted, CANVAS_TOKENS if canvas else None, kv_of(body))
     if constraint is not None:
@@ -52,7 +52,7 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
         settings["logprobs"] = body.top_logprobs or 0
     if body.prediction is not None:
         desk.check_length(body.prediction.text)
-        predicted = tuple(lm.tokenizer.encode(body.prediction.text, special=False))
+        predicted = tuple(lm.tokenizer.encode_after(body.prediction.text))
         if predicted and settings.get("drafter") != "none":
             settings["drafter"] = Prediction(predicted, drafter=settings.get("drafter", "auto"))
     steps, n = own is not None and own.trace == "steps", body.n or 1
@@ -65,8 +65,7 @@ def _plan(desk: Desk, body: ChatRequest, constraint: Any) -> Plan:
         if search is not None:
             settings.setdefault("drafter", "none")
         request = lm.request(tokens, **settings)
-        if search is not None:
-            request.conversation = lm.conversation(turns)
+        request.conversation = lm.conversation(turns, allow_special=allow)
         request.trees = steps
         requests = [request] if search is not None else several(request, n)
     form = ChatForm(lm.tokenizer, bool(body.logprobs), own is not None, steps, bool(tools_in_use(body)))

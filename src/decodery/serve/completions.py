@@ -38,6 +38,8 @@ async def plan(desk: Desk, body: CompletionRequest) -> Plan:
 def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise invalid("best_of is not supported beyond n", "best_of")
+    if body.decodery is not None and body.decodery.allow_special is not None:
+        raise invalid("allow_special is of chat messages: in a prompt special tokens always are such", "allow_special")
     lm, n = desk.lm, body.n or 1
     texts, prompts = _prompts(desk, body)
     if len(prompts) * n > desk.settings.max_texts:
@@ -70,7 +72,7 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
             continue
         request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
         prompt_logprobs = logprobs if echo else None
-        said = None if search is None else lm.conversation(lm.tokenizer.decode(tokens), raw=True)
+        said = lm.conversation(lm.tokenizer.decode(tokens), raw=True)
         request = replace(request, trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
     shown = [(text, tokens) for text, tokens in zip(texts, prompts, strict=True) for _ in range(n)] if echo else []

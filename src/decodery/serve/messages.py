@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..constrain.tool_calls import END, MARK
+from ..core.conversation import PromptTokens
+from ..model.chat_prompt import chat_tokens
 from .errors import invalid
 from .fields import ChatRequest, Message, Tool
 
@@ -29,16 +31,18 @@ def tools_in_use(body: ChatRequest) -> list[Tool]:
     return [] if body.tool_choice == "none" else body.tools
 
 
-def render(desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-    """The prompt for these messages, which ends where the model's answer begins."""
-    text, _ = rendered(desk, messages, tools)
-    return text
+def encoded(
+    desk: Desk,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    kv: str | None = None,
+    *,
+    allow_special: bool = False,
+) -> tuple[PromptTokens, list[dict[str, Any]]]:
+    """Tokens of the prompt for these messages, and the turns that the template made it of.
 
-
-def rendered(
-    desk: Desk, messages: Sequence[Message], tools: Sequence[Tool] = (), kv: str | None = None
-) -> tuple[str, list[dict[str, Any]]]:
-    """The prompt for these messages, and the turns that the template made it of. kv: the policy it is read under."""
+    kv: the policy it is read under. allow_special: see `LM.encode`.
+    """
     chat = desk.lm.chat
     if chat is None:
         raise invalid("this model has no chat template: use /v1/completions", "messages")
@@ -53,7 +57,8 @@ def rendered(
             turns[0] = {**turns[0], "content": f"{turns[0]['content']}\n\n{text}"}
         else:
             turns.insert(0, {"role": "system", "content": text})
-    return chat.render(turns, tools=told if told and knows else None), turns
+    functions = told if told and knows else None
+    return chat_tokens(chat, desk.lm.tokenizer, turns, tools=functions, allow_special=allow_special), turns
 
 
 def _turn(message: Message, knows: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ..decode.request import Request
 from ..errors import CorruptFile, PromptError, SettingsError
 from ..model.artifact import read_tensors
 from ..model.batch import Batch, Segment
+from ..model.chat_prompt import chat_tokens
 from ..model.load import LoadedModel
 from ..model.protocol import LanguageModel
 from ..model.store import Progress, replacing, silent
@@ -150,7 +151,7 @@ def _of_question(target: LoadedModel, question: JudgedQuestion, mining: Mining) 
     if target.chat is None:
         prompt = encode(question.prompt)
     else:
-        prompt = encode(target.chat.render([{"role": "user", "content": question.prompt}]), special=False)
+        prompt = chat_tokens(target.chat, target.tokenizer, [{"role": "user", "content": question.prompt}])
     if question.right is not None and question.wrong is not None:
         answers = encode(question.right, special=False), encode(question.wrong, special=False)
         return from_answers(target.model, prompt, *answers)
