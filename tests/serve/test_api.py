@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ def url(lm: LM) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def api(url: str) -> OpenAI:
     return client(url)
+
+
+def starts(tokens: list[int], lm: LM) -> list[int]:
+    """Characters of the text that end before each token begins, of tokens that are bytes or special."""
+    decoder, found, at = codecs.getincrementaldecoder("utf-8")("replace"), [], 0
+    for token in tokens:
+        found.append(at)
+        at += 0 if token in lm.tokenizer.special_ids else len(decoder.decode(bytes([token])))
+    return found
 
 
 def alone(lm: LM, prompt: Any, **settings: Any) -> Output:
@@ -211,7 +221,7 @@ def test_logprobs_of_echoed_prompts_are_the_models_own(lm: LM, api: OpenAI) -> N
     for own, near, row in zip(told.token_logprobs[1:], told.top_logprobs[1:], scores, strict=False):
         assert abs(max(near.values()) - float(row.max())) < 1e-5
         assert own in near.values()
-    assert told.text_offset == [sum(map(len, told.tokens[:number])) for number in range(len(told.tokens))]
+    assert told.text_offset == starts(whole, lm)
     nothing = api.completions.create(model="tiny", prompt=tokens, max_tokens=0, echo=True, logprobs=2)
     bare = nothing.choices[0].logprobs
     assert bare is not None and bare.token_logprobs == told.token_logprobs[: len(tokens)]
@@ -516,3 +526,19 @@ def test_special_tokens_stop_a_text_and_messages_spell_none(lm: LM, url: str, ap
         api.chat.completions.create(**ask, extra_body={"stop_token_ids": [260]})
     with pytest.raises(openai.BadRequestError, match="allow_special is of chat messages"):
         api.completions.create(model="tiny", prompt="x", extra_body={"decodery": {"allow_special": True}})
+
+
+@pytest.mark.parametrize("prompt", ["né🎉!", list("né🎉!".encode()), [*b"n\xc3"]])
+def test_offsets_are_of_characters_that_tokens_share(lm: LM, api: OpenAI, prompt: Any) -> None:
+    """Of the echoed text, and of what follows it, as a whole and in a stream."""
+    own = {"constraint": "regex:pattern=é🎉", "drafter": "none"} if len(prompt) > 2 else {"drafter": "none"}
+    ask: dict[str, Any] = {"model": "tiny", "prompt": prompt, "logprobs": 0, "max_tokens": 6 if len(prompt) > 2 else 1}
+    ask |= {"extra_body": {"decodery": own}, "logit_bias": {"169": 100, "257": 50}}
+    (choice,) = api.completions.create(echo=True, **ask).choices
+    told, expected = choice.logprobs, "né🎉!é🎉" if len(prompt) > 2 else "né"
+    assert told is not None and told.text_offset is not None
+    assert choice.text == expected and told.text_offset == starts(list(expected.encode()), lm)
+    streamed = [chunk.choices[0].logprobs for chunk in api.completions.create(stream=True, **ask)]
+    offsets = [offset for each in streamed if each is not None for offset in each.text_offset or ()]
+    shown = 4 if len(prompt) > 2 else 1
+    assert offsets == [offset - shown for offset in told.text_offset[-len(offsets) :]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.sequence import TokenLogprob
@@ -10,7 +10,7 @@ from ..core.trace import Step
 from .job import Written
 
 if TYPE_CHECKING:
-    from ..model.tokenizer import Tokenizer
+    from ..model.tokenizer import Tokenizer, TokenStream
 
 
 def usage(prompts: Sequence[int], cached: int, texts: Sequence[Written]) -> dict[str, Any]:
@@ -58,23 +58,38 @@ def chat_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprob]) -> dict[s
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(tokenizer: Tokenizer, found: Sequence[TokenLogprob | int], offset: int) -> dict[str, Any]:
+class Offsets:
+    """Where the tokens of a text begin in it, as they come: those that share a character begin where it does.
+
+    stream: has decoded what stands before the text; at: the number of its characters.
+    """
+
+    def __init__(self, stream: TokenStream, at: int = 0) -> None:
+        self._stream, self._at = stream, at
+
+    def of(self, tokens: Iterable[int]) -> list[int]:
+        """Characters before each of the next tokens."""
+        found = []
+        for token in tokens:
+            found.append(self._at)
+            self._at += len(self._stream.push([token]))
+        return found
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, found: Sequence[TokenLogprob | int], offsets: Sequence[int]
+) -> dict[str, Any]:
     """`choices[].logprobs` of a plain completion. found: a bare token stands for one nothing precedes.
 
-    offset: characters before the first token.
+    offsets: where the tokens begin in the choice's text, in characters.
     """
-    tokens: list[str] = []
-    offsets: list[int] = []
-    for each in found:
-        offsets.append(offset)
-        tokens.append(token_text(tokenizer, each if isinstance(each, int) else each.token))
-        offset += len(tokens[-1])
+    tokens = [token_text(tokenizer, each if isinstance(each, int) else each.token) for each in found]
     known = [None if isinstance(each, int) else each for each in found]
     return {
         "tokens": tokens,
         "token_logprobs": [None if each is None else max(each.logprob, _LEAST) for each in known],
         "top_logprobs": [None if each is None else _likeliest(tokenizer, each) for each in known],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 

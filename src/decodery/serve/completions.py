@@ -41,7 +41,7 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
     if body.decodery is not None and body.decodery.allow_special is not None:
         raise invalid("allow_special is of chat messages: in a prompt special tokens always are such", "allow_special")
     lm, n = desk.lm, body.n or 1
-    texts, prompts = _prompts(desk, body)
+    prompts = _prompts(desk, body)
     if len(prompts) * n > desk.settings.max_texts:
         raise invalid(
             f"{len(prompts)} prompts times n={n} are more than the {desk.settings.max_texts} texts that one request "
@@ -65,8 +65,8 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
     for tokens in prompts:
         # A text of no tokens is one that is cut before its first.
         most = max(desk.room(len(tokens), body.max_tokens, _DEFAULT_TOKENS, kv_of(body)), 1)
-        told = {} if logprobs is None else {"logprobs": logprobs}
-        fill = fill_of(body, lm, tokens, settings | told | {"max_new_tokens": most})
+        counted = {} if logprobs is None else {"logprobs": logprobs}
+        fill = fill_of(body, lm, tokens, settings | counted | {"max_new_tokens": most})
         if fill is not None:
             requests += several(fill, n)
             continue
@@ -75,8 +75,12 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
         said = lm.conversation(lm.tokenizer.decode(tokens), raw=True)
         request = replace(request, trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
-    shown = [(text, tokens) for text, tokens in zip(texts, prompts, strict=True) for _ in range(n)] if echo else []
-    form = CompletionForm(lm.tokenizer, logprobs is not None, own is not None, steps, shown, body.max_tokens == 0)
+    given = _given(body)
+    shown = [_shown(lm.tokenizer, *each) for each in zip(given, prompts, strict=True) for _ in range(n)] if echo else []
+    told = logprobs is not None, own is not None, steps
+    form = CompletionForm(
+        lm.tokenizer, *told, [each for each in prompts for _ in range(n)], shown, body.max_tokens == 0
+    )
     return Plan(
         requests,
         n,
@@ -87,10 +91,14 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
     )
 
 
-def _prompts(desk: Desk, body: CompletionRequest) -> tuple[list[str], list[list[int]]]:
-    """The prompts as texts, for echoes, and as tokens."""
-    tokenizer = desk.lm.tokenizer
-    given: list[Any] = [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
+def _given(body: CompletionRequest) -> list[Any]:
+    """The prompts, each a text or tokens."""
+    return [body.prompt] if isinstance(body.prompt, str) or isinstance(body.prompt[0], int) else body.prompt
+
+
+def _prompts(desk: Desk, body: CompletionRequest) -> list[list[int]]:
+    """The prompts as tokens."""
+    tokenizer, given = desk.lm.tokenizer, _given(body)
     for each in given:
         if isinstance(each, str):
             desk.check_length(each, kv_of(body))
@@ -98,13 +106,19 @@ def _prompts(desk: Desk, body: CompletionRequest) -> tuple[list[str], list[list[
             desk.room(len(each), body.max_tokens, None, kv_of(body))
             raise invalid(f"the prompt has tokens that this model lacks: it has {desk.lm.model.vocab_size}", "prompt")
     if body.suffix:
-        return [""] * len(given), [_gap(desk, body, each) for each in given]
+        return [_gap(desk, body, each) for each in given]
     tokens = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]
     if not all(tokens):
         raise invalid("a prompt has no tokens", "prompt")
-    if not body.echo:
-        return [""] * len(given), tokens
-    return [each if isinstance(each, str) else tokenizer.decode(each, special=True) for each in given], tokens
+    return tokens
+
+
+def _shown(tokenizer: Tokenizer, given: Any, tokens: list[int]) -> tuple[str, list[int]]:
+    """The text by which a prompt is echoed, and where its tokens begin in it."""
+    if isinstance(given, str):
+        return given, [first for first, _ in tokenizer.encoding(given, special=True).spans]
+    # Half a character is shown with its other half.
+    return tokenizer.stream(special=True).push(tokens), answer.Offsets(tokenizer.stream(special=True)).of(tokens)
 
 
 def _gap(desk: Desk, body: CompletionRequest, prompt: Any) -> list[int]:
@@ -121,16 +135,17 @@ def _gap(desk: Desk, body: CompletionRequest, prompt: Any) -> list[int]:
 
 @dataclass
 class CompletionForm(Form):
-    """logprobs, told, steps: what is reported beside the text. shown: by choice, the prompt that is echoed as a text
-    and as tokens; empty for none. bare: nothing but the echo."""
+    """logprobs, told, steps: what is reported beside the text. prompts: of each choice. shown: by choice, the prompt
+    that is echoed, as a text and where its tokens begin; empty for none. bare: nothing but the echo."""
 
     tokenizer: Tokenizer
     logprobs: bool
     told: bool
     steps: bool
+    prompts: Sequence[list[int]]
     shown: Sequence[tuple[str, list[int]]]
     bare: bool
-    _characters: dict[int, int] = field(default_factory=dict)
+    _streamed: dict[int, answer.Offsets] = field(default_factory=dict)
 
     prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
@@ -140,7 +155,7 @@ class CompletionForm(Form):
         return replace(text, text="", tokens=[], logprobs=[], reason="length", context_full=False)
 
     def choice(self, index: int, text: Written) -> dict[str, Any]:
-        before, prompt = self.shown[index] if self.shown else ("", [])
+        before, offsets = self.shown[index] if self.shown else ("", [])
         found: dict[str, Any] = {
             "index": index,
             "text": before + text.text,
@@ -148,8 +163,10 @@ class CompletionForm(Form):
             "finish_reason": text.reason,
         }
         if self.logprobs:
-            known: list[TokenLogprob | int] = [*prompt[:1], *text.prompt_logprobs, *text.logprobs]
-            found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, 0)
+            first = self.prompts[index][:1] if self.shown else []
+            known: list[TokenLogprob | int] = [*first, *text.prompt_logprobs, *text.logprobs]
+            own = self._offsets(index, len(before)).of(each.token for each in text.logprobs)
+            found["logprobs"] = answer.completion_logprobs(self.tokenizer, known, [*offsets, *own])
         found |= answer.beside(text, self.told)
         if self.steps:
             found["decodery"]["steps"] = answer.steps(self.tokenizer, text.trace.steps)
@@ -166,9 +183,10 @@ class CompletionForm(Form):
             return []
         delta = self._delta(index, news.text)
         if self.logprobs and news.logprobs:
-            before = self._characters.get(index, 0)
-            delta["logprobs"] = answer.completion_logprobs(self.tokenizer, news.logprobs, before)
-            self._characters[index] = before + sum(map(len, delta["logprobs"]["tokens"]))
+            if index not in self._streamed:
+                self._streamed[index] = self._offsets(index, 0)
+            offsets = self._streamed[index].of(each.token for each in news.logprobs)
+            delta["logprobs"] = answer.completion_logprobs(self.tokenizer, news.logprobs, offsets)
         if self.steps and news.steps:
             delta["decodery"] = {"steps": answer.steps(self.tokenizer, news.steps)}
         return [delta]
@@ -178,6 +196,12 @@ class CompletionForm(Form):
             return [self.choice(index, text)]
         last = self._delta(index, "") | {"finish_reason": text.reason} | answer.beside(text, self.told)
         return [*self.grown(index, news), last]
+
+    def _offsets(self, index: int, at: int) -> answer.Offsets:
+        """Of the text behind a choice's prompt, of which `at` characters are shown."""
+        stream = self.tokenizer.stream()
+        stream.push(self.prompts[index])
+        return answer.Offsets(stream, at)
 
     def _delta(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
