@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Ordered
 from functools import cached_property, partial
 from typing import Any
 
 from .budget.base import MOST_NODES, Policy
-from .core.conversation import Conversation, Prompt
+from .constrain.json_schema import JSONSchema
+from .core.conversation import Conversation, Prompt, PromptTokens
 from .core.embedded import Embeddings
 from .core.memory import Memory
 from .core.sequence import Sequence
@@ -21,6 +23,7 @@ from .model.load import LoadedModel
 from .model.vocabulary import Vocabulary
 from .monitor.base import Monitor
 from .output import Output
+from .prompts import one
 from .registry import resolve
 from .resolving import (
     build_sampler,
@@ -57,11 +60,11 @@ class Asking:
         self.dtype = loaded.dtype
         self.memory = Memory()
 
-    def encode(self, prompt: Prompt, *, raw: bool = False, allow_special: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
         """Token ids of a prompt: rendered as a chat turn where the model has a chat template, unless raw.
 
         Args:
-            prompt: a text, or chat messages `{"role": ..., "content": ...}`.
+            prompt: a text, chat messages `{"role": ..., "content": ...}`, or token ids, which stay as they are.
             raw: take a text as it is, template and all: special tokens that it spells are special tokens.
             allow_special: let special tokens that a chat message spells be special tokens, too; they are text
                 otherwise, in every role.
@@ -70,18 +73,19 @@ class Asking:
             The ids, as `PromptTokens`.
 
         Raises:
-            PromptError: the prompt is empty, no valid text, or not what the chat template takes.
+            PromptError: the prompt is empty, none or several, no valid text, or not what the chat template takes.
             SettingsError: chat messages for a model without a chat template.
         """
-        if not prompt:
-            raise PromptError("the prompt is empty: give the model something to read")
-        if isinstance(prompt, str):
+        given = one(prompt)
+        if isinstance(given, PromptTokens):
+            return given
+        if isinstance(given, str):
             if raw or self.chat is None:
-                return self.tokenizer.encode(prompt)
-            prompt = [{"role": "user", "content": prompt}]
+                return self.tokenizer.encode(given)
+            given = [{"role": "user", "content": given}]
         elif self.chat is None or raw:
             raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
-        return chat_tokens(self.chat, self.tokenizer, prompt, allow_special=allow_special)
+        return chat_tokens(self.chat, self.tokenizer, given, allow_special=allow_special)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -133,9 +137,10 @@ class Asking:
         A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
         raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
         see `decodery.picture`.
-        constraint: what may be written, such as `JSONSchema(schema)`, a name with settings, or a `Constraint` of one's
-        own; a text that finishes with "stop" is then always complete, one cut by its length need not be. A drafter
-        also drafts what the constraint forces. Constraints without a mask go with the rule awrs in place of coupled.
+        constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or
+        a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by its length
+        need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the rule awrs
+        in place of coupled.
         embeddings: what the model reads in the place of each `placeholder`, a token of its own, in the prompt: tensors
         [n, hidden], such as what a vision tower makes of images; or all of it placed already, as `Embeddings`.
         """
@@ -184,7 +189,7 @@ class Asking:
 
     def request_for(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Ordered[int],
         *,
         raw: bool = False,
         allow_special: bool = False,
@@ -200,11 +205,18 @@ class Asking:
         request.conversation = self.conversation(prompt, raw=raw, allow_special=allow_special)
         return request
 
-    def conversation(self, prompt: Prompt, *, raw: bool = False, allow_special: bool = False) -> Conversation:
+    def conversation(
+        self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False
+    ) -> Conversation:
         """A prompt before it is rendered, of which others can be made. raw, allow_special: as in `encode`, of those."""
-        return Conversation(prompt, partial(self.encode, raw=raw, allow_special=allow_special), self._compiled)
+        given = one(prompt)
+        if isinstance(given, PromptTokens):
+            given, raw = self.tokenizer.decode(given, special=True), True
+        return Conversation(given, partial(self.encode, raw=raw, allow_special=allow_special), self._compiled)
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):
             return constraint
+        if isinstance(constraint, Mapping):
+            constraint = JSONSchema(constraint)
         return resolve("constrain", constraint).compile(self.vocabulary)

@@ -22,6 +22,8 @@ from .errors import SettingsError
 from .listen.base import Heard, Stream, listening
 from .model.store import Progress, silent
 from .output import Output, Piece
+from .prompts import each as each_prompt
+from .prompts import single
 from .registry import resolve
 from .resolving import resolve_carrier
 from .settings import checked
@@ -38,22 +40,25 @@ class LM(Asking):
     @checked()
     def generate(
         self,
-        prompt: Prompt | list[str],
+        prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
         *,
         n: int = 1,
         raw: bool = False,
         keep_cache: bool = False,
         **settings: Any,
     ) -> Output | list[Output]:
-        """Decode a prompt to the end; a list of outputs for a list of texts or for n > 1 (prompt by prompt).
+        """Decode a prompt to the end; a list of outputs for several prompts or for n > 1 (prompt by prompt).
+
+        prompt: a text, chat messages or token ids, or any iterable of such prompts.
 
         settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
         of n has seed `seed + i`, modulo 2^64. keep_cache: let outputs keep what the model read, so that a later text
         that begins alike goes on from there (`reuse=output`); it takes the memory of the whole text until the output
         is let go.
         """
-        several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
-        prompts: list[Any] = list(prompt) if several else [prompt]
+        only = single(prompt)
+        several = only is None
+        prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
         engine = self.engine()
         sequences = [seq for one in prompts for seq in self._submit(engine, one, n, raw, settings)]
         engine.run(sequences)
@@ -102,7 +107,7 @@ class LM(Asking):
     @checked()
     def diffuse(
         self,
-        prompt: Prompt | list[str],
+        prompt: Prompt | Ordered[int] | Iterable[Prompt | Ordered[int]],
         method: Any = "static",
         *,
         n: int = 1,
@@ -116,12 +121,13 @@ class LM(Asking):
         """Fill a canvas of `max_new_tokens` behind a prompt, of a masked diffusion model.
 
         method: an instance or a name, as in "threshold:tau=0.9,block=32,cache=dual"; `decodery.methods("diffuse")`
-        lists them. A list of outputs for a list of texts or for n > 1; all of them share passes, and each is what it
-        would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request` takes it; the
-        method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
+        lists them. A list of outputs for several prompts (as in `generate`) or for n > 1; all of them share passes, and
+        each is what it would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request`
+        takes it; the method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
         """
-        several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
-        prompts: list[Any] = list(prompt) if several else [prompt]
+        only = single(prompt)
+        several = only is None
+        prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
         fill = self.fill([], method, max_new_tokens, temperature=temperature, constraint=constraint)
         engine = self.engine()
         fillings = [

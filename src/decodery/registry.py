@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from inspect import isfunction
@@ -18,6 +19,7 @@ from .contract import require_complete
 from .core.needs import Gives, Needs, said
 from .errors import SettingsError, UnknownMethod
 from .plugins import import_entry_points
+from .settings import plain
 from .spec import build, listing, parts
 
 FAMILIES = (
@@ -64,6 +66,17 @@ class Method(Description):
     local: bool = False
 
 
+def _take_plain(cls: type[Any]) -> None:
+    """Let a method's settings be numpy's scalars, too."""
+    own = cls.__init__
+
+    @functools.wraps(own)
+    def init(self: Any, *arguments: Any, **settings: Any) -> None:
+        own(self, *map(plain, arguments), **{name: plain(value) for name, value in settings.items()})
+
+    cls.__init__ = init
+
+
 def register(
     name: str,
     *,
@@ -95,6 +108,7 @@ def register(
         if family not in FAMILIES:
             raise TypeError(f"{cls.__name__} derives from no base type of this package, so it has no family")
         require_complete(cls)
+        _take_plain(cls)
         known = _registered.setdefault(family, {})
         # Those of this package count whether they are imported yet or not.
         entry = catalogue(family).get(name)

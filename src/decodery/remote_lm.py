@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from typing import Any, cast
 
-from .core.conversation import Prompt
+from .core.conversation import Prompt, PromptTokens
 from .decode.remote import RAW, RemoteModel
 from .decode.request import Request
 from .errors import PromptError, SettingsError, UnsupportedModel
@@ -13,6 +13,7 @@ from .lm import LM
 from .model.endpoint import Endpoint, Settings
 from .model.load import LoadedModel
 from .model.pieces import PROMPT
+from .prompts import one
 from .sample.constraint import Constraint
 from .settings import checked
 
@@ -28,12 +29,13 @@ class RemoteLM(LM):
     def __init__(self, model: RemoteModel) -> None:
         super().__init__(LoadedModel(model, cast(Any, model.pieces), None, model.offers.model, "remote"))
 
-    def encode(self, prompt: Prompt, *, raw: bool = False, allow_special: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt | Ordered[int], *, raw: bool = False, allow_special: bool = False) -> list[int]:
         """One number that stands for the whole prompt, which only the server reads."""
         if allow_special:
             raise SettingsError("the server decides which special tokens it reads: leave out allow_special")
-        if not prompt:
-            raise PromptError("the prompt is empty: give the model something to read")
+        prompt = one(prompt)
+        if isinstance(prompt, PromptTokens):
+            raise PromptError("a server's token ids are not known here: give the prompt as a text")
         if raw and not isinstance(prompt, str):
             raise SettingsError("chat messages are rendered by the server: leave out raw, or give a text")
         return [RAW if raw else PROMPT]

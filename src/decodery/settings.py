@@ -47,6 +47,7 @@ def checked(*further: Callable[..., Any], but: Collection[str] = ()) -> Callable
         def call(*arguments: Any, **settings: Any) -> Any:
             for name, value in settings.items():
                 if name in kinds():
+                    settings[name] = value = plain(value, kinds()[name])
                     if not _fits(value, kinds()[name]):
                         raise SettingsError(f"{name} must be {_words(kinds()[name])}, not {value!r:.80}")
                 elif not open_ended:
@@ -57,6 +58,20 @@ def checked(*further: Callable[..., Any], but: Collection[str] = ()) -> Callable
         return typing.cast(F, call)
 
     return decorate
+
+
+def plain(value: Any, kind: Any = Any) -> Any:
+    """A setting without numpy's types: its scalars become Python's, and arrays lists, where a list is one of `kind`."""
+    # By name: most that need settings need no numpy, which takes a while to import.
+    if type(value).__module__ == "numpy":
+        if not getattr(value, "shape", True):
+            return value.item()
+        return value.tolist() if kind is not Any and hasattr(value, "tolist") else value
+    if type(value) in (list, tuple):
+        return type(value)(plain(item) for item in value)
+    if type(value) is dict:
+        return {plain(key): plain(item) for key, item in value.items()}
+    return value
 
 
 def _kinds(function: Callable[..., Any]) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import tokenizers
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from decodery.core.conversation import PromptTokens
+from decodery.core.embedded import Embeddings
 from decodery.errors import PromptError, SettingsError
 from decodery.model.chat import ChatTemplate
 from decodery.model.chat_prompt import chat_tokens
@@ -189,3 +191,19 @@ def test_a_special_token_is_a_stop() -> None:
         lm.generate("Hi", stop_token_ids=[3, 260])
     with pytest.raises(SettingsError, match="leave out stop_token_ids"):
         lm.generate("Hi", stop_token_ids=[3], constraint="regex:pattern=a")
+
+
+def test_embeddings_move_the_users_turns() -> None:
+    lm = tiny_lm()
+    row = torch.zeros(1, lm.model.config.hidden_size, dtype=torch.float64)
+    messages = [{"role": "user", "content": "a<s>b"}, {"role": "assistant", "content": "no"}, *user("<s><s>c")]
+    tokens = lm.encode(messages, allow_special=True)
+    parts = [row.repeat(3, 1), row.repeat(2, 1)]
+    placed, _ = Embeddings.placed(tokens, 256, parts)
+    assert isinstance(placed, PromptTokens) and placed.user_spans is not None
+    turns = [placed[first:last] for first, last in placed.user_spans]
+    assert turns == [[97, 256, 256, 256, 98], [256, 256, 99]]
+    with pytest.raises(PromptError, match="count with allow_special=True"):
+        lm.generate(messages, embeddings=parts, placeholder="<s>")
+    settings: dict[str, Any] = {"embeddings": parts, "placeholder": "<s>", "max_new_tokens": 1}
+    assert len(lm.generate(messages, allow_special=True, **settings).prompt_tokens) == len(placed)

@@ -106,7 +106,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> Iterator[str]:
     try:
-        yield from (line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        yield from (line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise CorruptFile(f"cannot read {path}: {error}") from error
 

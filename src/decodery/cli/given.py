@@ -93,7 +93,7 @@ def _constraint(name: str, value: Any) -> Any:
         if value.stat().st_size > _MOST_INPUT:
             raise SettingsError(f"{value} is larger than 16 MiB: give a smaller file")
         try:
-            value = value.read_text(encoding="utf-8")
+            value = value.read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"cannot read {value} as text: {error}") from error
     languages = {"json_schema": JSONSchema, "regex": Regex, "grammar": Grammar, "choice": Choice}
@@ -110,6 +110,6 @@ def read_prompt(argument: str | None) -> str:
     if len(data) > _MOST_INPUT:
         raise PromptError("standard input is longer than 16 MiB, more than any model reads: give a shorter prompt")
     try:
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise PromptError(f"standard input is not UTF-8 text (byte {error.start}): convert it first") from error

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import DecoderyError
+from ..errors import DecoderyError, SettingsError
 
 COMMANDS = (
     "demo",
@@ -95,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
+        _require_streams()
         with warnings.catch_warnings():
             warnings.showwarning = _show
             status = cli.main(arguments, prog_name="decodery", standalone_mode=False) or 0
@@ -119,6 +120,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError:
         _silence()
     sys.exit(status)
+
+
+def _require_streams() -> None:
+    """Stand in for closed standard streams. Raises SettingsError for a closed output, where results would be lost."""
+    closed = sys.stdout is None
+    for name, mode in (("stdin", "r"), ("stderr", "w"), ("stdout", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (it stays open)
+    if closed:
+        raise SettingsError("standard output is closed: leave it open, or send it elsewhere, as in > FILE")
 
 
 def _silence() -> None:

@@ -44,7 +44,7 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
     tokens = []
     for file in files:
         try:
-            tokens.append(loaded.tokenizer.encode(file.read_text(encoding="utf-8"), special=False))
+            tokens.append(loaded.tokenizer.encode(file.read_text(encoding="utf-8-sig"), special=False))
         except UnicodeDecodeError as error:
             raise PromptError(f"{file} is no text in UTF-8: name text files") from error
     found = [each[first : first + length] for each in tokens for first in range(0, len(each) - length + 1, length)]

@@ -47,6 +47,11 @@ class Grammar(Language):
 
     def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
         require_text("grammar", self.rules)
+        if self.rules.lstrip().startswith("{"):
+            raise ConstraintError(
+                "the grammar begins with '{' and has no rules, such as start: /[a-z]+/: give a JSON schema as one "
+                "(json-schema)"
+            )
         for attributes in _ATTRIBUTES.findall(self.rules):
             if found := _IGNORED.search(attributes):
                 raise ConstraintError(

@@ -16,6 +16,7 @@ from ..errors import PromptError
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import Reader, takes_states
+from .conversation import PromptTokens
 
 if TYPE_CHECKING:
     from .sequence import Sequence as Text
@@ -52,10 +53,13 @@ class Embeddings:
         PromptError where the two do not go together.
         """
         found: list[int] = []
+        # Where each token stands among what takes the places.
+        moved: list[int] = []
         places: list[np.ndarray] = []
         for token, run in groupby(tokens):
             count = sum(1 for _ in run)
             if token != placeholder:
+                moved += range(len(found), len(found) + count)
                 found += [token] * count
                 continue
             while count:
@@ -64,13 +68,20 @@ class Embeddings:
                     raise PromptError(f"the prompt has room for more than the {len(parts)} embeddings that are given")
                 written = rows if count >= rows else 1
                 places.append(np.arange(len(found), len(found) + rows))
+                moved += range(len(found), len(found) + written)
                 found += [placeholder] * rows
                 count -= written
         if len(places) != len(parts) or not parts:
-            raise PromptError(f"{len(parts)} embeddings are given, and the prompt has room for {len(places)}")
+            raise PromptError(
+                f"{len(parts)} embeddings are given, and the prompt has room for {len(places)}: give as many "
+                "placeholders; those that a chat message spells count with allow_special=True"
+            )
         if len({part.shape[1:] for part in parts}) > 1:
             raise PromptError("the embeddings of one prompt should be of one width")
-        return found, cls(np.concatenate(places), torch.cat(list(parts)))
+        spans = getattr(tokens, "user_spans", None)
+        moved.append(len(found))
+        told = None if spans is None else [(moved[first], moved[last]) for first, last in spans]
+        return PromptTokens(found, told), cls(np.concatenate(places), torch.cat(list(parts)))
 
     @cached_property
     def digest(self) -> str:

@@ -23,6 +23,7 @@ from ..sample.banned import Banned
 from ..sample.base import Stage
 from ..sample.constraint import constrained
 from ..sample.sampler import Sampler
+from ..settings import plain
 from ..source.base import Source
 from ..verify.awrs import AWRS
 from ..verify.base import Rule
@@ -90,6 +91,8 @@ class Request:
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_nodes", "seed", "logprobs", "prompt_logprobs"):
+            setattr(self, name, plain(getattr(self, name)))
         if not isinstance(self.max_new_tokens, int) or self.max_new_tokens < 1:
             raise SettingsError(f"max_new_tokens must be a whole number, at least 1, not {self.max_new_tokens!r}")
         if not isinstance(self.max_nodes, int) or not 1 <= self.max_nodes <= LARGEST:

@@ -92,7 +92,7 @@ def _read(path: str) -> tuple[tuple[str, ...], str]:
     try:
         if Path(path).stat().st_size > _MOST_BYTES:
             raise SettingsError(f"the tests in {path} are larger than 1 MiB: give a smaller file")
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         statements = ast.parse(text).body
     except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise SettingsError(f"cannot read tests from {path}: {error}") from error

@@ -122,7 +122,7 @@ class RewardModel(Wrapper):
         return replace(
             candidates,
             prompt=tokenizer.encode(decode(candidates.prompt)),
-            outputs=[tokenizer.encode(text, special=False) for text in texts(candidates, None, "reward-model")],
+            outputs=[tokenizer.encode_after(text) for text in texts(candidates, None, "reward-model")],
             begins=None if candidates.begins is None else [len(again(output[:begin])) for output, begin in pairs],
             decode=tokenizer.decode,
             model=model,

@@ -92,7 +92,7 @@ def _text(path: str) -> str:
     try:
         if Path(path).expanduser().stat().st_size > _MOST_BYTES:
             raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give a smaller file")
-        return Path(path).expanduser().read_text(encoding="utf-8")
+        return Path(path).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {path}: {error}") from error
 

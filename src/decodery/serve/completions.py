@@ -72,7 +72,7 @@ def _plan(desk: Desk, body: CompletionRequest, constraint: Any) -> Plan:
             continue
         request = lm.request(tokens, raw=True, max_new_tokens=most, logprobs=logprobs, **settings)
         prompt_logprobs = logprobs if echo else None
-        said = lm.conversation(lm.tokenizer.decode(tokens), raw=True)
+        said = lm.conversation(tokens)
         request = replace(request, trees=steps, prompt_logprobs=prompt_logprobs, conversation=said)
         requests += [request] if search is not None else several(request, n)
     given = _given(body)

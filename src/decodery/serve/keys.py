@@ -42,7 +42,7 @@ def read_keys(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > _MOST_FILE:
             raise SettingsError(f"{path} is larger than 1 MiB: it should hold one key per line")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the keys in {path}: {error}") from error
     found: dict[str, str] = {}

@@ -210,7 +210,7 @@ def _windows(files: Iterable[Path], tokenizer: Tokenizer, length: int, progress:
     for path in files:
         held: list[int] = []
         try:
-            with path.open(encoding="utf-8", newline="") as file:
+            with path.open(encoding="utf-8-sig", newline="") as file:
                 # A block ends with its line, so that no word is cut in two; endless lines are.
                 while block := file.read(_BLOCK) + file.readline(_BLOCK):
                     held += tokenizer.encode(block, special=False)

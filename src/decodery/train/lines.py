@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,5 +34,5 @@ def _lines(path: Path) -> list[tuple[int, bytes]]:
     if path.stat().st_size > _MOST_BYTES:
         raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give fewer lines")
     # Nothing but a line feed ends a line: texts in JSON may hold other separators.
-    lines = path.read_bytes().split(b"\n")
+    lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     return [(number, line.rstrip(b"\r")) for number, line in enumerate(lines, start=1) if line.strip()]
