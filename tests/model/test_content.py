@@ -207,3 +207,13 @@ def test_embeddings_move_the_users_turns() -> None:
         lm.generate(messages, embeddings=parts, placeholder="<s>")
     settings: dict[str, Any] = {"embeddings": parts, "placeholder": "<s>", "max_new_tokens": 1}
     assert len(lm.generate(messages, allow_special=True, **settings).prompt_tokens) == len(placed)
+
+
+def test_added_tokens_that_are_text_keep_their_ids() -> None:
+    backend = make_tokenizer()
+    backend.add_tokens(["<think>", "</think>"])
+    backend.add_special_tokens(["<|later|>"])
+    tokenizer = Tokenizer(backend, eos_ids=(257,))
+    think, later = backend.token_to_id("<think>"), backend.token_to_id("<|later|>")
+    ids = tokenizer.encode_content("<think><|later|><|later|>", [(0, 16)]).ids
+    assert (ids[0], ids[-1]) == (think, later) and bytes(ids[1:-1]) == b"<|later|>"

@@ -28,7 +28,7 @@ _ANCHOR = "\ufdd0\ufdd1"
 
 
 class ContentEncoder:
-    """Encodes by a copy of a tokenizer in which the spellings of special tokens are text.
+    """Encodes by a second tokenizer over the same model, which knows none of the special tokens.
 
     The control tokens that stand outside the content are taken out before and put back after. All that lies between
     two of them is encoded as it would be between them, so that nothing else differs from the whole text's tokens.
@@ -37,13 +37,17 @@ class ContentEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         import tokenizers
 
-        source = tokenizer.backend.to_str()
-        self._tokenizer = tokenizer
-        self._backend = tokenizers.Tokenizer.from_str(source)
-        self._backend.encode_special_tokens = True
-        self._backend.add_tokens([tokenizers.AddedToken(_ANCHOR, special=False, normalized=False)])
+        backend, self._tokenizer = tokenizer.backend, tokenizer
+        # The model itself is shared: to read it again would take seconds.
+        self._backend = tokenizers.Tokenizer(backend.model)
+        for part in ("normalizer", "pre_tokenizer", "post_processor"):
+            if getattr(backend, part) is not None:
+                setattr(self._backend, part, getattr(backend, part))
+        added = {id: token for id, token in backend.get_added_tokens_decoder().items() if not token.special}
+        self._backend.add_tokens([*added.values(), tokenizers.AddedToken(_ANCHOR, special=False, normalized=False)])
         self._anchor = self._backend.token_to_id(_ANCHOR)
-        self._unknown = _unknown(tokenizer, json.loads(source)["model"])
+        self._ids = {self._backend.token_to_id(token.content): id for id, token in added.items()}
+        self._unknown = _unknown(tokenizer)
 
     def encode(self, text: str, whole: Encoded, content: Sequence[Span], *, special: bool) -> Encoded:
         """Tokens of `text`, whose parts in `content` are others'. whole: its tokens where all of it is the template's.
@@ -87,7 +91,7 @@ class ContentEncoder:
                     ids.append(kept[span])
                     spans.append(span)
                 continue
-            shift = shifts[bisect_right(starts, first) - 1]
+            id, shift = self._ids.get(id, id), shifts[bisect_right(starts, first) - 1]
             ids.append(id)
             spans.append((first + shift, last + shift) if last > first else (first, last))
             if id in self._tokenizer.control_ids and id != self._unknown and last > first:
@@ -119,9 +123,10 @@ def _core(text: str, span: Span) -> Span:
     return (begin, begin + len(own.strip())) if own.strip() else span
 
 
-def _unknown(tokenizer: Tokenizer, model: dict[str, object]) -> int | None:
+def _unknown(tokenizer: Tokenizer) -> int | None:
     """The token of what the vocabulary has no token for, which is text though it counts as special."""
-    name, id = model.get("unk_token"), model.get("unk_id")
-    if isinstance(name, str):
-        return tokenizer.token_id(name)
-    return id if isinstance(id, int) else None
+    model = tokenizer.backend.model
+    if hasattr(model, "unk_token"):
+        return None if model.unk_token is None else tokenizer.token_id(model.unk_token)
+    found = json.loads(model.__getstate__()).get("unk_id")
+    return found if isinstance(found, int) else None
