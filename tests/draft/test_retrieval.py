@@ -36,12 +36,14 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import VocabularyMismatch
+from decodery.output import Output
 from decodery.registry import resolve
 from decodery.sample import Sampler
 from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer, to_int8
 from decodery.verify.coupled import Coupled
 from methods import DRAFTERS
 from narrow import Narrow
+from serving import tiny_lm
 
 TARGET = to_int8(tiny_transformer(0))
 
@@ -102,6 +104,24 @@ def test_nothing_is_drafted_from_texts_of_another_salt(name: str, scope: str) ->
         engine.run([seq])
         passes.append(seq.trace.passes)
     assert passes[1] == passes[0] > passes[2]
+
+
+def test_what_is_measured_begins_with_a_fresh_memory() -> None:
+    lm = tiny_lm()
+    settings = {"drafter": "suffix-tree", "max_new_tokens": 40}
+
+    def passes(**further: bool) -> int:
+        output = lm.generate("tides", **settings, **further)
+        assert isinstance(output, Output)
+        return output.trace.passes
+
+    cold = passes(fresh_memory=True)
+    # A text with a fresh memory learns nothing and leaves nothing.
+    assert passes(fresh_memory=True) == passes() == cold
+    assert passes() < cold
+    assert passes(fresh_memory=True) == cold
+    lm.reset_memory()
+    assert passes() == cold
 
 
 def sequence(tokens: Ordered[int], memory: Memory) -> Sequence:

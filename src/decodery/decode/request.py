@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..budget.base import LARGEST, MOST_NODES, Policy
 from ..core.conversation import Conversation
 from ..core.embedded import Embeddings
+from ..core.memory import Memory
 from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
@@ -55,7 +56,8 @@ class Request:
     is kept and read, None for all of them. monitors: what watches it. search: whose branches these are, None for a text
     of its own. salt: texts share what was read of their prompts with those of the same salt only. trees: keep the draft
     of every step in the trace. conversation: what the prompt was made of, for searches that ask for texts behind other
-    prompts. embeddings: what the prompt holds beside tokens; the model reads it in place of the tokens at these places.
+    prompts. memory: what drafters learn from and add to, None for the engine's own.
+    embeddings: what the prompt holds beside tokens; the model reads it in place of the tokens at these places.
     settled: called by searches that know it, with all of the text that is returned first that cannot change any more.
 
     drafter, rule, budget, source, kv and each of the monitors may be names, as in "prompt-lookup:length=5".
@@ -85,6 +87,7 @@ class Request:
     trees: bool = False
     conversation: Conversation | None = None
     embeddings: Embeddings | None = None
+    memory: Memory | None = None
     settled: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
