@@ -151,11 +151,13 @@ class Request:
         """Say so where `max_nodes` leaves less than the settings of drafter and budget ask for."""
         if self.drafter is None:
             return
-        asking = (self.drafter,) if self.budget is None else (self.drafter, self.budget)
+        # What a constraint forces comes as it comes; it is the drafter inside that was set to ask for so much.
+        drafter = self.drafter.parts[0] if isinstance(self.drafter, Forced) else self.drafter
+        asking = (drafter,) if self.budget is None else (drafter, self.budget)
         wanted = min((size for part in asking if (size := part.largest()) is not None), default=0)
         if wanted > self.max_nodes:
-            method = method_of(self.drafter)
-            name = type(self.drafter).__name__ if method is None else method.name
+            method = method_of(drafter)
+            name = type(drafter).__name__ if method is None else method.name
             warnings.warn(
                 f"{name} drafts up to {wanted} tokens per step as it is set, and max_nodes leaves {self.max_nodes}: "
                 f"allow max_nodes={min(wanted, LARGEST)} for all of them, or ask it for fewer",
