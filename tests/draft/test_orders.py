@@ -173,7 +173,9 @@ def test_easyspec_one_layer_at_a_time_is_the_draft_model() -> None:
 
 def test_easyspec_says_where_its_layers_change_nothing() -> None:
     for model, layers, said in ((SMALL, 4, "as layers=3 does"), (SMALLEST, 2, "as draft-model does")):
-        with pytest.warns(UserWarning, match=f"easyspec:layers={layers} drafts {said}: the draft model has"):
+        with pytest.warns(
+            UserWarning, match=f"easyspec:layers={layers} drafts {said}: the first and the last layer stay apart"
+        ):
             begun(EasySpec(model, layers=layers))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

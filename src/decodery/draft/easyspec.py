@@ -62,8 +62,8 @@ class EasySpec(DraftModel):
         if self.layers > (inner := max(of - 2, 1)):
             same = "as draft-model does" if inner == 1 else f"as layers={inner} does"
             warnings.warn(
-                f"easyspec:layers={self.layers} drafts {same}: the draft model has {of} layers, and its first and its "
-                "last stay apart",
+                f"easyspec:layers={self.layers} drafts {same}: the first and the last layer stay apart, and the "
+                f"draft model's number of layers is {of}",
                 stacklevel=2,
             )
         if self.layers > 1:
