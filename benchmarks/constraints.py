@@ -152,7 +152,7 @@ def forced(bench: Bench) -> dict[str, Any]:
     for mode in ("strict", "canonical"):
         for whitespace in ("flexible", "compact"):
             for name, drafter in drafters.items():
-                bench.lm.memory.clear()
+                bench.lm.reset_memory()
                 passes = tokens = 0
                 for question in bench.some[::2]:
                     language = JSONSchema(question.schema, whitespace, mode=mode)

@@ -110,8 +110,13 @@ def overhead() -> str:
     if not (RESULTS / "monitor-overhead.json").exists():
         return f"{command}\n\nTokens per second with 0, 1 and 5 monitors wait for a machine that does nothing else."
     found = load("monitor-overhead")
+    # Older results were taken with one memory for all rounds.
+    seen = "" if found.get("memory") == "fresh" else ", seen before"
     rows = [
-        [row["drafter"] or "none", *(f"{row[name]:g}" for name in ("monitors", "tokens per second", "ratio"))]
+        [
+            row["drafter"] + seen if row["drafter"] else "none",
+            *(f"{row[name]:g}" for name in ("monitors", "tokens per second", "ratio")),
+        ]
         for row in found["rows"]
     ]
     said = (

@@ -153,7 +153,7 @@ def stand(bench: Bench, options: argparse.Namespace) -> None:
 
     def count(question: str) -> dict[str, int]:
         drafter = Counting()
-        bench.lm.memory.clear()
+        bench.lm.reset_memory()
         for seed in range(options.trajectories):
             bench.run(drafter, [question], seed=seed, **settings)
         return {str(place): int(drafter.accepted[place]) for place in np.flatnonzero(drafter.accepted).tolist()}
@@ -165,7 +165,7 @@ def stand(bench: Bench, options: argparse.Namespace) -> None:
     bench.once("children", lambda: child_counts(shape))
 
     def worth(drafter: Drafter) -> dict[str, float]:
-        bench.lm.memory.clear()
+        bench.lm.reset_memory()
         questions = [*gsm8k(4, first=16), *spec_bench(60)]
         return figures([out for seed in range(3) for out in bench.run(drafter, questions, seed=seed, **settings)])
 

@@ -49,7 +49,7 @@ class Bench:
 
     def fresh(self, drafter: Drafter, **settings: Any) -> dict[str, Any]:
         """All questions, beginning with an empty memory."""
-        self.lm.memory.clear()
+        self.lm.reset_memory()
         return self.again(drafter, **settings)
 
     def again(self, drafter: Drafter, **settings: Any) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def suffix(bench: Bench) -> dict[str, Any]:
         "suffix-automaton": bench.fresh(SuffixAutomaton(length=10)),
         "suffix-tree": bench.fresh(SuffixTree(nodes=10)),
     }
-    bench.lm.memory.clear()
+    bench.lm.reset_memory()
     family = [
         f"List three facts about the number {number} as JSON with the keys a, b and c." for number in range(20, 30)
     ]
@@ -139,7 +139,7 @@ def trajectories(bench: Bench) -> dict[str, Any]:
     found: dict[str, Any] = {}
     prompts = [question["turns"][0] for question in bench.questions][::4]
     for name, drafter in {"stand": STAND(), "token-recycling": TokenRecycling(scope="problem")}.items():
-        bench.lm.memory.clear()
+        bench.lm.reset_memory()
         runs = [bench.run(drafter, prompts, temperature=0.7, seed=seed) for seed in range(8)]
         found[name] = [figures(run)["tokens_per_pass"] for run in runs]
     return found
@@ -165,7 +165,7 @@ def datastores(bench: Bench) -> dict[str, Any]:
         for name, drafter in drafters.items():
             found[name] = {}
             for domain in (True, False):
-                bench.lm.memory.clear()
+                bench.lm.reset_memory()
                 chosen = [q["turns"][0] for q in bench.questions if (q["category"] == "math_reasoning") == domain]
                 found[name]["math" if domain else "other"] = figures(bench.run(drafter, chosen))
     return found

@@ -116,7 +116,7 @@ def measured(lm: LM, drafters: dict[str, Drafter], options: argparse.Namespace) 
     plain = [output.tokens for output in lm.generate(prompts, max_new_tokens=options.new, drafter=None)]
     found: dict[str, Any] = {}
     for name, drafter in drafters.items():
-        lm.memory.clear()
+        lm.reset_memory()
         outputs = lm.generate(prompts, max_new_tokens=options.new, drafter=drafter)
         steps = [step for output in outputs for step in output.trace.decoding]
         ledgers = [output.trace.ledger for output in outputs]

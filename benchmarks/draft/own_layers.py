@@ -84,7 +84,7 @@ def main() -> None:
 
     def run(**settings: Any) -> dict[str, Any]:
         units.clear()
-        lm.memory.clear()
+        lm.reset_memory()
         begin = process_time()
         outputs = lm.generate(prompts, max_new_tokens=options.new, **settings)
         seconds = process_time() - begin

@@ -87,6 +87,14 @@ class Asking:
             raise SettingsError("chat messages need a model with a chat template; give a text as the prompt")
         return chat_tokens(self.chat, self.tokenizer, given, allow_special=allow_special)
 
+    def reset_memory(self) -> None:
+        """Forget what drafters have learned from earlier texts; texts in progress keep what they hold.
+
+        The drafter `auto`, among others, remembers what it wrote: an equal prompt takes far fewer passes the second
+        time. Call this before each run that is timed or counted.
+        """
+        self.memory.clear()
+
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The bytes behind every token of the model."""
@@ -116,6 +124,7 @@ class Asking:
         monitor: Monitor | str | Ordered[Monitor | str] = (),
         raw: bool = False,
         trees: bool = False,
+        fresh_memory: bool = False,
         constraint: Any = None,
         embeddings: Any = (),
         placeholder: str = "<image>",
@@ -136,7 +145,7 @@ class Asking:
         they found.
         A model with an encoder reads the tokens with that, and writes a text of its own; it has no other source.
         raw: whether the source's texts are plain, as prompts may be. trees: keep the draft of every step in the trace,
-        see `decodery.picture`.
+        see `decodery.picture`. fresh_memory: drafters know nothing of earlier texts, and no later one learns of this.
         constraint: what may be written, such as `JSONSchema(schema)` or the schema as a dict, a name with settings, or
         a `Constraint` of one's own; a text that finishes with "stop" is then always complete, one cut by its length
         need not be. A drafter also drafts what the constraint forces. Constraints without a mask go with the rule awrs
@@ -185,6 +194,7 @@ class Asking:
             trees=trees,
             monitors=resolve_monitors(monitor),
             embeddings=placed,
+            memory=Memory() if fresh_memory else None,
         )
 
     def request_for(

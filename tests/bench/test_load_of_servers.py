@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decodery.bench.load.arrivals import arrivals, read_trace, sharegpt_like
+from decodery.bench.load.arrivals import arrivals, read_trace, seen_before, sharegpt_like
 from decodery.bench.load.client import Seen
 from decodery.bench.load.figures import row
 from decodery.bench.load.job import LoadJob
@@ -65,6 +65,27 @@ def test_the_seed_decides_and_every_stage_asks_something_else() -> None:
         assert first == arrivals(settings, 2.0, 0) != arrivals(replace(settings, seed=1), 2.0, 0)
         assert not {each.prompt for each in first} & {each.prompt for each in second}
         assert [each.prompt for each in arrivals(settings, None, 0)] == [each.prompt for each in first]
+
+
+def test_prompts_that_a_server_was_sent_before_are_counted(tmp_path: Path) -> None:
+    known = len({each.prompt for each in arrivals(LoadSettings(workload="built-in", prompts=400), None, 0)})
+    few, many = LoadSettings(workload="built-in", prompts=10), LoadSettings(workload="built-in", prompts=known + 5)
+    assert [seen_before(few, stage, warm=3) for stage in (1, 2)] == [0, 0]
+    assert seen_before(few, -(-known // 10) + 1, warm=3) > 3
+    # Of its own prompts five come twice, and three were sent to warm up.
+    assert seen_before(many, 1, warm=0) == 5 and seen_before(many, 1, warm=3) == 8
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps({"at": at, "prompt": str(at), "max_tokens": 2}) + "\n" for at in range(4)))
+    replayed = LoadSettings(trace=str(trace))
+    assert [seen_before(replayed, stage, warm=3) for stage in (1, 2)] == [3, 4]
+    with serving(tiny_lm()) as (_, url):
+        settings = replace(EASY, trace=str(trace), rates=(100.0, 200.0), concurrency=(), prompts=None)
+        result = LoadJob(settings, [Target("tiny", url)], {"name": "tiny"}).run(quiet)
+    assert [each["seen_before"] for each in result["rows"]] == [3, 4]
+    assert [note.split(";")[0] for note in result["notes"]] == [
+        "tiny, speed 100: 3 of 4 prompts were sent before",
+        "tiny, speed 200: 4 of 4 prompts were sent before",
+    ]
 
 
 def test_traces_are_replayed_faster(tmp_path: Path) -> None:

@@ -221,14 +221,30 @@ def test_what_is_remembered_is_measured_hot_and_cold(lm: LM, monkeypatch: pytest
     anyone = Engine(lm.model).submit(Request([1]))
     for subject, expected in ((cold, 1), (hot, 3)):
         subject.new_round()
-        for _ in range(3):
-            subject.decode([lm.encode("abab")], max_new_tokens=4, seed=0)
+        for text in ("abab", "cdcd", "efef"):
+            subject.decode([lm.encode(text)], max_new_tokens=4, seed=0)
         assert len(subject.memory.recall("process", anyone, "lived", list)) == expected
     hot.new_round()
     assert hot.memory.recall("process", anyone, "lived", list) == []
     assert lm.memory.recall("process", anyone, "lived", list) == [], "the user's own memory is left alone"
     found = measure(lm, tmp_path, dataclasses.replace(SETTINGS, methods=("none", "remembering"), rounds=1))
     assert row(found, "remembering")["store"] == "hot" and row(found, "remembering (cold)")["store"] == "cold"
+
+
+def test_a_prompt_that_comes_again_is_not_drafted_from_its_own_answer(lm: LM) -> None:
+    prompts = [lm.encode(text) for text in ("the sea", "the sky")]
+    hot = Own(lm, "suffix-tree", 0.0, "hot")
+
+    def passes(count: int, concurrency: int) -> int:
+        return hot.decode(prompts[:count], max_new_tokens=24, seed=0, concurrency=concurrency).passes
+
+    # As the throughput split measures the same prompts at every concurrency.
+    first = passes(1, 1)
+    assert passes(1, 1) == first < 24
+    memory = hot.memory
+    hot.decode(prompts[1:], max_new_tokens=24, seed=0)
+    assert hot.memory is memory, "another prompt may use what was learned from earlier ones"
+    assert passes(2, 1) == passes(2, 1)
 
 
 def test_several_prompts_at_once(lm: LM) -> None:

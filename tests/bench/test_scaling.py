@@ -10,9 +10,15 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
+import decodery
 from decodery.bench.scaling import Law, Plane, joint_report, plot, plot_foretold, report, students_t
+from decodery.bench.workloads import questions
 from decodery.cli.bench import bench
+from decodery.draft.heads.drafter import head_kind
+from decodery.draft.heads.head import HEAD, TrainedHead
 from decodery.errors import SettingsError
+from decodery.model.transformer import Transformer
+from decodery.output import Output
 from tiny_models import make_model, save
 
 AMOUNTS = (62e3, 125e3, 250e3, 500e3, 1e6)
@@ -86,6 +92,29 @@ def test_a_law_of_two_amounts_tells_their_shares_apart() -> None:
     for wrong in ([(each, 2 * each) for each in AMOUNTS], PAIRS[:2], [(0.0, 1.0), *PAIRS]):
         with pytest.raises(SettingsError, match="a law"):
             Plane.fit(wrong, [1.0] * len(wrong))
+
+
+def test_a_sweep_takes_heads_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    folder = save(make_model("llama", 0), tmp_path / "model")
+    lm = decodery.load(str(folder))
+    assert isinstance(lm.model, Transformer)
+    heads = []
+    for seed, kind in enumerate(("eagle-3", "hydra")):
+        tensors, about = head_kind(kind).untrained(lm.model, seed)
+        heads.append(tmp_path / f"head-{seed}")
+        TrainedHead(kind, tensors, about).save(heads[-1] / HEAD)
+    names = ",".join(f"{each}={place}" for place, each in enumerate([*heads, folder], 1))
+    options = ["-m", str(folder), "--prompts", "1", "--max-new-tokens", "6", "--json"]
+    done = CliRunner().invoke(bench, ["--sweep", names, *options], catch_exceptions=False)
+    found = json.loads(done.output)
+    (question,) = questions("built-in", None, 1)
+    expected = []
+    for kind, head in zip(("eagle-3", "hydra"), heads, strict=True):
+        output = lm.generate(question.turns[0], drafter=f"{kind}:head={head},growth=none", max_new_tokens=6)
+        assert isinstance(output, Output) and max(step.nodes for step in output.trace.decoding) <= 4
+        expected.append(output.trace.tokens_per_pass)
+    assert found["values"][:2] == pytest.approx(expected) and found["values"][2] == 5 > max(expected)
 
 
 def test_a_sweep_measures_fits_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,9 @@ def test_bounds_out_of_range_are_refused(most: float) -> None:
 def test_every_method_says_how_much_it_drafts() -> None:
     for name, make in DRAFTERS.items():
         drafter, largest = make(OTHER), make(OTHER).largest()
+        if name == "forced":
+            assert largest is None, "a constraint may force any number of tokens"
+            continue
         assert largest is not None and largest > 0, name
         if name not in KINDS:
             continue
@@ -158,7 +161,7 @@ def test_the_benchmark_drafts_no_more_than_it_is_allowed(smollm2_int8) -> None:
 
 def test_bytes_are_planned_for_larger_drafts() -> None:
     engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
-    drafter = TokenRecycling(scope="request")
+    drafter = PromptLookup(length=300)
 
     def submitted(mib: float) -> Sequence:
         request = Request(PROMPT, max_new_tokens=9, drafter=drafter, max_nodes=300, budget=MemoryBound(mib))
@@ -171,6 +174,17 @@ def test_bytes_are_planned_for_larger_drafts() -> None:
     for nodes in (0, 1, 70, 200):
         state = submitted((sizes[nodes] + 1) / 2**20).budget_state
         assert (state.nodes, state.bytes) == (nodes, sizes[nodes])
+
+
+def test_bytes_are_planned_for_no_more_than_the_drafter_makes() -> None:
+    engine = Engine(TARGET, pass_seconds=lambda context: np.ones(LARGEST))
+    for drafter, most in ((DraftModel(OTHER, length=4), 4), (PromptLookup(length=12), 12), (None, 0)):
+        seq = engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, budget=MemoryBound(1e6)))
+        plan = seq.budget_state
+        assert (plan.nodes, plan.slots) == (most, len(PROMPT) + 9 + most) and plan.bytes == held(seq, most)
+        # That much is enough for all of its drafts.
+        enough = MemoryBound((plan.bytes + 1) / 2**20)
+        assert engine.submit(Request(PROMPT, max_new_tokens=9, drafter=drafter, budget=enough)).budget_state == plan
 
 
 def test_costs_of_larger_passes() -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import geometric_mean
 from unittest import mock
 
 import pytest
@@ -14,8 +15,9 @@ import pytest
 import decodery
 from commands import COMMAND, ENVIRONMENT, PROMPT, inside, run
 from decodery.cli.main import COMMANDS
+from decodery.core.trace import Trace
 from decodery.lm import LM
-from serving import tiny_lm
+from serving import serving, tiny_lm
 
 
 def failure(*arguments: str, text: str = "", status: int = 1, terminal: bool = False) -> str:
@@ -307,11 +309,27 @@ def test_info(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("loaded")
-def test_demo() -> None:
-    # Less than it shows, and not as often.
-    with mock.patch.multiple("decodery.cli.demo", NEW_TOKENS=32, ROUNDS=1):
-        code, output, errors = inside("demo")
+def test_the_demos_speed_up_is_never_above_its_tokens_per_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By a clock on which every pass takes a second: what is faster than that has seen the text before.
+    monkeypatch.setattr(Trace, "decode_seconds", property(lambda trace: float(trace.passes)))
+    monkeypatch.setattr("decodery.cli.demo.NEW_TOKENS", 20)
+    monkeypatch.setattr("decodery.cli.demo.ROUNDS", 1)
+    code, output, errors = inside("demo")
     assert (code, errors) == (0, "")
-    *_, blank, line = output.splitlines()
-    speed = r"\d+ tokens/s: \d+\.\d\d x plain decoding \(\d+ tokens/s\)"
-    assert blank == "" and re.fullmatch(rf"\d+ tokens, \d\.\d\d tokens per pass, {speed}, the same text", line)
+    speed = r"\d+ tokens/s: (\d+\.\d\d) x plain decoding \(1 tokens/s\)"
+    found = re.findall(rf"^20 tokens, (\d\.\d\d) tokens per pass, {speed}, the same text$", output, re.MULTILINE)
+    assert len(found) == 3 and all(1 <= float(factor) <= float(per_pass) for per_pass, factor in found)
+    last = output.splitlines()[-1]
+    assert (said := re.fullmatch(r"geometric mean of 3: (\d\.\d\d) x plain decoding, no text seen before", last))
+    assert float(said[1]) == pytest.approx(geometric_mean(float(factor) for _, factor in found), abs=0.02)
+
+
+def test_the_demo_runs_on_any_model_that_runs_here() -> None:
+    # Bytes, no chat template, noise for a text.
+    tiny = tiny_lm(template=None)
+    with mock.patch("decodery.load", return_value=tiny) as load, mock.patch("decodery.cli.demo.NEW_TOKENS", 9):
+        code, output, errors = inside("demo", "-m", "folder", "--dtype", "float32")
+    assert (code, errors) == (0, "") and output.count("the same text") == 3 and "NOT" not in output
+    load.assert_called_once_with("folder", dtype="float32")
+    with serving(tiny_lm()) as (_, address):
+        assert f"{address} is a server" in failure("demo", "-m", address)

@@ -99,7 +99,7 @@ WAYS = (0.0, None), (0.05, None), (0.0, "eagle-2(nodes=5, width=2, depth=2)")
 def test_texts_and_caches_are_those_of_plain_decoding(number: int) -> None:
     (eta, growth), wrong = WAYS[number], [(TARGET, trained()), (TARGET, trained(3))]
     for target, head in (*(wrong if FULL else wrong[number % 2 :][:1]), perfect()):
-        drafter = Kangaroo(head, eta=eta, length=3, growth=growth)
+        drafter = Kangaroo(head, eta=eta, growth=growth) if growth else Kangaroo(head, eta=eta, length=3)
         tested = "drafted" if target is TARGET else "accepted"
         check_identical(target, [[1, 2, 3], [5] * 8], drafter=drafter, max_new_tokens=9, seeds=(0,), tested=tested)
         check_state(target, [[1, 2, 3]], drafter=drafter, max_new_tokens=9)

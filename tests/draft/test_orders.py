@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 from dataclasses import replace
 
@@ -168,6 +169,19 @@ def test_easyspec_one_layer_at_a_time_is_the_draft_model() -> None:
         check_identical(TARGET, PROMPTS[:1], drafter=drafter, sampler=SAMPLED, seeds=(0,), max_new_tokens=16)
     with pytest.raises(SettingsError, match="layers >= 1"):
         EasySpec(layers=0)
+
+
+def test_easyspec_says_where_its_layers_change_nothing() -> None:
+    for model, layers, said in ((SMALL, 4, "as layers=3 does"), (SMALLEST, 2, "as draft-model does")):
+        with pytest.warns(
+            UserWarning, match=f"easyspec:layers={layers} drafts {said}: the first and the last layer stay apart"
+        ):
+            begun(EasySpec(model, layers=layers))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        begun(EasySpec(SMALL, layers=3)), begun(EasySpec(SMALLEST, layers=1))
+    with pytest.raises(SettingsError, match="nothing to calibrate"):
+        EasySpec(layers=1, calibrate=False)
 
 
 def nested_logits(model: Transformer, tokens: list[int], layers: int) -> torch.Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+import re
+import warnings
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
@@ -28,6 +30,7 @@ from decodery.draft.rapid import Rapid, bm25
 from decodery.errors import SettingsError
 from decodery.lm import LM
 from decodery.model.batch import Batch, Segment
+from decodery.registry import resolve
 from decodery.sample import Sampler
 from decodery.testing import (
     Garbage,
@@ -354,3 +357,23 @@ def test_passages_are_ranked_and_kept_in_order() -> None:
     rarity = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
     assert np.allclose(scores, [rarity, rarity * 2 * 2.5 / 3.5, 0.0])
     assert drafter.shorten([1, 2], ["x", "y"]) == [1, 2]
+
+
+def test_rapid_says_why_it_drafts_nothing() -> None:
+    # As an ordinary prompt at the defaults: all of it would be read.
+    prompt = np.random.default_rng(0).integers(1, 60, 300).tolist()
+    expected = r"length=4096 tokens of passages, and the prompt has 300 .* rapid:length=102,"
+    with pytest.warns(UserWarning, match=expected) as told:
+        (seq,) = decode(TARGET, [prompt], drafter=Rapid(confidence=0.0), max_new_tokens=12)
+    assert all(step.nodes == 0 for step in seq.trace.decoding)
+    advice = re.search(r"rapid:length=\d+,chunk=\d+", str(told[0].message))
+    assert advice is not None
+    with pytest.warns(
+        UserWarning, match=r"the first 32 and the last 64 tokens of a prompt are always read, and it has 3"
+    ):
+        decode(TARGET, [[1, 2, 3]], drafter=Rapid(), max_new_tokens=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        drafter = replace(resolve("draft", advice[0]), confidence=0.0)
+        (seq,) = decode(TARGET, [prompt], drafter=drafter, max_new_tokens=12)
+    assert max(step.nodes for step in seq.trace.decoding) == 10

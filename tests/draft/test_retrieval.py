@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,12 +38,14 @@ from decodery.draft.suffix_automaton import SuffixAutomaton
 from decodery.draft.suffix_tree import SuffixTree
 from decodery.draft.token_recycling import TokenRecycling
 from decodery.errors import VocabularyMismatch
+from decodery.output import Output
 from decodery.registry import resolve
 from decodery.sample import Sampler
 from decodery.testing import TableModel, check_identical, chi_square, decode, tiny_transformer, to_int8
 from decodery.verify.coupled import Coupled
 from methods import DRAFTERS
 from narrow import Narrow
+from serving import tiny_lm
 
 TARGET = to_int8(tiny_transformer(0))
 
@@ -102,6 +106,24 @@ def test_nothing_is_drafted_from_texts_of_another_salt(name: str, scope: str) ->
         engine.run([seq])
         passes.append(seq.trace.passes)
     assert passes[1] == passes[0] > passes[2]
+
+
+def test_what_is_measured_begins_with_a_fresh_memory() -> None:
+    lm = tiny_lm()
+    settings = {"drafter": "suffix-tree", "max_new_tokens": 40}
+
+    def passes(**further: bool) -> int:
+        output = lm.generate("tides", **settings, **further)
+        assert isinstance(output, Output)
+        return output.trace.passes
+
+    cold = passes(fresh_memory=True)
+    # A text with a fresh memory learns nothing and leaves nothing.
+    assert passes(fresh_memory=True) == passes() == cold
+    assert passes() < cold
+    assert passes(fresh_memory=True) == cold
+    lm.reset_memory()
+    assert passes() == cold
 
 
 def sequence(tokens: Ordered[int], memory: Memory) -> Sequence:
@@ -271,6 +293,65 @@ def test_suffix_tree_takes_the_draft_that_sums_to_most() -> None:
     # Three matched tokens, one of two occurrences goes on: 1/2 + 1/2 + 1/2. Two matched: 2/4 + 2/4.
     assert drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist() == [2, 4, 6, 5]
     assert drafter.match_length(seq) == 3
+
+
+def best_sum(text: Ordered[int], drafter: SuffixTree) -> float:
+    """The largest sum of path probabilities of any match length, by counting runs in the text itself."""
+    counts = Counter(tuple(text[at:end]) for at in range(len(text)) for end in range(at, len(text) + 1))
+    best = 0.0
+    for length in range(1, min(drafter.depth, len(text))):
+        run = tuple(text[-length:])
+        nodes = min(int(drafter.factor * length) + drafter.offset, drafter.nodes)
+        # Best first, without a heap: of all that could be added next, the likeliest.
+        chosen: dict[tuple[int, ...], float] = {(): 1.0}
+        while len(chosen) <= nodes:
+            below = {
+                (*path, token): chance * counts[(*run, *path, token)] / counts[(*run, *path)]
+                for path, chance in chosen.items()
+                if length + len(path) < drafter.depth
+                for token in set(text)
+            }
+            open_ = {path: chance for path, chance in below.items() if chance >= drafter.least and path not in chosen}
+            if not open_:
+                break
+            likeliest = max(open_, key=lambda path: open_[path])
+            chosen[likeliest] = open_[likeliest]
+        best = max(best, sum(chosen.values()) - 1)
+    return best
+
+
+def test_suffix_tree_tries_every_match_length() -> None:
+    random = np.random.default_rng(0)
+    for number in range(80):
+        text = random.integers(0, 2 + number % 2, 6 + number % 15).tolist()
+        drafter = SuffixTree(
+            depth=int(random.integers(2, 7)),
+            factor=float(random.choice([0.5, 1.0, 2.0])),
+            offset=int(random.integers(0, 2)),
+            nodes=int(random.integers(1, 6)),
+        )
+        seq = sequence(text, Memory())
+        own, past = Automaton(drafter.depth), SuffixTrie(drafter.depth, 1000)
+        own.extend(text)
+        past.add(text)
+        expected = pytest.approx(best_sum(text, drafter))
+        assert drafter._from_text(own, Budget(64, 64)).score == expected, (text, drafter)
+        assert drafter._from_past(past, seq.tokens, Budget(64, 64)).score == expected, (text, drafter)
+
+
+@pytest.mark.parametrize("branch", [True, False])
+def test_suffix_tree_drafts_far_ahead_in_a_long_copy(branch: bool) -> None:
+    def drafted(text: Ordered[int], **settings: Any) -> list[int]:
+        seq = sequence(text, Memory())
+        drafter = SuffixTree(branch=branch, **settings)
+        seq.draft_state = drafter.start(seq)
+        return drive(drafter.propose(seq, Budget(64, 64))).tokens.tolist()[1:]
+
+    assert drafted([0, 1, 2, 3, 1, 2, 3], depth=4) == [1, 2]
+    # With as many tokens matched as are counted, half of them are worth most: 32 of a match of 32.
+    text = np.random.default_rng(0).permutation(64).tolist()
+    for copied in (40, 63, 64):
+        assert drafted([*text, *text[:32], *text[:copied]]) == [*text, *text][copied : copied + 32]
 
 
 def test_rest_drafts_the_commonest_continuations_of_the_longest_match() -> None:

@@ -206,6 +206,17 @@ def test_gaps_are_filled_by_models_that_have_signs_for_them(lm: LM, api: OpenAI)
         api.completions.create(model="tiny", prompt="a", suffix="b")
 
 
+def test_a_fresh_memory_makes_equal_prompts_take_equal_passes(api: OpenAI) -> None:
+    def passes(**own: Any) -> int:
+        own = {"decodery": {"drafter": "suffix-tree", **own}}
+        found = api.completions.create(model="tiny", prompt="passes, counted", max_tokens=40, extra_body=own)
+        return (found.choices[0].model_extra or {})["decodery"]["trace"]["passes"]
+
+    cold = passes()
+    assert passes() < cold
+    assert passes(fresh_memory=True) == passes(fresh_memory=True) == cold
+
+
 def test_logprobs_of_echoed_prompts_are_the_models_own(lm: LM, api: OpenAI) -> None:
     tokens = lm.tokenizer.encode("the sea, the sea")
     found = api.completions.create(model="tiny", prompt=tokens, max_tokens=5, echo=True, logprobs=2)

@@ -67,8 +67,9 @@ class Subject(Protocol):
 class Own:
     """This package's engine with one drafter, whose memory is apart from that of all other subjects.
 
-    A drafter that remembers beyond a prompt is measured twice: "hot" keeps what it has learned for a whole round, in
-    which no prompt comes twice, and "cold" begins anew with every prompt, which its name says.
+    A drafter that remembers beyond a prompt is measured twice: "hot" keeps what it has learned for a whole round, and
+    "cold", which its name says, begins anew with every prompt, or with all of those that are decoded at once. Hot, too,
+    begins anew where a prompt comes again, as in cases of other concurrency: its answer would come from memory.
     """
 
     own = True
@@ -84,6 +85,7 @@ class Own:
         self.memory = _Watched()
         self._drafter = resolve_drafter(self.spec)
         self._engine = Engine(self.lm.model, detokenizer=self.lm.tokenizer.stream, memory=self.memory)
+        self._seen: set[tuple[int, ...]] = set()
 
     def decode(
         self,
@@ -95,8 +97,10 @@ class Own:
         constraint: Constraint | None = None,
     ) -> Run:
         clock = Clock()
-        if self.store != HOT:
+        coming = {tuple(prompt) for prompt in prompts}
+        if self.store != HOT or coming & self._seen:
             self.new_round()
+        self._seen |= coming
         waiting = deque(enumerate(prompts))
         sequences: list[Decoding] = []
         run = Run([], parts=dict.fromkeys(PARTS, 0.0))

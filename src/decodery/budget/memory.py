@@ -30,11 +30,13 @@ class MemoryPlan:
 
 
 def plan(seq: Sequence, budget: int) -> MemoryPlan:
-    """The largest draft the request allows with which no step of the text ever holds more than `budget` bytes.
+    """The largest draft with which no step of the text ever holds more than `budget` bytes.
+
+    It is no larger than the request allows, nor than its drafter would make.
 
     Raises SettingsError where the text does not fit even without drafts.
     """
-    sizes = range(1 + (seq.max_nodes if seq.drafter is not None else 0))
+    sizes = range(1 + _largest(seq))
     # More nodes never hold less.
     if fitting := bisect_right(sizes, budget, key=lambda nodes: held(seq, nodes)):
         nodes = fitting - 1
@@ -63,6 +65,14 @@ def held(seq: Sequence, nodes: int) -> int:
     # Off the CPU the laws of all nodes are worked out at once.
     chosen_at_once = 1 if seq.model.device.type == "cpu" else nodes + 1
     return total + seq.vocab_size * (rows + _CHOOSING * chosen_at_once)
+
+
+def _largest(seq: Sequence) -> int:
+    """The most nodes that a step of the text could draft."""
+    if seq.drafter is None:
+        return 0
+    largest = seq.drafter.largest()
+    return seq.max_nodes if largest is None else min(largest, seq.max_nodes)
 
 
 def _slots(seq: Sequence, nodes: int) -> int:

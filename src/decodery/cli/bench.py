@@ -173,8 +173,9 @@ _PATH = click.Path(path_type=Path)
     heading="Laws of drafts",
     type=_Names(),
     metavar="LIST",
-    help="Drafts with what differs between them, such as training tokens, as in small=62000,more=125000,most=250000; "
-    "two amounts each, as small=62000/81536 (tokens and weights), or batch, at --concurrency texts at once. Fits "
+    help="Drafts, or heads, with what differs between them, such as training tokens, as in "
+    "small=62000,more=125000,most=250000; two amounts each, as small=62000/81536 (tokens and weights), or batch, at "
+    "--concurrency texts at once. Fits "
     "value = a + b ln(amount); --out gets law.json and law.svg.",
 )
 @_load(

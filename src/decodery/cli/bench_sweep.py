@@ -1,4 +1,4 @@
-"""`decodery bench --sweep`: drafts of several sizes or trainings, or several batches, and the law they follow."""
+"""`decodery bench --sweep`: drafts or heads of several sizes or trainings, or several batches, and their law."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from ..errors import SettingsError
 from .training import command_line
 
 if TYPE_CHECKING:
+    from ..draft.base import Drafter
     from ..lm import LM
     from ..output import Output
 
 BATCH = "batch"
 _LEAST_TOGETHER = 5
+_CHAIN = 4
 _USES = {"model", "dtype", "methods", "workloads", "data", "prompts", "max_new_tokens", "concurrency"}
 
 
@@ -135,12 +137,23 @@ def _pair(text: str) -> tuple[str, tuple[float, ...]]:
 
 def _tokens_per_pass(lm: LM, prompts: list[str], folder: str, new: int) -> float:
     """Greedy, with a chain of four tokens of the draft in `folder`."""
-    from ..draft.draft_model import DraftModel
-
-    lm.memory.clear()
-    outputs = cast("list[Output]", lm.generate(prompts, max_new_tokens=new, drafter=DraftModel(folder)))
+    lm.reset_memory()
+    outputs = cast("list[Output]", lm.generate(prompts, max_new_tokens=new, drafter=_drafter(folder)))
     steps = [step for output in outputs for step in output.trace.decoding]
     return sum(step.emitted for step in steps) / max(len(steps), 1)
+
+
+def _drafter(folder: str) -> Drafter:
+    """What drafts with a folder of `decodery train head`, or with a draft model."""
+    from ..draft.draft_model import DraftModel
+    from ..draft.heads.head import HEAD, TrainedHead
+    from ..registry import resolve
+
+    if not (Path(folder).expanduser() / HEAD).is_file():
+        return DraftModel(folder, length=_CHAIN)
+    trained = TrainedHead.load(folder)
+    found: Drafter = resolve("draft", trained.kind, head=trained, growth=None, length=_CHAIN)
+    return found
 
 
 def _tokens_per_second(lm: LM, prompts: list[str], drafter: str, new: int, at_once: int) -> float:
@@ -148,6 +161,8 @@ def _tokens_per_second(lm: LM, prompts: list[str], drafter: str, new: int, at_on
     from time import perf_counter
 
     lm.generate(prompts[:at_once], max_new_tokens=8, drafter=drafter)
+    # Other numbers of texts at once had the same prompts.
+    lm.reset_memory()
     tokens, seconds = 0, 0.0
     for first in range(0, len(prompts) - at_once + 1, at_once):
         begin = perf_counter()

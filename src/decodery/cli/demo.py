@@ -1,64 +1,147 @@
-"""`decodery demo`: a real model answers, and speculation is measured against plain decoding."""
+"""`decodery demo`: a real model does three short tasks, and speculation is measured against plain decoding."""
 
 from __future__ import annotations
 
 import sys
-from statistics import median
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from operator import attrgetter
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import SettingsError
+from .options import Command, model_options
+
 if TYPE_CHECKING:
+    from ..core.trace import Trace
     from ..lm import LM, Output
 
-PROMPT = """\
-Correct the mistakes in this text.
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 40},
+        "author": {"type": "string", "maxLength": 40},
+        "year": {"type": "integer", "minimum": 1000, "maximum": 2100},
+        "genre": {"enum": ["novel", "poetry", "drama"]},
+    },
+    "required": ["title", "author", "year", "genre"],
+    "additionalProperties": False,
+}
+CODE = """\
+Rename the class Basket to Cart.
 
-The old lighthouse stands on a cliff above the harbour. Every evening the keeper climb the ninety steps, lights the \
-lamp and write the weather into a book. When fog rolls in from the sea, he ring the bell until the last boat is home. \
-In the morning he put out the lamp and climbs down again. On Sundays, visitors is welcome: they drink tea in the \
-kitchen, look at the old maps and listen to stories about storms."""
-"""A request whose answer repeats much of what was given, as edits and summaries do: what prompt lookup is for."""
-NEW_TOKENS = 160
-ROUNDS = 3
+```python
+class Basket:
+    def __init__(self):
+        self.items = []
+
+    def add(self, name, price):
+        if price < 0:
+            raise ValueError("a price is never negative")
+        self.items.append((name, price))
+
+    def total(self):
+        return sum(price for name, price in self.items)
+```"""
+BOOK = "Extract the facts as JSON: Pride and Prejudice is a novel by Jane Austen, published in 1813."
 
 
-@click.command(short_help="Watch the embedded model, and see the speed-up.")
-def demo() -> None:
-    """Fetch the embedded model, answer a prompt, and compare with plain decoding.
+@dataclass(frozen=True)
+class Task:
+    """A prompt under a heading. schema: of the JSON to write, None for a free text."""
 
-    Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt.
+    name: str
+    prompt: str
+    schema: dict[str, Any] | None = None
+
+
+TASKS = (
+    Task("A chat answer", "Give me three tips for a good night's sleep."),
+    Task("An edit of code", CODE),
+    Task("JSON under a schema", BOOK, SCHEMA),
+)
+NEW_TOKENS = 120
+ROUNDS = 2
+
+
+@click.command(cls=Command, short_help="Watch a model do three tasks, and see the speed-up.")
+@model_options
+def demo(model: str, dtype: str) -> None:
+    """Do three short tasks, and compare with plain decoding: a chat answer, an edit of code, JSON under a schema.
+
+    Greedy decoding with the default drafter, then rounds of both kinds in turn on the same prompt. Every run begins
+    with a fresh memory: no figure comes from having seen the text before.
     """
     from .. import load
     from .decoding import Screen, decode, leave_if_terminated, note
 
-    lm = load("smollm2")
-    click.secho(PROMPT + "\n", dim=True)
-    screen = Screen()
-    request = lm.request(lm.encode(PROMPT), max_new_tokens=NEW_TOKENS)
-    (shown,) = decode(lm, [request], screen.write)
-    screen.end()
-    leave_if_terminated()
-    if shown.finish_reason == "cancelled":
-        return
-    if sys.stderr.isatty():
-        note("\ncomparing with plain decoding ...")
-    click.echo("\n" + _comparison(lm, shown))
+    lm = load(model, dtype=dtype)
+    if lm.dtype == "remote":
+        raise SettingsError(f"demo measures passes of a model that runs here, and {model} is a server: give a model")
+    factors = []
+    for task in TASKS:
+        click.secho(f"{task.name}\n", bold=True)
+        click.secho(f"{task.prompt}\n", dim=True)
+        screen, settings = Screen(), _settings(task)
+        lm.reset_memory()
+        (shown,) = decode(lm, [lm.request(lm.encode(task.prompt), **settings)], screen.write)
+        screen.end()
+        leave_if_terminated()
+        if shown.finish_reason == "cancelled":
+            return
+        if sys.stderr.isatty():
+            note("comparing with plain decoding ...")
+        comparison = Comparison.of(lm, task.prompt, settings, shown)
+        click.echo(f"\n{comparison.line()}\n")
+        factors += [] if comparison.factor is None else [comparison.factor]
+    if factors:
+        mean = geometric_mean(factors)
+        click.echo(f"geometric mean of {len(factors)}: {mean:.2f} x plain decoding, no text seen before")
 
 
-def _comparison(lm: LM, shown: Output) -> str:
-    """One line of figures: medians over rounds that alternate plain and speculative decoding."""
-    seconds: dict[str, list[float]] = {"none": [], "auto": []}
-    same = True
-    for _ in range(ROUNDS):
-        for drafter, times in seconds.items():
-            output = lm.generate(PROMPT, max_new_tokens=NEW_TOKENS, drafter=drafter)
-            assert not isinstance(output, list)
-            same &= output.tokens == shown.tokens
-            times.append(output.trace.decode_seconds)
-    tokens, plain, drafted = shown.trace.tokens, median(seconds["none"]), median(seconds["auto"])
-    return (
-        f"{len(shown.tokens)} tokens, {shown.trace.tokens_per_pass:.2f} tokens per pass, "
-        f"{tokens / drafted:.0f} tokens/s: {plain / drafted:.2f} x plain decoding ({tokens / plain:.0f} tokens/s), "
-        + ("the same text" if same else "NOT the same text")
-    )
+@dataclass(frozen=True)
+class Comparison:
+    """One text, plain and drafted: of each kind the trace of the fastest round. same: whether all texts are."""
+
+    shown: Output
+    plain: Trace
+    drafted: Trace
+    same: bool
+
+    @classmethod
+    def of(cls, lm: LM, prompt: str, settings: dict[str, Any], shown: Output) -> Comparison:
+        """Rounds that alternate plain and speculative decoding, none of which remembers another."""
+        traces: dict[str, list[Trace]] = {"none": [], "auto": []}
+        same = True
+        for _ in range(ROUNDS):
+            for drafter, found in traces.items():
+                lm.reset_memory()
+                output = lm.generate(prompt, drafter=drafter, **settings)
+                assert not isinstance(output, list)
+                same &= output.tokens == shown.tokens
+                found.append(output.trace)
+        plain, drafted = (min(found, key=attrgetter("decode_seconds")) for found in traces.values())
+        return cls(shown, plain, drafted, same)
+
+    @property
+    def factor(self) -> float | None:
+        """How many times as fast as plain decoding; None for a text without any pass after its prompt's."""
+        return self.drafted.tokens_per_second / self.plain.tokens_per_second if self.plain.passes else None
+
+    def line(self) -> str:
+        tokens = f"{len(self.shown.tokens)} tokens"
+        if self.factor is None:
+            return f"{tokens}: too few to compare"
+        return (
+            f"{tokens}, {self.drafted.tokens_per_pass:.2f} tokens per pass, {self.drafted.tokens_per_second:.0f} "
+            f"tokens/s: {self.factor:.2f} x plain decoding ({self.plain.tokens_per_second:.0f} tokens/s), "
+            + ("the same text" if self.same else "NOT the same text")
+        )
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    from ..constrain import JSONSchema
+
+    constraint = {} if task.schema is None else {"constraint": JSONSchema(task.schema)}
+    return {"max_new_tokens": NEW_TOKENS, **constraint}

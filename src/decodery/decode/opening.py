@@ -17,7 +17,7 @@ from .watch import Watch
 def opened(
     request: Request, target: LanguageModel, memory: Memory, detokenizer: Callable[[], Detokenizer] | None
 ) -> Sequence:
-    """A text of which nothing is read yet. memory: what drafters remember beyond it.
+    """A text of which nothing is read yet. memory: what drafters remember beyond it, unless the request has its own.
 
     Raises PromptError, SettingsError or UnsupportedModel where `target` cannot serve the request.
     """
@@ -56,7 +56,7 @@ def opened(
         max_new_tokens=min(request.max_new_tokens, model.config.max_positions - len(prompt)),
         eos_ids=frozenset(request.eos_ids),
         logprobs=request.logprobs,
-        memory=memory,
+        memory=memory if request.memory is None else request.memory,
         budget=request.budget,
         source=request.source,
         kv=request.kv,

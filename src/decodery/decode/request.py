@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..budget.base import LARGEST, MOST_NODES, Policy
 from ..core.conversation import Conversation
 from ..core.embedded import Embeddings
+from ..core.memory import Memory
 from ..core.sequence import KeptText, Sequence
 from ..draft.base import Drafter
 from ..draft.forced import Forced
@@ -56,7 +57,8 @@ class Request:
     for the model alone. kv: what of the text's keys and values is kept and read, None for all of them. monitors: what
     watches it. search: whose branches these are, None for a text of its own. salt: texts share what was read of their
     prompts with those of the same salt only. trees: keep the draft of every step in the trace. conversation: what the
-    prompt was made of, for searches that ask for texts behind other prompts. embeddings: what the prompt holds beside
+    prompt was made of, for searches that ask for texts behind other prompts. memory: what drafters learn from and add
+    to, None for the engine's own. embeddings: what the prompt holds beside
     tokens; the model reads it in place of the tokens at these places. settled: called by searches that know it, with
     all of the text that is returned first that cannot change any more.
 
@@ -87,6 +89,7 @@ class Request:
     trees: bool = False
     conversation: Conversation | None = None
     embeddings: Embeddings | None = None
+    memory: Memory | None = None
     settled: Callable[[str], None] | None = None
     stop_tokens: Mapping[int, str] = field(default_factory=dict)
 
@@ -153,11 +156,13 @@ class Request:
         """Say so where `max_nodes` leaves less than the settings of drafter and budget ask for."""
         if self.drafter is None:
             return
-        asking = (self.drafter,) if self.budget is None else (self.drafter, self.budget)
+        # What a constraint forces comes as it comes; it is the drafter inside that was set to ask for so much.
+        drafter = self.drafter.parts[0] if isinstance(self.drafter, Forced) else self.drafter
+        asking = (drafter,) if self.budget is None else (drafter, self.budget)
         wanted = min((size for part in asking if (size := part.largest()) is not None), default=0)
         if wanted > self.max_nodes:
-            method = method_of(self.drafter)
-            name = type(self.drafter).__name__ if method is None else method.name
+            method = method_of(drafter)
+            name = type(drafter).__name__ if method is None else method.name
             warnings.warn(
                 f"{name} drafts up to {wanted} tokens per step as it is set, and max_nodes leaves {self.max_nodes}: "
                 f"allow max_nodes={min(wanted, LARGEST)} for all of them, or ask it for fewer",

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Ordered
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -157,18 +157,29 @@ class Expander(Drafter):
     """A drafter that can say what it expects after any node of any tree, so that trees can be grown with it.
 
     growth: the policy that grows them, as an instance or a text; None drafts a chain of up to `length` tokens, each
-    drawn as the target's sampler would draw it and with the target's noise.
+    drawn as the target's sampler would draw it and with the target's noise. bounds_trees: whether `length` bounds the
+    depth of trees as well; elsewhere it is refused beside a growth, as it would change nothing.
     """
+
+    bounds_trees: ClassVar[bool] = False
 
     length: int = field(default=4, kw_only=True)
     growth: Growth | str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        name = method.name if (method := method_of(self)) else type(self).__name__
         if self.length < 1:
-            name = method.name if (method := method_of(self)) else type(self).__name__
             raise SettingsError(f"{name} needs length >= 1, not {self.length}")
-        if self.growth is not None:
-            object.__setattr__(self, "growth", resolve("draft.growth", self.growth))
+        if self.growth is None:
+            return
+        object.__setattr__(self, "growth", resolve("draft.growth", self.growth))
+        if not self.bounds_trees and self.length != next(
+            each.default for each in fields(self) if each.name == "length"
+        ):
+            raise SettingsError(
+                f"{name} grows trees here, and length={self.length} is of chains: give growth=none for a chain of "
+                f"{self.length} tokens, or leave length out"
+            )
 
     @property
     def needs(self) -> Needs:

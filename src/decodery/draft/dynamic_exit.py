@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -103,6 +104,8 @@ class DEL(OwnLayers):
     memory: forks of the text's cache while it drafts. Cost: a head row per exit and place checked. The published code
     could not be read; prior, threshold and the choice of no token are choices made here.
     """
+
+    bounds_trees: ClassVar[bool] = True
 
     layers: tuple[int, ...] = (4, 8, 12)
     decay: float = 0.95

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 from ..core.needs import Gives
@@ -29,7 +30,8 @@ class EasySpec(DraftModel):
     deep where the model has M layers. calibrate: what that leaves in the cache is thrown away after every step, and the
     tokens accepted are read again as they should be, with the bonus token in the one pass that would have read it; the
     first token of a draft is therefore the draft model's own. model, dtype, transform, length, growth: see draft-model,
-    which layers=1 is, bit for bit. It pays where layers can really run side by side; on one processor the attentions
+    which layers=1 is, bit for bit; more than stand between the first and the last change nothing, and a warning says
+    so. It pays where layers can really run side by side; on one processor the attentions
     follow each other all the same, and drafts are only less often right. Scope: the request; memory: one more cache.
     Source: Yize-Wu/EasySpec (2025), whose code could not be read: where what a layer finds is added to the rows is the
     paper's text as understood here.
@@ -42,6 +44,10 @@ class EasySpec(DraftModel):
         super().__post_init__()
         if self.layers < 1:
             raise SettingsError(f"easyspec needs layers >= 1, not {self.layers}")
+        if self.layers == 1 and not self.calibrate:
+            raise SettingsError(
+                "easyspec:layers=1 drafts as draft-model does, with nothing to calibrate: leave calibrate out"
+            )
         if self.recycled:
             raise SettingsError("easyspec puts a cache of its own right: leave recycled out, or use draft-model")
 
@@ -52,6 +58,14 @@ class EasySpec(DraftModel):
     def start(self, seq: Sequence) -> Follower:
         reading = super().start(seq)
         assert isinstance(reading, Follower)
+        of = reading.model.config.num_layers
+        if self.layers > (inner := max(of - 2, 1)):
+            same = "as draft-model does" if inner == 1 else f"as layers={inner} does"
+            warnings.warn(
+                f"easyspec:layers={self.layers} drafts {same}: the first and the last layer stay apart, and the "
+                f"draft model's number of layers is {of}",
+                stacklevel=2,
+            )
         if self.layers > 1:
             if not reading.model.capabilities.routes:
                 raise UnsupportedModel(

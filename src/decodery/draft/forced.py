@@ -47,6 +47,9 @@ class Forced(Composite):
     def gives(self) -> Gives:
         return Gives.merged((self.parts[0].gives, Gives(drafts=("deterministic",))))
 
+    def largest(self) -> None:
+        """None: a constraint may force any number of tokens."""
+
     def start(self, seq: Sequence) -> list[Any]:
         return [*super().start(seq), 0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ class Rapid(Drafter):
     which the drafter itself gave less. The first `head` and the last `query` tokens of the prompt are always read. What
     lies between is cut into passages of at most `chunk` tokens, at ends of sentences where there are any; those with
     most in common with the query's words (Okapi BM25) are read, up to `length` tokens or a 24th of the prompt,
-    whichever is more. Without a tokenizer token ids are the words.
+    whichever is more. Without a tokenizer token ids are the words. Where nothing is left out and the drafter is the
+    target, nothing is drafted, and a warning says so: prompts of fewer than some 4,000 tokens need a smaller `length`.
 
     Under the coupled and rejection rules drafts change nothing, which is the paper's eta = 0; its transfer of the
     drafter's preference into the target is the rule "rapid". Scope: the request; memory: one more cache.
@@ -82,7 +84,8 @@ class Rapid(Drafter):
         (model,) = self.readers(seq.model)
         prompt = self.shorten(seq.tokens, _pieces(seq))
         if model == seq.model and len(prompt) == len(seq.tokens):
-            # Nothing was left out: the drafter would be the target, at the price of the target.
+            # The drafter would be the target, at the price of the target.
+            warnings.warn(f"rapid drafts nothing for this text: {self._useless(len(prompt))}", stacklevel=2)
             return _State(prompt, None)
         return _State(prompt, Follower.begin(model, seq.model, slots=seq.slots))
 
@@ -106,6 +109,19 @@ class Rapid(Drafter):
                 taken.append((start, stop))
         kept = [token for start, stop in sorted(taken) for token in prompt[start:stop]]
         return prompt[:first] + kept + prompt[last:]
+
+    def _useless(self, tokens: int) -> str:
+        """Why nothing of a prompt of so many tokens was left out, and what to do."""
+        between = tokens - self.head - self.query
+        if between < 2:
+            return (
+                f"the first {self.head} and the last {self.query} tokens of a prompt are always read, and it has "
+                f"{tokens}: use another drafter, or give rapid another model"
+            )
+        return (
+            f"its drafter may read length={self.length} tokens of passages, and the prompt has {tokens} tokens in all: "
+            f"allow fewer, as in rapid:length={between // 2},chunk={max(between // 8, 1)}, or give rapid another model"
+        )
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         state: _State = seq.draft_state

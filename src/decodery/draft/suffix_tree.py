@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..budget.base import Budget
@@ -14,7 +14,7 @@ from ..registry import register
 from .base import Drafter, Observation
 from .shapes.best_first import Grown, Place, grow
 from .stores.automaton import SuffixAutomaton
-from .stores.suffix_trie import SuffixTrie
+from .stores.suffix_trie import Cursor, SuffixTrie
 
 _TOKENS = 1 << 15
 
@@ -68,11 +68,8 @@ class SuffixTree(Drafter):
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         memory: _Memory = seq.draft_state
         memory.own.extend(seq.tokens)
-        best = Grown([], [], 0.0)
-        for grown in (self._from_text(memory.own, budget), self._from_past(memory.past, seq.tokens, budget)):
-            if grown.score > best.score:
-                best = grown
-        return best.tree(seq.pending)
+        own, past = self._from_text(memory.own, budget), self._from_past(memory.past, seq.tokens, budget)
+        return (past if past.score > own.score else own).tree(seq.pending)
 
     def observe(self, seq: Sequence, seen: Observation) -> None:
         if seq.finished and self.scope != "request":
@@ -86,61 +83,70 @@ class SuffixTree(Drafter):
             return max(min(memory.own.matched, self.depth), self._longest(memory.past, seq.tokens))
 
     def _from_text(self, own: SuffixAutomaton, budget: Budget) -> Grown:
-        def matches() -> Iterator[tuple[int, int]]:
-            # Ends of the text by falling length; those of one state go on alike, so the longest of them counts.
-            state, length = own.recent, min(len(own.tokens), self.depth)
-            while state > 0:
-                if own.count[state] > 1:
-                    yield length, state
-                state = own.link[state]
-                length = own.length[state]
+        # By length of an end of the text, its state. Those of one state go on alike, and differ in what they may draft.
+        places: list[int] = []
+        state = own.recent
+        while state > 0:
+            longest, shorter = min(own.length[state], len(own.tokens), self.depth), own.length[own.link[state]]
+            if own.count[state] > 1:
+                places[:0] = [state] * (longest - shorter)
+            state = own.link[state]
 
         def following(state: int) -> list[tuple[int, int]]:
             # Strings longer than `depth` are not counted.
             return [(token, after) for token, after in own.next[state].items() if own.count[after]]
 
-        best = Grown([], [], 0.0)
-        for length, state in matches():
-            if best.score >= self._nodes(length, budget):
-                break
-            grown = self._grow(state, own.count.__getitem__, following, length, budget)
-            if grown.score > best.score:
-                best = grown
-        return best
+        return self._best(len(places), lambda length: places[length - 1], own.count.__getitem__, following, budget)
 
     def _from_past(self, past: SuffixTrie, tokens: list[int], budget: Budget) -> Grown:
-        best = Grown([], [], 0.0)
-        with past.lock:
-            for length in range(self._longest(past, tokens), 0, -1):
-                if best.score >= self._nodes(length, budget):
-                    break
-                place = past.find(tokens[-length:])
-                assert place is not None
-                grown = self._grow(place, past.count, past.following, length, budget)
-                if grown.score > best.score:
-                    best = grown
-        return best
+        def place(length: int) -> Cursor:
+            found = past.find(tokens[-length:])
+            assert found is not None
+            return found
 
-    def _grow(
+        with past.lock:
+            return self._best(self._longest(past, tokens), place, past.count, past.following, budget)
+
+    def _best(
         self,
-        place: Place,
+        longest: int,
+        place_of: Callable[[int], Place],
         count: Callable[[Place], int],
         following: Callable[[Place], list[tuple[int, Place]]],
-        length: int,
         budget: Budget,
     ) -> Grown:
-        return grow(
-            place,
-            count,
-            following,
-            nodes=self._nodes(length, budget),
-            depth=min(budget.depth, self.depth - length),
-            least=self.least,
-            branch=self.branch,
-        )
+        """The draft whose probabilities sum to most, of matches of all lengths; of equal ones the longest match's.
+
+        place_of: where a match of a length leads. A match is left out only where its draft cannot sum to more.
+        """
+        shares: dict[Place, tuple[float, float]] = {}
+
+        def most(length: int) -> int:
+            return min(self._nodes(length, budget), self._levels(length, budget))
+
+        best, matched = Grown([], [], 0.0), 0
+        for length in sorted(range(1, longest + 1), key=lambda length: (most(length), length), reverse=True):
+            if (most(length), length) <= (best.score, matched):
+                break
+            place, nodes, levels = place_of(length), self._nodes(length, budget), self._levels(length, budget)
+            if place not in shares:
+                counts = [count(after) for _, after in following(place)]
+                shares[place] = max(counts, default=0) / count(place), sum(counts) / count(place)
+            # No node is likelier than the likeliest of the first level, and no level than the first.
+            node, level = shares[place]
+            if (min(node * nodes, level * levels), length) <= (best.score, matched):
+                continue
+            grown = grow(place, count, following, nodes=nodes, depth=levels, least=self.least, branch=self.branch)
+            if (grown.score, length) > (best.score, matched):
+                best, matched = grown, length
+        return best
 
     def _nodes(self, length: int, budget: Budget) -> int:
         return min(int(self.factor * length) + self.offset, self.nodes, budget.nodes)
+
+    def _levels(self, length: int, budget: Budget) -> int:
+        """How deep a draft may go after a match: runs are counted up to `depth` tokens."""
+        return min(self.depth - length, budget.depth)
 
     def _longest(self, past: SuffixTrie, tokens: list[int]) -> int:
         """Length of the longest end of the text that past outputs hold: every end of what they hold is held too."""

@@ -26,7 +26,8 @@ class Methods(BaseModel):
     """Methods by name, with settings, as in "prompt-lookup:length=5"; `decodery methods` lists them.
 
     sampler takes the place of temperature and all other settings of it. trace: what choices are answered with under
-    "decodery": figures of the whole text, or the steps as well, in streams as they come.
+    "decodery": figures of the whole text, or the steps as well, in streams as they come. fresh_memory: drafters know
+    nothing of earlier texts, and later ones learn nothing of this.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -48,6 +49,7 @@ class Methods(BaseModel):
     ignore_eos: StrictBool | None = None
     min_new_tokens: Annotated[int, Field(strict=True, ge=0), _WHOLE] | None = None
     allow_special: StrictBool | None = None
+    fresh_memory: StrictBool | None = None
     trace: Literal["summary", "steps"] = "summary"
 
 

@@ -56,6 +56,21 @@ def _asked(settings: LoadSettings, stage: int, rng: np.random.Generator) -> list
     return [(known[place].turns[0], settings.max_new_tokens) for place in places]
 
 
+def seen_before(settings: LoadSettings, stage: int, warm: int) -> int:
+    """How many requests of a stage have prompts that the same server was sent before.
+
+    warm: requests of stage 0 that were sent, to warm up; of all stages between, all were.
+    """
+    known = {each.prompt for each in arrivals(settings, None, 0)[:warm]}
+    for earlier in range(1, stage):
+        known |= {each.prompt for each in arrivals(settings, None, earlier)}
+    again = 0
+    for each in arrivals(settings, None, stage):
+        again += each.prompt in known
+        known.add(each.prompt)
+    return again
+
+
 def sharegpt_like(count: int, most: int, rng: np.random.Generator) -> list[tuple[str, int]]:
     """Prompts and limits of their answers, both log-normal; prompts of at most 3,000 tokens, answers of at most `most`.
 

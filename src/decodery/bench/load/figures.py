@@ -14,12 +14,15 @@ PERCENTILES = (50, 90, 99)
 Row = dict[str, Any]
 
 
-def row(server: str, mode: str, load: float, seen: Sequence[Seen], busy: float, settings: LoadSettings) -> Row:
+def row(
+    server: str, mode: str, load: float, seen: Sequence[Seen], busy: float, settings: LoadSettings, *, again: int = 0
+) -> Row:
     """A stage. mode, load: "concurrency" and how many, or "rate" and how many per second, or "speed" of a trace.
 
     busy: seconds until nobody was left to come, so that the end of a stage, when few are served, does not count in
-    rates. requests, errors; good: answers within the limits, good_share of all; requests_per_second, goodput (good ones
-    per second), tokens_per_second; first_token, gap (between pieces of text), per_token, whole: percentiles in seconds.
+    rates. again: requests whose prompt the server was sent before. requests, errors; good: answers within the limits,
+    good_share of all; requests_per_second, goodput (good ones per second), tokens_per_second; first_token, gap (between
+    pieces of text), per_token, whole: percentiles in seconds.
     """
     served = [each for each in seen if not each.error]
     good = [each for each in served if each.good(settings)]
@@ -29,6 +32,7 @@ def row(server: str, mode: str, load: float, seen: Sequence[Seen], busy: float, 
         "mode": mode,
         "load": load,
         "requests": len(seen),
+        "seen_before": again,
         "errors": len(seen) - len(served),
         "good": len(good),
         "good_share": round(len(good) / len(seen), 4),

@@ -15,7 +15,7 @@ from ...budget.machine import describe
 from ...errors import DecoderyError
 from ..report import save
 from ..result import FORMAT, LOAD, Result
-from .arrivals import arrivals
+from .arrivals import arrivals, seen_before
 from .figures import row
 from .settings import LoadSettings
 from .stage import StoppedError, stage
@@ -89,7 +89,13 @@ class LoadJob:
             begin = monotonic()
             seen, busy = asyncio.run(stage(url, asked, self.settings, clients=clients, report=told, stopped=stopped))
             self._seconds += monotonic() - begin
-            self._rows.append(row(name, mode, load, seen, busy, self.settings))
+            again = seen_before(self.settings, number, _WARM)
+            self._rows.append(row(name, mode, load, seen, busy, self.settings, again=again))
+            if again:
+                self._notes.append(
+                    f"{name}, {mode} {load:g}: {again} of {len(asked)} prompts were sent before; what the server "
+                    "remembers of their answers counts"
+                )
             stamp = {"server": name, "mode": mode, "load": load}
             self._requests += [stamp | each.to_dict() for each in seen]
             if self.out is not None:

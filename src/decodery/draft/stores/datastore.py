@@ -112,12 +112,14 @@ class Datastore:
         """
         ranges = [(shard, *shard.find(run)) for shard in self.shards]
         total = sum(end - start for _, start, end in ranges)
-        step = max(1.0, total / most)
-        windows = [
-            self._windows(shard, np.arange(start, end, step).astype(np.int64), len(run), length)
-            for shard, start, end in ranges
-            if end > start
-        ]
+        # In whole numbers: a step of floats may give the end of a range, where another run stands.
+        taken = np.arange(min(total, most), dtype=np.int64) * total // max(min(total, most), 1)
+        windows, before = [], 0
+        for shard, start, end in ranges:
+            low, high = np.searchsorted(taken, (before, before + end - start))
+            if high > low:
+                windows.append(self._windows(shard, taken[low:high] - before + start, len(run), length))
+            before += end - start
         if not windows:
             return np.empty((0, length), dtype=np.int64)
         if len(windows) == 1:

@@ -75,7 +75,7 @@ export class Compare {
         this.error,
         el("div", { class: "field wide" }, el("label", { for: "compare-prompt" }, "The prompt of both"), this.prompt),
         el("div", { class: "fields" }, this.shared.fields.map((each) => each.node), kindField, orderField),
-        el("div", { class: "row" }, el("p", { class: "soft" }, "In turn, each has the machine to itself; at once, they share passes."), this.stop, this.go)),
+        el("div", { class: "row" }, el("p", { class: "soft" }, "In turn, each has the machine to itself; at once, they share passes. Drafters of both begin without any memory of earlier texts."), this.stop, this.go)),
       this.verdict,
       legend(),
       el("div", { class: "pair" }, this.sides.map((side) => side.node)),
@@ -131,7 +131,7 @@ export class Compare {
       if (!text.trim()) throw new Error("there is no prompt yet: write one");
       const given = this.kind.value === "chat" ? { messages: [{ role: "user", content: text }] } : { prompt: text };
       try {
-        side.asked = request(this.model, given, { ...shared, ...side.fields.read() });
+        side.asked = request(this.model, given, { ...shared, ...side.fields.read(), fresh_memory: true });
       } catch (error) {
         side.say(error);
         return false;

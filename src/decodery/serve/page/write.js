@@ -22,6 +22,7 @@ export class Write {
   constructor(place, model, methods) {
     this.model = model;
     this.messages = [];
+    this.sent = new Set(); // prompts, of which drafters may remember the answers
     this.shown = null;
     this.fields = new Fields([
       methodField("drafter", "Drafter", byFamily(methods, "draft"), DRAFTERS, "auto"),
@@ -152,6 +153,9 @@ export class Write {
       if (this.shown?.run === run) this.figures.draw();
       this.follow();
     });
+    const prompt = JSON.stringify(body.messages ?? body.prompt);
+    run.again = this.sent.has(prompt);
+    this.sent.add(prompt);
     for (const turn of turns) turn.run = { run, painter };
     this.log.querySelector(".empty")?.remove();
     this.log.append(...turns);
@@ -216,6 +220,7 @@ function told(run) {
     run.first === undefined ? null : `first after ${number(run.first, 2)} s`,
     run.usage ? `prompt ${number(run.usage.prompt_tokens)}${cached ? `, ${number(cached)} of it cached` : ""}` : null,
     run.seed === undefined ? null : `seed ${run.seed}`,
+    run.again ? "prompt seen before" : null,
   ];
   return [parts.filter((part) => part !== null).join(" · ")];
 }
