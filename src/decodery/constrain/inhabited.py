@@ -1,6 +1,8 @@
 """Whether a schema or a grammar has any text at all. Rules that always need another one of themselves have none.
 
-Both answers are least fixed points: first what has a text of its own, then what has one with those, until nothing is added. "No" is certain. "Yes" need not be: patterns, bounds and literals are left to the engine.
+Both answers are least fixed points: first what has a text of its own, then what has one with those, until nothing is
+added. "No" is certain. "Yes" need not be: patterns, bounds and literals are left to the
+engine.
 """
 
 from __future__ import annotations
