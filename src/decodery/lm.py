@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
+from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .asking import Asking
+from .checking import checked as checked_text
+from .checking import passing
 from .core.conversation import Prompt
 from .core.noise import nth_seed
 from .core.sequence import KeptText, Sequence
 from .core.trace import Trace
 from .decode.engine import Engine
+from .decode.request import Request
 from .decode.schedule import Limits
 from .diffuse.base import Diffusion
 from .diffuse.held import Hold
@@ -26,6 +31,7 @@ from .prompts import each as each_prompt
 from .prompts import single
 from .registry import resolve
 from .resolving import resolve_carrier
+from .sample.sampler import Sampler
 from .settings import checked
 from .suggest.ngrams import NGrams, ngrams_for
 from .suggest.superposed import Draft, Superposition, superpose
@@ -60,9 +66,20 @@ class LM(Asking):
         several = only is None
         prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
         engine = self.engine()
-        sequences = [seq for one in prompts for seq in self._submit(engine, one, n, raw, settings)]
-        engine.run(sequences)
-        outputs = [self.output(seq, keep_cache=keep_cache) for seq in sequences]
+        submitted = [each for one in prompts for each in self._submit(engine, one, n, raw, settings)]
+        engine.run([seq for _, seq in submitted])
+
+        def written(request: Request, seed: int, sampler: Sampler) -> Output:
+            changed = copy(request)
+            changed.seed, changed.sampler = seed, sampler
+            seq = engine.submit(changed)
+            engine.run([seq])
+            return self.output(seq, keep_cache=keep_cache)
+
+        outputs = [
+            passing(self.output(seq, keep_cache=keep_cache), seq.sampler, partial(written, request))
+            for request, seq in submitted
+        ]
         return outputs if several or n > 1 else outputs[0]
 
     @checked()
@@ -71,7 +88,7 @@ class LM(Asking):
     ) -> Iterator[Piece]:
         """Decode a prompt piece by piece. Closing the iterator cancels; settings: see `request`, `generate`."""
         engine = self.engine()
-        (seq,) = self._submit(engine, prompt, 1, raw, settings)
+        ((_, seq),) = self._submit(engine, prompt, 1, raw, settings)
         try:
             while not seq.finished:
                 engine.step()
@@ -264,7 +281,7 @@ class LM(Asking):
             raise seq.error
         assert seq.finish_reason is not None and seq.text is not None
         bent = seq.interventions or seq.embeddings is not None
-        return Output(
+        output = Output(
             text=seq.text.text,
             tokens=seq.generated,
             prompt_tokens=seq.tokens[: seq.prompt_length],
@@ -280,17 +297,21 @@ class LM(Asking):
             monitors=() if seq.watch is None else tuple(seq.watch.told),
             context_full=seq.context_full,
         )
+        return checked_text(output, seq.sampler)
 
     def _continuation(self, prompt: list[int], tokens: list[int]) -> str:
         stream = self.tokenizer.stream()
         stream.push(prompt)
         return stream.push(tokens) + stream.finish()
 
-    def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
+    def _submit(
+        self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]
+    ) -> list[tuple[Request, Sequence]]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
         tokens = self.encode(prompt, raw=raw, allow_special=settings.get("allow_special", False))
-        first = engine.submit(self.request_for(prompt, raw=raw, tokens=tokens, **settings))
+        first = self.request_for(prompt, raw=raw, tokens=tokens, **settings)
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
-        return [first, *(engine.submit(each, like=first) for each in others)]
+        begun = engine.submit(first)
+        return [(first, begun), *((each, engine.submit(each, like=begun)) for each in others)]

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .core.sequence import FinishReason, KeptText, TokenLogprob, Watched
 from .core.trace import Trace
+
+
+@dataclass(frozen=True)
+class TextCheck:
+    """What a finished text was checked for, because its constraint could not enforce it while it was written.
+
+    Args:
+        unenforced: what it was checked for, such as "uniqueItems at #/tags"; empty where nothing was checked.
+        ignored: what nothing was done about, such as formats without a grammar.
+        tries: texts that were written, this one included.
+        violation: what this text breaks; None where it passed, or where it was cut and could not be checked.
+    """
+
+    unenforced: tuple[str, ...]
+    ignored: tuple[str, ...]
+    tries: int
+    violation: str | None
 
 
 @dataclass(frozen=True)
@@ -17,7 +34,8 @@ class Output:
     ranked. complete: False where a server went away before all was written that had been asked for. kept: what a
     further text can go on from (`reuse`), where `keep_cache` asked for it; it is not pickled. monitors: what each of
     them found. context_full: whether it ended, by "length", because the model's context was full, however many tokens
-    had been asked for.
+    had been asked for. check: what it was checked for when it was finished, None where its constraint enforced all of
+    it or there was none.
     """
 
     text: str
@@ -33,6 +51,7 @@ class Output:
     kept: KeptText | None = field(default=None, repr=False, compare=False)
     monitors: tuple[Watched, ...] = ()
     context_full: bool = False
+    check: TextCheck | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": None}
@@ -52,6 +71,8 @@ class Output:
             result["complete"] = False
         if self.context_full:
             result["context_full"] = True
+        if self.check is not None:
+            result["check"] = asdict(self.check)
         if self.monitors:
             result["monitors"] = [each.to_dict() for each in self.monitors]
         if self.logprobs is not None:

@@ -11,6 +11,7 @@ from ..model.vocabulary import Vocabulary
 from ..registry import register
 from .base import Language, require_text
 from .engine import GrammarConstraint
+from .inhabited import require_text_of_grammar
 from .lark import lark
 from .schema import prepare
 
@@ -57,6 +58,7 @@ class Grammar(Language):
                 raise ConstraintError(
                     f"the grammar sets {found[0]!r} for a rule, which cannot be honoured: leave it out"
                 )
+        require_text_of_grammar(self.rules)
         return GrammarConstraint(vocabulary, lark(_with_schemas(self.rules), self.mode))
 
 

@@ -11,6 +11,7 @@ import functools
 import json
 import threading
 from collections.abc import Callable
+from itertools import count, islice
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -57,7 +58,8 @@ class _Bytes:
     def __init__(self, size: int, special: list[tuple[int, str]], ends: list[int]) -> None:
         self.special_token_ids = [id for id, _ in special]
         self.eos_token_id = ends[0]
-        free = [id for id in range(size + 256) if id not in set(self.special_token_ids)][:256]
+        taken = set(self.special_token_ids)
+        free = list(islice((id for id in count() if id not in taken), 256))
         self.tokens = [b""] * max(size, free[-1] + 1)
         for byte, id in enumerate(free):
             self.tokens[id] = bytes([byte])

@@ -6,15 +6,18 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from ..errors import ConstraintError, SettingsError
 from ..model.vocabulary import Vocabulary
 from ..registry import register
+from ..sample.constraint import AfterCheck
 from .base import Language, require_text
 from .engine import GrammarConstraint
 from .lark import lark
 from .schema import prepare
+from .unenforced import Unenforced, violation
 
 _SPACE = r"[ \n\r\t]{1,32}"
 _LAYOUTS: dict[str, dict[str, Any]] = {
@@ -38,16 +41,30 @@ class JSONSchema(Language):
     enforced where its options are proved to exclude each other. Not written, though valid: properties in another order,
     numbers like 1.0 for integers, integers beyond 2^53 under a bound beyond it, numbers nearer to an exclusive bound
     than the next one in double precision (1e-15 at 0), decimals with fewer digits than a bound or step has, escapes
-    such as \\u0041.
+    such as \\u0041, and exponents and -0 under a bound. U+007F cannot be written.
+
+    unenforced: what happens to keywords that no mask enforces, such as `not` or `uniqueItems`. "refuse": an error.
+    "check": finished texts are checked with the jsonschema package, and written anew where they fail; `Output.check`
+    says how often. unknown_formats: "refuse" formats without a grammar, or "ignore" them; `Output.check` lists them.
+    max_tries: texts that are written at most until one passes the check.
     """
 
     schema: str | Mapping[str, Any] | bool
     whitespace: Literal["flexible", "compact"] = "flexible"
+    unenforced: Literal["refuse", "check"] = "refuse"
+    unknown_formats: Literal["refuse", "ignore"] = "refuse"
+    max_tries: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.whitespace not in _LAYOUTS:
             raise SettingsError(f"the whitespace of json-schema is flexible or compact, not {self.whitespace!r}")
+        if self.unenforced not in ("refuse", "check"):
+            raise SettingsError(f"unenforced of json-schema is refuse or check, not {self.unenforced!r}")
+        if self.unknown_formats not in ("refuse", "ignore"):
+            raise SettingsError(f"unknown_formats of json-schema is refuse or ignore, not {self.unknown_formats!r}")
+        if self.max_tries < 1:
+            raise SettingsError(f"max_tries of json-schema is at least 1, not {self.max_tries}")
         try:
             text = self.schema if isinstance(self.schema, str) else json.dumps(self.schema, allow_nan=False)
             require_text("JSON schema", text)
@@ -59,15 +76,22 @@ class JSONSchema(Language):
 
     def compile(self, vocabulary: Vocabulary) -> GrammarConstraint:
         assert isinstance(self.schema, str)
-        schema = prepare(json.loads(self.schema))
+        whole = json.loads(self.schema)
+        left = Unenforced(self.unenforced == "check", self.unknown_formats == "ignore", offered=True)
+        schema = prepare(whole, left)
         # A boolean has no place for options; it says the same as these.
         schema = {"allOf": [schema]} if isinstance(schema, bool) else schema
         options = {**_LAYOUTS[self.whitespace], "json_allowed_escapes": 'nrbtf\\"'}
         text = json.dumps({**schema, "x-guidance": options})
         try:
-            return GrammarConstraint(vocabulary, lark(f"start: %json {text}", self.mode))
+            constraint = GrammarConstraint(vocabulary, lark(f"start: %json {text}", self.mode))
         except ConstraintError as error:
             raise ConstraintError(f"the JSON schema cannot be enforced: {_said(str(error))}") from error
+        if left.found or left.ignored:
+            constraint.after = AfterCheck(
+                tuple(left.found), tuple(left.ignored), self.max_tries, partial(violation, whole)
+            )
+        return constraint
 
 
 def _said(message: str) -> str:

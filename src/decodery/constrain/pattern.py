@@ -8,6 +8,7 @@ regular language, or not certain to mean one thing, is refused by name.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NoReturn
@@ -15,6 +16,8 @@ from typing import NoReturn
 from ..errors import ConstraintError
 
 _LAST = 0x10FFFF
+_LAST_CASED = 0x1EFFF
+"""No letter beyond has more than one case."""
 _SURROGATES = (0xD800, 0xDFFF)
 _DEEPEST = 100
 _MOST_REPEATS = 100_000
@@ -95,6 +98,26 @@ DIGIT: Ranges = ((0x30, 0x39),)
 WORD = union(DIGIT, ((0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)))
 SPACE = union(_chars("\t\n\v\f\r \u00a0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff"), ((0x2000, 0x200A),))
 ANY = complement(_chars("\n\r\u2028\u2029"))
+
+
+@lru_cache(maxsize=1)
+def _variants() -> tuple[list[int], list[Ranges]]:
+    """Letters with more than one case, in order, and what each stands for where case does not count."""
+    alike: dict[str, list[int]] = {}
+    for code in range(_LAST_CASED + 1):
+        folded = chr(code).casefold()
+        if len(folded) == 1:
+            alike.setdefault(folded, []).append(code)
+    found = {code: _chars("".join(map(chr, codes))) for codes in alike.values() if len(codes) > 1 for code in codes}
+    return sorted(found), [found[code] for code in sorted(found)]
+
+
+def _any_case(low: int, high: int) -> Ranges:
+    """The characters from `low` to `high`, in any case: simple case folding."""
+    codes, variants = _variants()
+    return union(((low, high),), *variants[bisect_left(codes, low) : bisect_right(codes, high)])
+
+
 _CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 
@@ -130,8 +153,10 @@ def _without_outer_anchors(node: Node, text: str) -> Node:
 class _Parser:
     def __init__(self, text: str) -> None:
         self.text, self.at, self.depth = text, 0, 0
+        self.any_case = False
 
     def pattern(self) -> Node:
+        self.any_case = self.take("(?i)")
         node = self.alternatives()
         if self.at < len(self.text):
             self.refuse("a ) that closes nothing")
@@ -190,16 +215,23 @@ class _Parser:
         if self.take("("):
             return self.group()
         if found := self.match(r"\\[pP]\{[\w=]+\}"):
+            if self.any_case:
+                self.refuse("a Unicode property where case does not count")
             return Property(found[0])
         if self.take("\\"):
-            return Chars(self.escape(in_class=False))
+            return Chars(self.cased(self.escape(in_class=False)))
         if self.match(r"[*+?]|\{\d"):
             self.refuse("nothing to repeat")
         if self.match(r"(?=\{,\d+\})"):
             # Python repeats here, older JavaScript means the characters.
             self.refuse("a repetition without its least, which is to be given: write {0,n}, or \\{ for a brace")
         self.at += 1
-        return Chars(_chars(self.text[self.at - 1]))
+        return Chars(self.cased(_chars(self.text[self.at - 1])))
+
+    def cased(self, ranges: Ranges) -> Ranges:
+        """A character in any case where case does not count; a class such as \\w stays what it is."""
+        (low, high), *others = ranges
+        return _any_case(low, high) if self.any_case and low == high and not others else ranges
 
     def group(self) -> Node:
         self.depth += 1
@@ -207,9 +239,13 @@ class _Parser:
             self.refuse(f"more than {_DEEPEST} groups in each other")
         if self.match(r"\?(=|!|<=|<!)"):
             self.refuse("look-around, which is not supported")
-        if self.peek("?") and not self.match(r"\?(:|P?<\w+>)"):
-            self.refuse("a flag or an unknown kind of group")
+        outside = self.any_case
+        if self.take("?i:"):
+            self.any_case = True
+        elif self.peek("?") and not self.match(r"\?(:|P?<\w+>)"):
+            self.refuse("a flag other than (?i) at its beginning, or an unknown kind of group,")
         node = self.alternatives()
+        self.any_case = outside
         if not self.take(")"):
             self.refuse("a group that is not closed")
         self.depth -= 1
@@ -226,9 +262,10 @@ class _Parser:
                 single = len(low) == len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]
                 if not single or low[0][0] > high[0][0]:
                     self.refuse("an impossible range")
-                found.append(((low[0][0], high[0][0]),))
+                first, last = low[0][0], high[0][0]
+                found.append(_any_case(first, last) if self.any_case else ((first, last),))
             else:
-                found.append(low)
+                found.append(self.cased(low))
         ranges = union(*found)
         return complement(ranges) if negated else complement(complement(ranges))
 

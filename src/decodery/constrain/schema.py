@@ -15,9 +15,11 @@ from typing import Any
 from ..errors import ConstraintError
 from .bounds import bounded, require_common_multiple, require_exact
 from .disjoint import Prover
+from .inhabited import with_values
 from .references import Place, References, entered
 from .size import require_size
 from .strings import also, most, with_patterns, with_strings
+from .unenforced import Unenforced
 
 _SCHEMA = frozenset(["additionalItems", "additionalProperties", "items"])
 _LISTS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems", "items"])
@@ -77,11 +79,19 @@ _IDLE: dict[str, Any] = {
 nor enforced is a remark to people, or a place for schemas that references point to."""
 
 
-def prepare(schema: Any) -> Any:
-    """The schema in the form the engine gets. Raises ConstraintError naming what it cannot be held to exactly."""
+def prepare(schema: Any, unenforced: Unenforced | None = None) -> Any:
+    """The schema in the form the engine gets.
+
+    Args:
+        schema: an object, true or false, of draft 4 to 2020-12.
+        unenforced: what may be left out, and afterwards what was; None: nothing.
+
+    Raises:
+        ConstraintError: naming what cannot be enforced exactly and may not be left out.
+    """
     require_size(schema)
     try:
-        return _Preparation(schema).done()
+        return _Preparation(schema, unenforced or Unenforced()).done()
     except RecursionError as error:
         raise ConstraintError("the JSON schema is nested too deeply: make it flatter") from error
 
@@ -89,12 +99,13 @@ def prepare(schema: Any) -> Any:
 class _Preparation:
     """One document on its way to the engine."""
 
-    def __init__(self, document: Any) -> None:
+    def __init__(self, document: Any, unenforced: Unenforced) -> None:
+        self.unenforced = unenforced
         self.references = References(document)
         self.names = {id(document): "#"}
         self.waiting: list[tuple[str, Any, Place]] = []
         self.shared: dict[str, Any] = {}
-        self.alternatives: list[dict[str, Any]] = []
+        self.alternatives: list[tuple[dict[str, Any], str]] = []
         self.steps: list[float] = []
 
     def done(self) -> Any:
@@ -105,10 +116,19 @@ class _Preparation:
             self.shared[name] = self.walk(schema, place)
         require_common_multiple(self.steps)
         prover = Prover(lambda reference: root if reference == "#" else self.shared[reference[len("#/$defs/") :]])
-        for schema in self.alternatives:
+        for schema, path in self.alternatives:
             beside = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
             if prover.exclude_each_other(schema["oneOf"], beside):
                 _say_any(schema)
+            elif self.unenforced.allowed:
+                self.unenforced.keyword("oneOf", path)
+                _say_any(schema)
+        known = with_values({"#": root} | {f"#/$defs/{name}": schema for name, schema in self.shared.items()})
+        if "#" not in known:
+            raise ConstraintError(
+                "the JSON schema allows no text at all: every value of it must hold another one of its own kind; make "
+                "a property that refers back optional, or let it be null"
+            )
         return root | {"$defs": self.shared} if self.shared else root
 
     def walk(self, schema: Any, around: Place) -> Any:
@@ -124,17 +144,21 @@ class _Preparation:
         for keyword, value in _tuples(schema).items():
             if keyword in _IDLE:
                 if not _IDLE[keyword](value, schema):
-                    raise unsupported(keyword, place.path)
+                    self.unenforced.keyword(keyword, place.path)
             elif keyword in _ENFORCED:
                 done[keyword] = self.value(keyword, value, place)
         _check_literals(done, place.path)
         _check_required(done, place.path)
-        done = with_strings(bounded(done, place.path), place.path)
+        if done.get("minProperties", 0) - len(set(done.get("required", ()))) > 1:
+            # Of keys the schema does not list, the engine does not know whether one comes twice.
+            self.unenforced.keyword("minProperties", place.path)
+            del done["minProperties"]
+        done = with_strings(bounded(done, place.path), place.path, self.unenforced)
         done = _together(done)
         if "multipleOf" in done:
             self.steps.append(done["multipleOf"])
         if isinstance(done.get("oneOf"), list):
-            self.alternatives.append(done)
+            self.alternatives.append((done, place.path))
         return done
 
     def value(self, keyword: str, value: Any, place: Place) -> Any:
@@ -226,13 +250,6 @@ def _say_any(schema: dict[str, Any]) -> None:
     also(schema, "anyOf", options)
 
 
-def unsupported(keyword: str, path: str) -> ConstraintError:
-    return ConstraintError(
-        f"the JSON schema uses {keyword!r} at {path}, which cannot be enforced: leave it out and check the result, "
-        "or say it with other keywords"
-    )
-
-
 def _check_literals(schema: dict[str, Any], path: str) -> None:
     """Strings the engine may not write: its escapes \\uXXXX would let a known key pass as another one."""
     for keyword in ("const", "enum"):
@@ -244,11 +261,9 @@ def _check_literals(schema: dict[str, Any], path: str) -> None:
 
 
 def _check_required(schema: dict[str, Any], path: str) -> None:
-    """Of keys the schema does not list, the engine does not know whether one comes twice."""
+    """Raise ConstraintError where `required` is no list of names."""
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
         raise ConstraintError(
             f"the JSON schema is wrong at {path}/required: it is a list of names, in the schema of the object"
         )
-    if schema.get("minProperties", 0) - len(set(required)) > 1:
-        raise unsupported("minProperties", path)

@@ -9,12 +9,17 @@ from typing import Any
 from ..errors import ConstraintError
 from .formats import ENGINE_FORMATS, FORMATS
 from .pattern import parse, printed
+from .unenforced import Unenforced
 
 
-def with_strings(schema: dict[str, Any], path: str) -> dict[str, Any]:
+def with_strings(schema: dict[str, Any], path: str, unenforced: Unenforced) -> dict[str, Any]:
+    """The schema with patterns and formats the engine reads; those it lacks are refused or left out."""
     patterns = []
     if "pattern" in schema:
-        patterns.append(_pattern(schema.pop("pattern"), f"{path}/pattern"))
+        try:
+            patterns.append(_pattern(schema.pop("pattern"), f"{path}/pattern"))
+        except ConstraintError as error:
+            unenforced.pattern(error, path)
     if "format" in schema:
         name = schema["format"]
         if not isinstance(name, str):
@@ -22,11 +27,10 @@ def with_strings(schema: dict[str, Any], path: str) -> dict[str, Any]:
         if name not in ENGINE_FORMATS:
             del schema["format"]
             if "string" in _types(schema):
-                if name not in FORMATS:
-                    raise ConstraintError(
-                        f"the JSON schema uses the format {name!r} at {path}, which cannot be enforced"
-                    )
-                patterns.append(printed(parse(FORMATS[name])))
+                if name in FORMATS:
+                    patterns.append(printed(parse(FORMATS[name])))
+                else:
+                    unenforced.format(name, path)
                 if name == "hostname":
                     schema["maxLength"] = min(253, most(schema, "maxLength"))
     for pattern in patterns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,23 @@ from ..errors import ConstraintError
 from .base import Context, Stage, Warp
 
 
+@dataclass(frozen=True)
+class AfterCheck:
+    """What a constraint leaves to a check of the finished text, because no mask enforces it.
+
+    Args:
+        unenforced: what the check sees to, such as "uniqueItems at #/tags".
+        ignored: what nothing sees to, such as a format without a grammar.
+        max_tries: texts that are written at most until one passes.
+        violation: what a finished text breaks; None for nothing.
+    """
+
+    unenforced: tuple[str, ...]
+    ignored: tuple[str, ...]
+    max_tries: int
+    violation: Callable[[str], str | None]
+
+
 class Constraint(Contract):
     """Which tokens may follow which: a state per text, never changed from outside, so that trees can hold many.
 
@@ -24,9 +41,12 @@ class Constraint(Contract):
 
     bonus: None where what is not allowed is excluded; else nothing is, and the logits of what is not allowed lose this
     much.
+
+    after: what finished texts are checked for; None where the mask enforces all of it.
     """
 
     bonus: float | None = None
+    after: AfterCheck | None = None
 
     @property
     def needs(self) -> Needs:

@@ -52,7 +52,10 @@ class Desk:
     async def compile(self, language: Language | None) -> Constraint | None:
         if language is None:
             return None
-        return await self._run(self._compiling, lambda: self._compiled.get(language))
+        found = await self._run(self._compiling, lambda: self._compiled.get(language))
+        if found.after is not None and found.after.unenforced:
+            raise invalid("a server does not check finished texts: leave out unenforced=check", "decodery.constraint")
+        return found
 
     def check_length(self, text: str, kv: str | None = None) -> None:
         """Refuse early what cannot fit, counted generously."""

@@ -1,0 +1,64 @@
+"""Checks of finished texts whose constraint leaves something open; texts that fail are written anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from .core.noise import nth_seed
+from .output import Output, TextCheck
+from .sample.constraint import AfterCheck, constrained
+from .sample.sampler import Sampler
+from .sample.temperature import Temperature
+
+_NEXT_TRY = 1 << 32
+"""From the seed of one try to the next one's, so that the texts of one call, whose seeds count up, stay apart."""
+
+
+def checked(output: Output, sampler: Sampler, tries: int = 1) -> Output:
+    """The text with what it was checked for, and what it breaks of that, where its constraint left something.
+
+    Args:
+        output: a finished text.
+        sampler: what it was written with.
+        tries: texts written so far, this one included.
+    """
+    after = _after(sampler)
+    if after is None:
+        return output
+    # A text that was cut is no instance, whatever else is wrong with it.
+    whole = output.finish_reason == "stop" and bool(after.unenforced)
+    found = after.violation(output.text) if whole else None
+    return replace(output, check=TextCheck(after.unenforced, after.ignored, tries, found))
+
+
+def passing(output: Output, sampler: Sampler, again: Callable[[int, Sampler], Output]) -> Output:
+    """A text that passes its check: this one, or one of at most `max_tries` that are written, or else the last of them.
+
+    Args:
+        output: a checked text.
+        sampler: what it was written with.
+        again: writes a text with another seed and sampler.
+    """
+    after = _after(sampler)
+    if after is None:
+        return output
+    for tries in range(2, after.max_tries + 1):
+        if output.check is None or output.check.violation is None:
+            break
+        output = checked(again(nth_seed(output.seed, _NEXT_TRY), _drawing(sampler)), sampler, tries)
+    return output
+
+
+def _drawing(sampler: Sampler) -> Sampler:
+    """The sampler of a further try: greedy decoding would write the same text, so its temperature becomes 1."""
+    if not sampler.greedy:
+        return sampler
+    warps = (warp for warp in sampler.warps if not isinstance(warp, Temperature))
+    return Sampler((*warps, Temperature(1.0)))
+
+
+def _after(sampler: Sampler) -> AfterCheck | None:
+    """What the constraint of a sampler leaves to a check; None where there is none, or it enforces everything."""
+    found = constrained(sampler.warps)
+    return None if found is None else found[1].after
