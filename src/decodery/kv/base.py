@@ -90,6 +90,10 @@ class State(AttentionPolicy):
     def __init__(self, config: ModelConfig, prompt: int) -> None:
         self.config, self.prompt = config, prompt
 
+    def acts(self, layer: int) -> bool:
+        # Layers with a sliding window are small already, and their rows never see further back.
+        return self.config.window(layer) is None
+
     def fork(self) -> Self:
         return deepcopy(self, {id(self.config): self.config})
 

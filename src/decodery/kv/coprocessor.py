@@ -95,6 +95,9 @@ class Augmented(State):
         self.method, self.weights = method, weights
         self.entries: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    def acts(self, layer: int) -> bool:
+        return True
+
     @property
     def merges(self) -> bool:  # type: ignore[override]
         return bool(self.entries)
