@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,24 @@ def test_four_bits_of_floating_point_are_the_nearest_ones() -> None:
     # The first layer reads the same rows in all three; later ones what the layers before them have made of theirs.
     assert all(a <= b <= c for a, b, c in list(zip(*errors, strict=True))[:1])
     assert sum(errors[0]) < sum(errors[2])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_search_tries_the_published_multiples_of_the_exponent_bias(name: str) -> None:
+    chance = torch.Generator().manual_seed(5)
+    weight = torch.randn(12, 64, generator=chance) ** 3 * torch.logspace(-3, 0, 12)[:, None]
+    gram = torch.eye(64)
+    made = FP4(format=name).linear(Dense(weight), gram, 4).linear  # type: ignore[arg-type]
+    found = made.weight.float() * made.scale[:, None]  # type: ignore[union-attr]
+    exponent, mantissa = FORMATS[name]
+    for row, rounded in zip(weight, found, strict=True):
+        # The paper: max = (2 - 2^-m) 2^(2^e - 1 - b), so the bias b follows from the row's largest weight.
+        bias = 2**exponent - row.abs().max().log2() + math.log2(2 - 2.0**-mantissa) - 1
+        tried = [(2 - 2.0**-mantissa) * 2 ** (2**exponent - 1 - bias * (0.01 + 1.19 * at / 100)) for at in range(101)]
+        steps = [row.abs().max(), *tried]
+        errors = [(nearest(row / step, codes(name) / codes(name)[-1]) * step - row).square().sum() for step in steps]
+        assert float((rounded - row).square().sum()) == pytest.approx(float(min(errors)), rel=1e-4)
+    assert len(FP4().multiples) == 102
 
 
 @pytest.mark.parametrize("name", FORMATS)
