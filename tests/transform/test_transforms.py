@@ -225,13 +225,13 @@ def test_the_search_tries_the_published_multiples_of_the_exponent_bias(name: str
     made = FP4(format=name).linear(Dense(weight), gram, 4).linear  # type: ignore[arg-type]
     found = made.weight.float() * made.scale[:, None]  # type: ignore[union-attr]
     exponent, mantissa = FORMATS[name]
-    for row, rounded in zip(weight, found, strict=True):
+    for row, coarse in zip(weight, found, strict=True):
         # The paper: max = (2 - 2^-m) 2^(2^e - 1 - b), so the bias b follows from the row's largest weight.
         bias = 2**exponent - row.abs().max().log2() + math.log2(2 - 2.0**-mantissa) - 1
         tried = [(2 - 2.0**-mantissa) * 2 ** (2**exponent - 1 - bias * (0.01 + 1.19 * at / 100)) for at in range(101)]
         steps = [row.abs().max(), *tried]
         errors = [(nearest(row / step, codes(name) / codes(name)[-1]) * step - row).square().sum() for step in steps]
-        assert float((rounded - row).square().sum()) == pytest.approx(float(min(errors)), rel=1e-4)
+        assert float((coarse - row).square().sum()) == pytest.approx(float(min(errors)), rel=1e-4)
     assert len(FP4().multiples) == 102
 
 

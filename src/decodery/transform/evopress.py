@@ -41,7 +41,8 @@ class EvoPress(Transform):
     """Searches how many bits each linear layer gets, all together as many as `bits` each, least far from the original.
 
     A state gives every layer 2 to 6 bits in blocks of 32; the first parent gives all of them the same, 3 to 5, so that
-    some can have more and others less. A child switches one to three pairs of layers of one shape, one a bit up and one a bit down, so that
+    some can have more and others less. A child switches one to three pairs of layers of one shape, one a bit up and one
+    a bit down, so that
     the budget is kept to the bit. Of `children` those with the least mean KL from the original stay, stage after
     stage: `survivors` on as many tokens as `tokens` says, drawn anew in every generation; in the last stage the parent
     takes part, and one is left. generations, children, survivors, tokens: the published search is larger by far (150,
@@ -58,8 +59,8 @@ class EvoPress(Transform):
     def __post_init__(self) -> None:
         if not min(_BITS) < self.bits < max(_BITS):
             raise SettingsError(
-                f"evopress cannot search from {self.bits} bits for every layer: with {min(_BITS)} to {max(_BITS)} bits for "
-                f"each, none could give one to another; begin with {min(_BITS) + 1} to {max(_BITS) - 1} bits"
+                f"evopress cannot search from {self.bits} bits for every layer: with {min(_BITS)} to {max(_BITS)} bits "
+                f"for each, none could give one to another; begin with {min(_BITS) + 1} to {max(_BITS) - 1} bits"
             )
         falling = all(a >= b for a, b in zip((self.children, *self.survivors), self.survivors, strict=False))
         if len(self.survivors) != len(self.tokens) or not falling or self.survivors[-1:] != (1,):
