@@ -158,7 +158,8 @@ def _decide(
             return
     logits = scored.logits[-len(tree) :]
     if step.prefill and seq.kv is not None:
-        opened = yield from settled(seq.kv.open(seq, len(segment)))
+        opening = seq.kv.open(seq, len(segment))
+        opened = None if opening is None else (yield from opening)
         logits = logits if opened is None else opened
     laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
     accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
