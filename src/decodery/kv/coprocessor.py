@@ -66,8 +66,8 @@ class Coprocessor(CachePolicy):
         config = model.config
         if config.learned_positions or any(config.window(layer) for layer in range(config.num_layers)):
             raise UnsupportedModel(
-                "the latents of coprocessor take positions of their own, which layers with a sliding window and learned "
-                "positions would count: use a model whose layers all see the whole text, with rotary positions"
+                "the latents of coprocessor take positions of their own, which layers with a sliding window and "
+                "learned positions would count: use a model whose layers all see the whole text, with rotary positions"
             )
         return Augmented(replace(self, trained=weights), weights, model.config, prompt)
 
