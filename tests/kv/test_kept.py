@@ -163,9 +163,9 @@ def expected(reference: Reference, attention: Attention, layer: int, head: int, 
     for number in range(head * GROUP, (head + 1) * GROUP):
         queries = attention.queries[:, number].numpy()
         still = np.array([rotation(at).T @ queries[at] for at in range(policy.sinks, PROMPT)])
-        mean, spread = mean_turn @ still.mean(0), mean_turn @ np.cov(still.T) @ mean_turn.T
-        z = np.array([key @ mean + key @ spread @ key / 2 for key in keys])
-        paid += np.exp(z - z.max()) / np.exp(z - z.max()).sum() / GROUP
+        mean, spread = mean_turn @ still.mean(0), mean_turn @ np.cov(still.T, bias=True) @ mean_turn.T
+        z = np.array([key @ mean + key @ spread @ key / 2 for key in keys[policy.sinks :]])
+        paid[policy.sinks :] += np.exp(z - z.max()) / np.exp(z - z.max()).sum() / GROUP
     scores = {j: math.inf if j < policy.sinks else paid[j] * np.linalg.norm(values[j]) for j in range(PROMPT)}
     return top(scores, part(policy, PROMPT))
 

@@ -24,6 +24,9 @@ class Watched:
     def __init__(self, policy: object, into: list[Attention]) -> None:
         self.policy, self.into, self.observes, self.merges = policy, into, True, False
 
+    def acts(self, layer: int) -> bool:
+        return True
+
     def select(self, attention: Attention) -> np.ndarray | None:
         return self.policy.select(attention)  # type: ignore[attr-defined, no-any-return]
 

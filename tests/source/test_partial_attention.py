@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from decodery.errors import CorruptFile, ModelNotFound, PromptError, SettingsErr
 from decodery.model.attention import rotate
 from decodery.model.batch import Batch, Segment
 from decodery.model.load import LoadedModel
-from decodery.model.one_pass import Pass
 from decodery.model.tokenizer import Tokenizer
+from decodery.model.transformer import Transformer
+from decodery.model.weights import Dense
 from decodery.registry import resolve
-from decodery.source.partial_attention import PartialAttention, PartialCache, PartialTransformer, PartialWeights
+from decodery.source.partial_attention import PartialAttention, PartialCache, PartialWeights
 from decodery.testing import Garbage, decode, tiny_transformer
 from decodery.testing.models import to_int8
 from decodery.train.loop import Plan
@@ -29,8 +31,8 @@ MODEL = tiny_transformer(0)
 PROMPT = [5, 9, 2, 44, 17, 30]
 
 
-def random_weights(seed: int = 0) -> PartialWeights:
-    weights = PartialWeights.initial(MODEL)
+def random_weights(seed: int = 0, model: Transformer = MODEL) -> PartialWeights:
+    weights = PartialWeights.initial(model)
     generator = torch.Generator().manual_seed(seed)
     for layer in weights.layers:
         layer["output"].copy_(torch.randn(layer["output"].shape, generator=generator) * 0.3)
@@ -133,33 +135,85 @@ def test_training_moves_the_second_attention_alone(tmp_path: Path) -> None:
         train_partial(model, weights, [], [], Plan(steps=1), tmp_path / "other")
 
 
-def test_positions_begin_anew_behind_the_prompt_for_the_second_attention_alone() -> None:
-    one, tokens, row = tiny_transformer(0, num_layers=1), [*PROMPT, 8, 7, 6, 50], 8
-    config, (weights,) = one.config, random_weights().layers[:1]
-    normed = torch.nn.functional.rms_norm(one.embed_tokens(torch.tensor(tokens)), (32,), eps=config.norm_eps)
-    bent = torch.nn.functional.silu(normed[:6] @ weights["bend"].T)
-    source = bent + bent @ weights["mix"].T
-    # Row 8 is the third one behind a prompt of six tokens: it asks as the third of the prompt does.
-    asks = np.array([row - len(PROMPT)])
-    shape = (-1, config.num_kv_heads, config.head_dim)
+def wide_model() -> Transformer:
+    """Two layers whose heads together are twice as wide as the stream."""
+    config = replace(MODEL.config, head_dim=2 * MODEL.config.head_dim)
+    generator = torch.Generator().manual_seed(11)
 
-    def turned(heads: torch.Tensor, positions: np.ndarray) -> torch.Tensor:
-        cos, sin = one.angles(config.rope, positions)
-        return rotate(heads, cos[:, None].double(), sin[:, None].double())
+    def matrix(rows: int, columns: int) -> Dense:
+        return Dense(torch.randn(rows, columns, generator=generator, dtype=torch.float64) / columns**0.5)
 
-    query = turned((normed[row] @ weights["query"].T).view(1, config.num_heads, -1), asks)[0]
-    keys = turned((source @ weights["key"].T).view(shape), np.arange(6)).repeat_interleave(2, dim=1)
-    values = (source @ weights["value"].T).view(shape).repeat_interleave(2, dim=1)
-    weighed = (torch.einsum("hd,nhd->hn", query, keys) * config.attention_scale).softmax(dim=-1)
-    expected = torch.einsum("hn,nhd->hd", weighed, values).reshape(-1) @ weights["output"].T
+    inner, hidden = config.num_heads * config.head_dim, config.hidden_size
+    rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    layers = [replace(each, qkv=matrix(rows, hidden), output=matrix(hidden, inner)) for each in MODEL.weights.layers]
+    return Transformer(config, replace(MODEL.weights, layers=layers))
 
-    def attended(reset: bool) -> torch.Tensor:
-        scorer = PartialTransformer(one, PartialWeights((weights,), reset), len(PROMPT))
-        step, layer = Pass(scorer, Batch([Segment(np.arange(10), np.array(tokens))])), one.weights.layers[0]
-        own = Pass(one, Batch([Segment(np.arange(10), np.array(tokens))]))
-        return (scorer._attention(0, layer, normed, step) - one._attention(0, layer, normed, own))[row]
 
-    assert (attended(True) - expected).abs().max() < 1e-10 < (attended(False) - expected).abs().max()
+def by_formula(
+    model: Transformer, partial: PartialWeights, tokens: list[int], prompt: int, *, through_output: bool = False
+) -> torch.Tensor:
+    """Logits by the paper's formula, row by row: a layer adds W_o a of its own attention and W_p a of the second one.
+
+    through_output: the second one's goes through the layer's own output matrix as well, which is wrong.
+    """
+    config, n = model.config, len(tokens)
+    group, scale = config.num_heads // config.num_kv_heads, config.attention_scale
+    sizes = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+
+    def normed(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rows * (rows.square().mean(-1, keepdim=True) + config.norm_eps).rsqrt() * weight
+
+    def heads(rows: torch.Tensor, positions: list[int] | None) -> torch.Tensor:
+        found = rows.view(len(rows), -1, config.head_dim)
+        if positions is not None:
+            cos, sin = model.angles(config.rope, np.array(positions))
+            found = rotate(found, cos[:, None].double(), sin[:, None].double())
+        return found
+
+    def read(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        parts = []
+        for head in range(config.num_heads):
+            weighed = (keys[:, head // group] @ query[head] * scale).softmax(dim=0)
+            parts.append(weighed @ values[:, head // group])
+        return torch.cat(parts)
+
+    stream = model.embed_tokens(torch.tensor(tokens))
+    for layer, second in zip(model.weights.layers, partial.layers, strict=True):
+        rows = normed(stream, layer.attention_norm)
+        query, key, value = layer.qkv.weight.split(sizes)  # type: ignore[union-attr]
+        queries, keys = heads(rows @ query.T, list(range(n))), heads(rows @ key.T, list(range(n)))
+        values = heads(rows @ value.T, None)
+        bent = rows[:prompt] @ second["bend"].T
+        bent = bent * bent.sigmoid()
+        source = bent + bent @ second["mix"].T
+        at = [place - prompt if partial.reset and place >= prompt else place for place in range(n)]
+        asked = heads(rows @ second["query"].T, at)
+        known = heads(source @ second["key"].T, list(range(prompt))), heads(source @ second["value"].T, None)
+        more = []
+        for row in range(n):
+            own = read(queries[row], keys[: row + 1], values[: row + 1])
+            seen = min(row + 1, prompt)
+            beside = second["output"] @ read(asked[row], *(each[:seen] for each in known))
+            output = layer.output.weight  # type: ignore[union-attr]
+            more.append(output @ (own + beside) if through_output else output @ own + beside)
+        stream = stream + torch.stack(more)
+        gate, up = (normed(stream, layer.mlp_norm) @ layer.gate_up.weight.T).chunk(2, -1)  # type: ignore[union-attr]
+        stream = stream + (gate * gate.sigmoid() * up) @ layer.down.weight.T  # type: ignore[union-attr]
+    return normed(stream, model.weights.norm) @ model.weights.head.weight.T  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("reset", [True, False], ids=["positions begin anew", "positions go on"])
+@pytest.mark.parametrize("model", [MODEL, wide_model()], ids=["square", "wide heads"])
+def test_logits_are_those_of_the_formula(model: Transformer, reset: bool) -> None:
+    tokens = [*PROMPT, 8, 7, 6, 50]
+    weights = replace(random_weights(model=model), reset=reset)
+    found = all_logits(PartialAttention(weights).over(model, PROMPT), tokens, [len(tokens)])
+    assert (found - by_formula(model, weights, tokens, len(PROMPT))).abs().max() < 1e-9
+    other = by_formula(model, replace(weights, reset=not reset), tokens, len(PROMPT))
+    assert (found - other).abs().max() > 1e-3
+    if model is MODEL:
+        wrong = by_formula(model, weights, tokens, len(PROMPT), through_output=True)
+        assert (found - wrong).abs().max() > 1e-1
 
 
 def test_the_echo_is_the_sources_own_cross_entropy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,8 +64,9 @@ def test_a_mixture_of_one_token_is_that_token() -> None:
         assert (logits - after(TARGET, [7])).abs().max() < 1e-5
 
 
-def test_drafts_equal_those_of_an_exhaustive_scorer() -> None:
-    counted, settings, k = NGrams.count(corpus()), Superposition(alpha=0.5, temperature=0.5, top=9), 3
+@pytest.mark.parametrize("unseen", ["floor", "drop"])
+def test_drafts_equal_those_of_an_exhaustive_scorer(unseen: Any) -> None:
+    counted, settings, k = NGrams.count(corpus()), Superposition(alpha=0.5, temperature=0.5, top=9, unseen=unseen), 3
     got = drive(superpose(TARGET, PROMPT, k, length=10, settings=settings, ngrams=counted, eos_ids=(0,)))
     running, finished = [((), 0.0)], []
     cache = TARGET.new_cache()
@@ -75,9 +77,15 @@ def test_drafts_equal_those_of_an_exhaustive_scorer() -> None:
         log_p = (likely.values / 0.5).log_softmax(0)
         pairs = []
         for tokens, score in running:
-            for token, lp in zip(likely.indices.tolist(), log_p.tolist(), strict=True):
-                gain = ngram_scores(counted, [*PROMPT, *tokens][-5:], [token])[0]
-                pairs.append(((*tokens, token), score + 0.5 * lp + 0.5 * math.log(max(gain, 1e-4))))
+            gains = [ngram_scores(counted, [*PROMPT, *tokens][-5:], [token])[0] for token in likely.indices.tolist()]
+            for token, lp, gain in zip(likely.indices.tolist(), log_p.tolist(), gains, strict=True):
+                if unseen == "floor" or gain:
+                    known = 0.5 * math.log(max(gain, 1e-4) if unseen == "floor" else gain)
+                elif any(gains):
+                    continue
+                else:
+                    known = -200.0
+                pairs.append(((*tokens, token), score + 0.5 * lp + known))
         pairs = sorted(pairs, key=lambda pair: -pair[1])[: 2 * k]
         finished = sorted([*finished, *(pair for pair in pairs if pair[0][-1] == 0)], key=lambda pair: -pair[1])[:k]
         running = [pair for pair in pairs if pair[0][-1] != 0][:k]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import combinations, product
+import math
+from itertools import combinations, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from decodery.transform.evopress import switched
 from decodery.transform.ffn_split import grouped, routed
 from decodery.transform.folder import save
 from decodery.transform.fp4 import FORMATS, codes, input_levels
+from decodery.transform.int4 import rounded
 from decodery.verify.coupled import Coupled
 from methods import OF_FILES, OF_MIXTURES, TRANSFORMS
 from tiny_models import tiny_loaded
@@ -216,6 +218,24 @@ def test_four_bits_of_floating_point_are_the_nearest_ones() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+def test_the_search_tries_the_published_multiples_of_the_exponent_bias(name: str) -> None:
+    chance = torch.Generator().manual_seed(5)
+    weight = torch.randn(12, 64, generator=chance) ** 3 * torch.logspace(-3, 0, 12)[:, None]
+    gram = torch.eye(64)
+    made = FP4(format=name).linear(Dense(weight), gram, 4).linear  # type: ignore[arg-type]
+    found = made.weight.float() * made.scale[:, None]  # type: ignore[union-attr]
+    exponent, mantissa = FORMATS[name]
+    for row, coarse in zip(weight, found, strict=True):
+        # The paper: max = (2 - 2^-m) 2^(2^e - 1 - b), so the bias b follows from the row's largest weight.
+        bias = 2**exponent - row.abs().max().log2() + math.log2(2 - 2.0**-mantissa) - 1
+        tried = [(2 - 2.0**-mantissa) * 2 ** (2**exponent - 1 - bias * (0.01 + 1.19 * at / 100)) for at in range(101)]
+        steps = [row.abs().max(), *tried]
+        errors = [(nearest(row / step, codes(name) / codes(name)[-1]) * step - row).square().sum() for step in steps]
+        assert float((coarse - row).square().sum()) == pytest.approx(float(min(errors)), rel=1e-4)
+    assert len(FP4().multiples) == 102
+
+
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_bias_of_every_input_is_one_of_all_and_exponents_of_weights(name: str) -> None:
     """Pre-shifted exponent biases: bit for bit what inputs of a table each would give."""
     chance = torch.Generator().manual_seed(2)
@@ -272,7 +292,7 @@ def test_evolution_keeps_the_budget_and_finds_what_errors_that_cancel_hide() -> 
     state, chance = (3,) * 8, np.random.default_rng(0)
     for _ in range(300):
         state = switched(state, groups, chance)
-        assert sum(state[:5]) == 15 and sum(state[5:]) == 9 and min(state) >= 2 and max(state) <= 4
+        assert sum(state[:5]) == 15 and sum(state[5:]) == 9 and min(state) >= 2 and max(state) <= 6
 
     # Two units harm only where one of them is coarse without the other; a step that changes one alone never pays.
     def cost(state: tuple[int, ...]) -> float:
@@ -282,7 +302,7 @@ def test_evolution_keeps_the_budget_and_finds_what_errors_that_cancel_hide() -> 
     def judge(states: list[tuple[int, ...]], tokens: int) -> list[float]:
         return [cost(each) for each in states]
 
-    best = min((s for s in product((2, 3, 4), repeat=6) if sum(s) == 18), key=cost)
+    best = min((s for s in product(range(2, 7), repeat=6) if sum(s) == 18), key=cost)
     assert best[:2] == (2, 2)
     one_step = [
         tuple(b - (u == i) + (u == j) for u, b in enumerate((3,) * 6))
@@ -310,6 +330,33 @@ def test_evolution_beats_the_uniform_start() -> None:
     assert kl(searched) < kl(uniform)
 
 
+def test_layers_of_five_and_six_bits_lose_less_by_the_bit() -> None:
+    chance = torch.Generator().manual_seed(4)
+    whole = Dense(torch.randn(24, 96, generator=chance), torch.randn(24, generator=chance))
+    rows = torch.randn(5, 96, generator=chance)
+    errors = []
+    for bits in (2, 3, 4, 5, 6):
+        made = rounded(whole, bits)
+        dense = made.linear.dense()  # type: ignore[union-attr]
+        errors.append(float((dense - whole.weight).square().mean().sqrt()))
+        assert made.size.bytes == 24 * 96 * (bits + 1) / 8 + 4 * 24
+        if bits > 4:
+            # No number is further from its weight than half of the largest step, but for the rounding of scales.
+            assert made.linear.bits == bits  # type: ignore[union-attr]
+            step = made.linear.scales.float()[..., : 1 if bits == 5 else 2].max()  # type: ignore[union-attr]
+            assert float((dense - whole.weight).abs().max()) <= (1.0 if bits == 5 else 0.51) * float(step)
+            exact = rows @ dense.T + whole.bias
+            assert torch.allclose(made.linear(rows), exact, atol=0.05 * float(exact.abs().max()))
+    # A bit more halves the error.
+    assert all(1.6 < a / b < 3 for a, b in pairwise(errors))
+
+
+def test_shapes_of_which_there_is_one_cannot_be_searched() -> None:
+    search = EvoPress(generations=1)
+    with pytest.raises(UnsupportedModel, match="no two of them have one shape"):
+        search.search((3, 3), [0, 1], lambda states, tokens: [0.0], np.random.default_rng(0), lambda *_: None)
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="must read a text"):
         transformed(MODEL, [SliceGPT()])
@@ -324,6 +371,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         "fp4:activations=5",
         "fp4:rounds=0",
         "evopress:survivors=2",
+        "evopress:bits=2",
+        "evopress:bits=6",
     ):
         with pytest.raises(SettingsError):
             resolve("transform", bad)

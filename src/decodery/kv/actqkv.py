@@ -80,8 +80,6 @@ class Fetching(Noting):
 
     def select(self, attention: Attention) -> np.ndarray | None:
         layer, segment = attention.layer, attention.segment
-        if self.config.window(layer) is not None:
-            return None
         super().select(attention)
         assert segment.cache is not None
         slots, method = attention.seen.shape[-1], self.method

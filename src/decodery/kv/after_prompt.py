@@ -108,7 +108,7 @@ class Noting(State):
         self._read: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
 
     def select(self, attention: Attention) -> np.ndarray | None:
-        if not self.settled and self.config.window(attention.layer) is None:
+        if not self.settled:
             rows = np.flatnonzero(attention.segment.positions >= self._first)
             self._read[attention.layer] = rows, attention.queries[torch.from_numpy(rows)].clone()
         return None

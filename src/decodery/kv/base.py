@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Self, cast
 
 import numpy as np
+import torch
 
 from ..contract import Contract
 from ..core.ask import Asking
@@ -49,6 +50,18 @@ class CachePolicy(Contract):
         """Done once, when a text's prompt is read: here a policy may read rows of its own."""
         return None
 
+    def open(self, seq: Sequence, rows: int) -> Asking[torch.Tensor | None] | None:
+        """Done once, after a prompt is read and before its first token is chosen: a policy may read rows of its own.
+
+        Args:
+            seq: the text.
+            rows: how many rows are tentative, the last of the prompt's; they must stay so.
+
+        Returns:
+            Logits [1, vocab] that the first token is chosen by; None for those of the prompt's last row.
+        """
+        return None
+
     def endless(self, config: ModelConfig) -> bool:
         """Whether texts of such a model go on beyond its context."""
         return False
@@ -56,7 +69,12 @@ class CachePolicy(Contract):
     @property
     def probes(self) -> bool:
         """Whether it reads rows of its own."""
-        return type(self).settle is not CachePolicy.settle
+        return type(self).settle is not CachePolicy.settle or self.opens
+
+    @property
+    def opens(self) -> bool:
+        """Whether it chooses what the first token is chosen by."""
+        return type(self).open is not CachePolicy.open
 
     def over(self, model: Reader, prompt: int) -> Remembering:
         """The model, whose texts with a prompt of `prompt` tokens remember as this policy says."""
@@ -89,6 +107,10 @@ class State(AttentionPolicy):
 
     def __init__(self, config: ModelConfig, prompt: int) -> None:
         self.config, self.prompt = config, prompt
+
+    def acts(self, layer: int) -> bool:
+        # Layers with a sliding window are small already, and their rows never see further back.
+        return self.config.window(layer) is None
 
     def fork(self) -> Self:
         return deepcopy(self, {id(self.config): self.config})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from ..core.ask import Asking, score
 from ..core.needs import Needs
 from ..core.sequence import Sequence
-from ..errors import SettingsError
+from ..errors import SettingsError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.config import ModelConfig
@@ -18,6 +19,7 @@ from ..model.coprocessors import CoprocessorWeights, adapted, latents
 from ..model.policy import Attention, AttentionPolicy
 from ..model.protocol import LanguageModel
 from ..registry import register
+from .after_prompt import turned
 from .base import CachePolicy, State
 
 
@@ -34,12 +36,13 @@ class Coprocessor(CachePolicy):
     trained: `CoprocessorWeights`, or the file or folder of `decodery train kv coprocessor`. The double is the model
     itself with an adapter behind each layer; it reads a few learned embeddings behind the prompt, and what comes out of
     its last layer is given to the model as embeddings, whose keys and values stay. latents: how many of those that were
-    trained, None for all; 0 leaves the model as it is. Rows behind the prompt read them, so that the first token is the
-    model's own and what comes after has been thought about. Class F: nothing is lost, entries are added before the
-    first draft.
+    trained, None for all; 0 leaves the model as it is. The last of them gives the text's first token, and rows after
+    the prompt read them. Class F: nothing is lost, entries are added before the first draft.
 
-    Latents stand at the positions of the tokens to come, which are not moved by them; the paper's reading moves them.
-    They lie beside the cache: `latents` tokens' keys and values more.
+    As in the paper latents take the positions after the prompt, and the text those after the latents. Tokens keep their
+    numbers here: the keys of the prompt and of the latents are turned back by as many positions instead, once, which
+    leaves all distances the same. So positions must be rotations, in layers without a sliding window. Latents lie
+    beside the cache: `latents` tokens' keys and values more.
     """
 
     needs = Needs(keys=True, policies=True, states=True, changes=True)
@@ -60,31 +63,38 @@ class Coprocessor(CachePolicy):
             )
         weights = CoprocessorWeights.load(found) if isinstance(found, str) else found
         weights.require(model)
+        config = model.config
+        if config.learned_positions or any(config.window(layer) for layer in range(config.num_layers)):
+            raise UnsupportedModel(
+                "the latents of coprocessor take positions of their own, which layers with a sliding window and "
+                "learned positions would count: use a model whose layers all see the whole text, with rotary positions"
+            )
         return Augmented(replace(self, trained=weights), weights, model.config, prompt)
 
-    def settle(self, seq: Sequence) -> Asking[None]:
+    def open(self, seq: Sequence, rows: int) -> Asking[torch.Tensor | None]:
         state, prompt = seq.cache.policy, seq.prompt_length
         assert isinstance(state, Augmented)
         tensors, count = state.weights.tensors, len(state.weights) if self.latents is None else self.latents
         count = min(count, len(state.weights), seq.model.config.max_positions - prompt)
         if not count:
-            return
+            return None
         positions, states = np.arange(prompt, prompt + count), None
         if not state.weights.static:
             last = seq.model.config.num_layers
             soft = Segment(
                 *(positions, None, tensors["soft"][:count]),
                 cache=seq.cache,
+                stays=rows,
                 logit_rows=[],
                 interventions=adapted(tensors),
             )
             scored = yield from score(seq.model, soft, (last,))
-            seq.cache.keep([])
             states = scored.hidden[last]
         made = latents(tensors, states)[:count]
-        yield from score(seq.model, Segment(positions, None, made, cache=seq.cache, logit_rows=[]))
+        given = Segment(positions, None, made, cache=seq.cache, stays=rows, logit_rows=[count - 1])
+        scored = yield from score(seq.model, given)
         state.take(seq.cache, count)
-        seq.cache.keep([])
+        return scored.logits
 
 
 class Augmented(State):
@@ -94,6 +104,7 @@ class Augmented(State):
         super().__init__(config, prompt)
         self.method, self.weights = method, weights
         self.entries: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._back = 0
 
     @property
     def merges(self) -> bool:  # type: ignore[override]
@@ -106,28 +117,38 @@ class Augmented(State):
 
     def fork(self) -> Augmented:
         twin = Augmented(self.method, self.weights, self.config, self.prompt)
-        twin.entries = dict(self.entries)
+        twin.entries, twin._back = dict(self.entries), self._back
         return twin
 
     def take(self, cache: KVCache, count: int) -> None:
-        """Hold the keys and values of the last `count` tentative rows."""
+        """Hold the keys and values of the last `count` tentative rows, as the text that follows them will read them."""
         for layer in range(self.config.num_layers):
             keys, values = cache.view(layer)
-            self.entries[layer] = keys[:, -count:].clone(), values[:, -count:].clone()
+            self.entries[layer] = self._moved(layer, keys[:, -count:], count), values[:, -count:].clone()
+        self._back = count
+
+    def kept(self, cache: KVCache, rows: Ordered[int], layers: Ordered[int] | None) -> None:
+        # The prompt's rows were tentative until its first token was chosen.
+        if not self._back or not rows:
+            return
+        for layer in range(self.config.num_layers):
+            keys, values = (each.clone() for each in cache.view(layer))
+            places = cache.positions[layer, : keys.shape[1]].copy()
+            cache.refill(layer, self._moved(layer, keys, self._back), values, places)
+        self._back = 0
+
+    def _moved(self, layer: int, keys: torch.Tensor, back: int) -> torch.Tensor:
+        """Keys [kv_heads, n, head_dim] as they would be `back` positions before."""
+        return turned(self.config, layer, keys.double(), -back).to(keys.dtype)
 
     def merge(self, attention: Attention) -> torch.Tensor:
         assert attention.context is not None and attention.mass is not None
         context = attention.context.clone()
         entries = [part.double() for part in self.entries[attention.layer]]
         heads, dim = attention.queries.shape[1:]
-        window, behind = self.config.window(attention.layer), attention.segment.positions - self.prompt
         # Row by row, so that a row's are the same to the bit whatever rows stand beside it.
-        for row in np.flatnonzero(behind >= 0):
-            # Latents leave a sliding window as the tokens at their positions do.
-            gone = 0 if window is None else max(int(behind[row]) - window + 1, 0)
-            keys, values = (part[:, gone:] for part in entries)
-            if not keys.shape[1]:
-                continue
+        keys, values = entries
+        for row in np.flatnonzero(attention.segment.positions >= self.prompt):
             queries = attention.queries[row].reshape(len(keys), -1, dim).double()
             scores = torch.einsum("kgd,kmd->kgm", queries, keys)
             thought = torch.einsum("kgm,kmd->kgd", scores.softmax(dim=-1), values).reshape(heads, dim)

@@ -110,8 +110,6 @@ class Evicting(State):
 
     def observe(self, attention: Attention) -> None:
         layer, weights = attention.layer, attention.weights
-        if self.config.window(layer) is not None:
-            return
         assert weights is not None
         kv_heads, slots = len(attention.keys), weights.shape[-1]
         grouped = weights.double().cpu().numpy().reshape(kv_heads, -1, *weights.shape[1:])

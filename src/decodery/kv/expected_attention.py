@@ -25,8 +25,8 @@ class ExpectedAttention(Compressing):
     budget: see `CachePolicy`, of the prompt. Queries before rotation are taken for normally distributed, with the mean
     and the covariance of the prompt's own behind its first `sinks` tokens; rotations are averaged over the next
     `future` positions. A key's score is the logarithm of the expected exponential of its product with such a query;
-    their softmax is averaged over the heads of a group, raised by `epsilon` and multiplied with the length of the
-    value. The first tokens stay. Needs no question at the end of the prompt. Class B.
+    their softmax over all keys but the first `sinks`, which stay, is averaged over the heads of a group, raised by
+    `epsilon` and multiplied with the length of the value. Needs no question at the end of the prompt. Class B.
     """
 
     budget: float = 0.5
@@ -45,15 +45,15 @@ class ExpectedAttention(Compressing):
     def scores(self, seen: Prompt) -> np.ndarray:
         kv_heads, _, dim = seen.keys.shape
         mean, covariance = self.outlook(seen)
-        keys = seen.keys.double()
+        # The first tokens stay whatever they are paid, and take most of it: the others share what is left.
+        keys, values = (part[:, self.sinks :].double() for part in (seen.keys, seen.values))
         grouped = mean.reshape(kv_heads, -1, dim)
         spread = covariance.reshape(kv_heads, -1, dim, dim)
         products = torch.einsum("kgd,ksd->kgs", grouped, keys)
         products += torch.einsum("ksd,kgde,kse->kgs", keys, spread, keys) / 2
         paid = products.softmax(dim=-1).mean(dim=1)
-        scores: np.ndarray = ((paid + self.epsilon) * seen.values.double().norm(dim=-1)).cpu().numpy()
-        scores[:, : self.sinks] = np.inf
-        return scores
+        scores = ((paid + self.epsilon) * values.norm(dim=-1)).cpu().numpy()
+        return np.concatenate((np.full((kv_heads, seen.keys.shape[1] - scores.shape[1]), np.inf), scores), axis=1)
 
     def outlook(self, seen: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean [heads, head_dim] and covariance [heads, head_dim, head_dim] of the queries to come, scaled."""
@@ -61,7 +61,7 @@ class ExpectedAttention(Compressing):
         still = seen.turned(seen.queries.double(), -seen.at)[:, start:]
         mean = still.mean(dim=1)
         apart = still - mean[:, None]
-        covariance = apart.transpose(1, 2) @ apart / max(still.shape[1] - 1, 1)
+        covariance = apart.transpose(1, 2) @ apart / still.shape[1]
         cos, sin = angles(seen.config, seen.layer, seen.keys.shape[1] + np.arange(self.future))
         along, across = (torch.diag(each.double().mean(dim=0)) for each in (cos, sin))
         turn = torch.cat((torch.cat((along, -across), dim=1), torch.cat((across, along), dim=1)))

@@ -101,8 +101,6 @@ class Serving(State):
 
     def select(self, attention: Attention) -> np.ndarray | None:
         layer, segment, method = attention.layer, attention.segment, self.method
-        if self.config.window(layer) is not None:
-            return None
         assert segment.cache is not None
         slots, streams = attention.seen.shape[-1], self.streams[layer]
         places = np.asarray(segment.cache.positions[layer, :slots], dtype=np.int64)

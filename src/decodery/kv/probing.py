@@ -33,7 +33,7 @@ class Probing(Noting):
 
     def observe(self, attention: Attention) -> None:
         weights = attention.weights
-        if not self.asking or weights is None or self.config.window(attention.layer) is not None:
+        if not self.asking or weights is None:
             return
         grouped = precise(weights).reshape(len(attention.keys), -1, *weights.shape[1:])
         self.paid[attention.layer] = grouped[..., : self.prompt].mean(dim=(1, 2))

@@ -155,8 +155,6 @@ class Storing(State):
 
     def _ends(self, attention: Attention) -> np.ndarray:
         """[n] how many of the first tokens each row reads in whole numbers."""
-        if self.config.window(attention.layer) is not None:
-            return np.zeros(len(attention.segment), dtype=np.int64)
         positions = attention.segment.positions.tolist()
         return np.array([self.method.sealed(at) if at >= self.prompt else 0 for at in positions])
 

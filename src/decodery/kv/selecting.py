@@ -51,7 +51,7 @@ class Selecting(State):
     def select(self, attention: Attention) -> np.ndarray | None:
         rows = np.flatnonzero(attention.segment.positions >= self.prompt)
         layer = attention.layer
-        if not len(rows) or self.config.window(layer) is not None or self.method.dense(layer):
+        if not len(rows) or self.method.dense(layer):
             return None
         asked = Asked(attention, rows)
         kv_heads, slots = len(attention.keys), attention.seen.shape[-1]

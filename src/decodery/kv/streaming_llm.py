@@ -71,7 +71,8 @@ class Streaming(State):
 
     @property
     def most(self) -> int | None:  # type: ignore[override]
-        return int(self.method.budget) + SLOTS if self.method.budget > 1 else None
+        windows = (self.config.window(layer) or 0 for layer in range(self.config.num_layers))
+        return max(int(self.method.budget), *windows) + SLOTS if self.method.budget > 1 else None
 
     def fork(self) -> Streaming:
         return self
@@ -109,13 +110,15 @@ class Streaming(State):
 
     def kept(self, cache: KVCache, rows: Sequence[int], layers: Sequence[int] | None) -> None:
         # By whole blocks, wherever passes end: what is held is a function of the text's length.
-        begins = self.method.begins(cache.next_position) // SLOTS * SLOTS
-        if not rows or begins <= self.method.sinks:
+        if not rows:
             return
         for layer, length in enumerate(cache.lengths.tolist()):
+            window = self.config.window(layer)
+            sinks = self.method.sinks if window is None else 0
+            begins = self.method.begins(cache.next_position) if window is None else cache.next_position + 1 - window
             # Slots are in the order of positions; those that no row will read again lie together.
             places = cache.positions[layer, :length]
-            first, last = np.searchsorted(places, [self.method.sinks, begins]).tolist()
+            first, last = np.searchsorted(places, [sinks, begins // SLOTS * SLOTS]).tolist()
             if last > first:
                 cache.evict(layer, range(first, last))
 

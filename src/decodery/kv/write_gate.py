@@ -82,6 +82,9 @@ class Admitting(State):
         self._least = gate.least(method.budget)
         self._stored = np.zeros(0, dtype=bool)
 
+    def acts(self, layer: int) -> bool:
+        return layer == self.gate.layer or super().acts(layer)
+
     def fork(self) -> Admitting:
         return Admitting(self.method, self.gate, self.config, self.prompt)
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..errors import UnsupportedModel
 from . import packed
+from .int4 import even_steps
 from .int8 import quantize_rows
 from .kernels import Form
 from .packed import Native
@@ -34,6 +36,39 @@ class BlockLinear(Native):
     weight: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None = None
+
+    @classmethod
+    def quantize(cls, weight: torch.Tensor, bias: torch.Tensor | None = None, *, bits: int) -> BlockLinear:
+        """A layer of 5 or 6 bits.
+
+        Args:
+            weight: [out, in] in floating point; `in` a multiple of 32.
+            bias: [out] or None.
+            bits: 5 for 32 even steps per block of 32, 6 for 64 even steps around 0 per half of one.
+
+        Raises:
+            UnsupportedModel: where `in` is no multiple of 32.
+        """
+        outputs, inputs = weight.shape
+        if inputs % packed.BLOCK:
+            raise UnsupportedModel(
+                f"{bits} bits need layers whose inputs come in blocks of {packed.BLOCK}, not {inputs}: use int8"
+            )
+        if bits == 5:
+            values, step, least = even_steps(weight, bits)
+            numbers, scales = values.view(outputs, inputs), torch.stack((step, least), dim=-1)
+        else:
+            halves = weight.detach().float().view(outputs, -1, _HALF)
+            scales = (halves.abs().amax(dim=-1, keepdim=True) / 31).half()
+            # A half of zeros has a step of 0; any number stands for it.
+            counts = (halves / scales.float().clamp(min=2.0**-24)).round().clamp(-32, 31)
+            numbers = (counts + 32).to(torch.uint8).view(outputs, inputs)
+        pairs = (numbers & 15).view(outputs, -1, 2)
+        more = bits - 4
+        shifts = torch.arange(0, 8, more, dtype=torch.uint8, device=weight.device)
+        high = ((numbers >> 4).view(outputs, -1, 8 // more) << shifts).sum(dim=-1, dtype=torch.uint8)
+        packed_numbers = torch.cat((pairs[..., 0] | pairs[..., 1] << 4, high), dim=1)
+        return cls(packed_numbers, scales.view(outputs, -1, 2), None if bias is None else bias.detach().float())
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -46,9 +46,7 @@ class Int4Linear(Native):
             raise UnsupportedModel(
                 f"int4 needs layers whose inputs come in blocks of {packed.BLOCK}, not {inputs}: use int8"
             )
-        most = 2**bits - 1
-        found = [_steps(some, most) for some in weight.detach().view(-1, packed.BLOCK).split(_BLOCKS)]
-        values, step, least = (torch.cat(each) for each in zip(*found, strict=True))
+        values, step, least = even_steps(weight, bits)
         pairs = values.view(outputs, inputs // 2, 2)
         scales = step.view(outputs, -1), least.view(outputs, -1)
         return cls(pairs[..., 0] | pairs[..., 1] << 4, *scales, None if bias is None else bias.detach().float())
@@ -95,6 +93,22 @@ class Int4Linear(Native):
     def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> Int4Linear:
         """The layer that `tensors` came from."""
         return cls(tensors["weight"], tensors["step"], tensors["least"], tensors.get("bias"))
+
+
+def even_steps(weight: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """2^bits even steps per block of 32 inputs, of those tried the ones with the least weighted squared error.
+
+    Args:
+        weight: [out, in] in floating point; `in` a multiple of 32.
+        bits: of a number, at most 8.
+
+    Returns:
+        Numbers [out * in / 32, 32] uint8, steps and least values [out * in / 32] float16.
+    """
+    most = 2**bits - 1
+    found = [_steps(some, most) for some in weight.detach().view(-1, packed.BLOCK).split(_BLOCKS)]
+    values, step, least = (torch.cat(each) for each in zip(*found, strict=True))
+    return values, step, least
 
 
 def _steps(blocks: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

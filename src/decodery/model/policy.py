@@ -63,6 +63,10 @@ class AttentionPolicy(Contract):
     untouched: int = 0
     anew: bool = False
 
+    def acts(self, layer: int) -> bool:
+        """Whether it decides and observes anything in a layer; elsewhere attention is what it is without a policy."""
+        return True
+
     def select(self, attention: Attention) -> np.ndarray | None:
         """Which of the slots that are seen are read: [kv_heads, n, slots] or [n, slots] bool; None for all of them."""
         return None
@@ -95,7 +99,7 @@ class AttentionPolicy(Contract):
 
 def reads(policy: AttentionPolicy | None, attention: Attention, kv_heads: int) -> np.ndarray:
     """[kv_heads, n, slots] bool: what each row of each key-value head reads."""
-    chosen = None if policy is None else policy.select(attention)
+    chosen = policy.select(attention) if policy is not None and policy.acts(attention.layer) else None
     seen = attention.seen if chosen is None else attention.seen & chosen
     seen = np.broadcast_to(seen, (kv_heads, *seen.shape[-2:])).copy()
     n, slots = seen.shape[1:]
@@ -108,9 +112,11 @@ def settle(policy: AttentionPolicy | None, attention: Attention) -> torch.Tensor
     assert attention.context is not None
     if attention.bias is not None:
         _steer(attention, attention.bias)
-    if policy is not None and policy.observes:
+    if policy is None or not policy.acts(attention.layer):
+        return attention.context
+    if policy.observes:
         policy.observe(attention)
-    return policy.merge(attention) if policy is not None and policy.merges else attention.context
+    return policy.merge(attention) if policy.merges else attention.context
 
 
 def _steer(attention: Attention, bias: torch.Tensor) -> None:

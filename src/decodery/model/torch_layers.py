@@ -72,6 +72,8 @@ class TorchLayers:
             if layer.mix_in is not None and layer.mix_out is not None:
                 assert isinstance(step, Pass)
                 branch = branch + layer.mix_out(step.mix(self._mixers[index], layer.mix_in(normed)))
+            if (more := self._beside(index, normed, step)) is not None:
+                branch = branch + more
             branch = self._adds(branch, layer.attention_norm, layer.post_attention_norm)
             turned = self._joined(turned + visits.visit(Site("attn_out", index), branch), layer.attention_norm)
         read, hidden = hidden if config.parallel else turned, turned
@@ -127,6 +129,10 @@ class TorchLayers:
         queries, keys, values = self._heads(layer, normed, *step.angles(index), mix)
         context = step.attend(index, queries, keys, values)
         return context if self.config.latent is None else values_of(layer, self.config, context)
+
+    def _beside(self, index: int, normed: torch.Tensor, step: Rows) -> torch.Tensor | None:
+        """What is added to a layer's attention after its output matrix: [N, hidden]; None for nothing."""
+        return None
 
     def _shared(self, index: int, hidden: torch.Tensor, entered: torch.Tensor, step: Rows) -> torch.Tensor:
         """What a block that layers share makes for one of them of the stream and of what entered the first layer."""

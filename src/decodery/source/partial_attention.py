@@ -23,7 +23,7 @@ from ..model.fields import Flag
 from ..model.one_pass import Pass
 from ..model.protocol import LanguageModel, Reader
 from ..model.transformer import Transformer
-from ..model.weights import Dense, Layer
+from ..model.weights import Dense
 from ..registry import register
 from .base import Source
 
@@ -219,12 +219,11 @@ class PartialTransformer(Transformer):
     def new_cache(self) -> KVCache:
         return PartialCache.beside(self.config, self.source_length, self.dtype, self.device)
 
-    def _attention(self, index: int, layer: Layer, normed: torch.Tensor, step: Rows) -> torch.Tensor:
-        own = super()._attention(index, layer, normed, step)
+    def _beside(self, index: int, normed: torch.Tensor, step: Rows) -> torch.Tensor | None:
         assert isinstance(step, Pass)
         weights, config = self.partial.layers[index], self.config
         if not weights:
-            return own
+            return None
         cos, sin = step.angles(index)
         asked = linear(normed, weights["query"]).view(-1, config.num_heads, config.head_dim)
         queries = rotate(asked, *(self._reset(index, step) if self.partial.reset else (cos, sin)))
@@ -249,7 +248,7 @@ class PartialTransformer(Transformer):
             seen = slots[None, :] <= segment.positions[:, None]
             mask = None if seen.all() else torch.from_numpy(seen).to(self.device)
             parts.append(attend(queries[first:last], seen_keys, seen_values, mask, config.attention_scale))
-        return own + linear(torch.cat(parts), weights["output"])
+        return linear(torch.cat(parts), weights["output"])
 
     def _length(self, segment: Segment) -> int:
         return segment.cache.source_length if isinstance(segment.cache, PartialCache) else self.source_length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,8 +22,9 @@ __all__ = ["Draft"]
 _ORDER_WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)
 """Of 2-grams to 6-grams; they sum to 0.5, and unseen runs add nothing."""
 _UNSEEN = 1e-4
-"""The frequency given to what the n-grams do not know. The paper drops such tokens while the draft has others, with
-tables of 200,000 documents; small ones would drop what the model is sure of."""
+"""The frequency given to what the n-grams do not know, where it is not dropped."""
+_DROPPED = -200.0
+"""The released code's score for all candidates of a draft after which the n-grams know none: such drafts rank last."""
 _CHUNK = 512
 
 
@@ -39,17 +41,23 @@ class Superposition:
     The model reads, at every position, the average of the drafts' last tokens; all drafts share its prediction, and
     what distinguishes them is how often their own last tokens went on with each candidate in other texts, and in the
     prompt. For 5 to 20 tokens: the longer, the worse. alpha: weight of those n-grams against the model; temperature: of
-    the model's distribution; top: how many of its likeliest tokens are candidates. `Superposition.published(k)` has the
-    published values for k drafts; the defaults are those for three.
+    the model's distribution; top: how many of its likeliest tokens are candidates. unseen: what becomes of candidates
+    that the n-grams do not know after a draft. "floor" gives them a small frequency. "drop", as published, leaves them
+    out while the draft has others, and ranks a draft that has none last; the published tables are of 200,000 documents,
+    small ones drop what the model is sure of. `Superposition.published(k)` has the published values for k drafts but
+    this one; the defaults are those for three.
     """
 
     alpha: float = 0.54
     temperature: float = 0.06
     top: int = 9
+    unseen: Literal["floor", "drop"] = "floor"
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha < 1 or not 0 < self.temperature < math.inf or self.top < 1:
             raise SettingsError("superposed drafts need 0 <= alpha < 1, temperature > 0 and top >= 1")
+        if self.unseen not in ("floor", "drop"):
+            raise SettingsError(f"unseen of superposed is floor or drop, not {self.unseen!r}")
 
     @classmethod
     def published(cls, k: int) -> Superposition:
@@ -162,8 +170,19 @@ def _extend(
     extended = []
     for branch in running:
         history = (prompt + list(branch.tokens))[-len(_ORDER_WEIGHTS) :]
-        known = np.log(ngram_scores(ngrams, history, [token for token, _ in likely]).clip(min=_UNSEEN))
+        known = _known(ngram_scores(ngrams, history, [token for token, _ in likely]), settings)
         for (token, log), own in zip(likely, known.tolist(), strict=True):
-            score = (1 - settings.alpha) * log + settings.alpha * own
-            extended.append(_Branch((*branch.tokens, token), branch.score + score))
+            if own > -math.inf:
+                score = (1 - settings.alpha) * log + own
+                extended.append(_Branch((*branch.tokens, token), branch.score + score))
     return sorted(extended, key=lambda branch: -branch.score)
+
+
+def _known(frequencies: np.ndarray, settings: Superposition) -> np.ndarray:
+    """[n] what n-grams add to the scores of a draft's candidates; minus infinity for those that are dropped."""
+    if settings.unseen == "drop" and settings.alpha:
+        if not frequencies.any():
+            return np.full(len(frequencies), _DROPPED)
+        with np.errstate(divide="ignore"):
+            return np.asarray(settings.alpha * np.log(frequencies))
+    return np.asarray(settings.alpha * np.log(frequencies.clip(min=_UNSEEN)))

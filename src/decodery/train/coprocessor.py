@@ -87,13 +87,17 @@ class School:
         return latents(self.tensors, self.model.forward(Batch([soft]), taps=[last]).hidden[last])
 
     def nll(self, tokens: Sequence[int], prompt: int, given: torch.Tensor | None, past: torch.Tensor) -> torch.Tensor:
-        """[ahead] nats of the tokens behind the one that follows a prompt. given: [m, hidden] embeddings between."""
-        ahead, m = self.recipe.ahead, 0 if given is None else len(given)
-        ids = torch.tensor(tokens[prompt : prompt + ahead + 1], device=self.model.device)
+        """[ahead] nats of the tokens after a prompt. given: [m, hidden] embeddings before the first of them."""
+        ahead = self.recipe.ahead
+        ids = torch.tensor(tokens[prompt - 1 : prompt + ahead], device=self.model.device)
         rows = self.model.embed_tokens(ids[:-1])
-        rows = rows if given is None else torch.cat((given.to(rows), rows))
-        positions = np.concatenate((prompt + np.arange(m), prompt + np.arange(ahead)))
-        segment = Segment(positions, None, rows, cache=TracedCache(past), logit_rows=range(m, m + ahead))
+        if given is None:
+            # The prompt's last token gives the first one after it.
+            start, past = prompt - 1, past[:, :, :, :-1]
+        else:
+            start, rows = prompt, torch.cat((given.to(rows), rows[1:]))
+        positions, logit_rows = start + np.arange(len(rows)), range(len(rows) - ahead, len(rows))
+        segment = Segment(positions, None, rows, cache=TracedCache(past), logit_rows=logit_rows)
         return cross_entropy(self.model.forward(Batch([segment])).logits, ids[1:], reduction="none")
 
     def loss(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from ..errors import SettingsError
+from ..errors import SettingsError, UnsupportedModel
 from ..model.batch import Batch, Segment
 from ..model.int8 import Int8Linear
 from ..model.store import Progress
@@ -24,6 +24,8 @@ from .stream import floats
 State = tuple[int, ...]
 """The bits of every unit."""
 
+_BITS = (2, 3, 4, 5, 6)
+"""Of a weight, in the layers that a state chooses from."""
 _MOST_SWITCHES = 3
 _ATTEMPTS = 64
 """Draws of a child that has not been there; small spaces run out of them."""
@@ -38,15 +40,16 @@ _ATTEMPTS = 64
 class EvoPress(Transform):
     """Searches how many bits each linear layer gets, all together as many as `bits` each, least far from the original.
 
-    A state gives every layer 2, 3 or 4 bits in blocks of 32, see int4; the first parent gives all of
-    them the same. A child switches one to three pairs of layers of one shape, one a bit up and one a bit down, so that
+    A state gives every layer 2 to 6 bits in blocks of 32; the first parent gives all of them the same, 3 to 5, so that
+    some can have more and others less. A child switches one to three pairs of layers of one shape, one a bit up and one
+    a bit down, so that
     the budget is kept to the bit. Of `children` those with the least mean KL from the original stay, stage after
     stage: `survivors` on as many tokens as `tokens` says, drawn anew in every generation; in the last stage the parent
     takes part, and one is left. generations, children, survivors, tokens: the published search is larger by far (150,
     128, 16/4/1, 2048/16384/131072). seed decides the search.
     """
 
-    bits: Literal[2, 3, 4] = 3
+    bits: Literal[3, 4, 5] = 3
     generations: int = 20
     children: int = 8
     survivors: tuple[int, ...] = (2, 1)
@@ -54,6 +57,11 @@ class EvoPress(Transform):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not min(_BITS) < self.bits < max(_BITS):
+            raise SettingsError(
+                f"evopress cannot search from {self.bits} bits for every layer: with {min(_BITS)} to {max(_BITS)} bits "
+                f"for each, none could give one to another; begin with {min(_BITS) + 1} to {max(_BITS) - 1} bits"
+            )
         falling = all(a >= b for a, b in zip((self.children, *self.survivors), self.survivors, strict=False))
         if len(self.survivors) != len(self.tokens) or not falling or self.survivors[-1:] != (1,):
             raise SettingsError(
@@ -101,6 +109,11 @@ class EvoPress(Transform):
                     pool.append(child)
                 if len(pool) == self.children:
                     break
+            if not pool:
+                raise UnsupportedModel(
+                    "evopress cannot move bits between the layers of this model: no two of them have one shape; give "
+                    "all layers the same bits with int4"
+                )
             for stage, (survivors, tokens) in enumerate(zip(self.survivors, self.tokens, strict=True)):
                 last = stage == len(self.survivors) - 1
                 states = [*pool, parent] if last else pool
@@ -123,9 +136,6 @@ def switched(state: State, groups: Sequence[object], chance: np.random.Generator
         bits[down] -= 1
         bits[rising[int(chance.integers(len(rising)))]] += 1
     return tuple(bits)
-
-
-_BITS = (2, 3, 4)
 
 
 class _Unit(NamedTuple):

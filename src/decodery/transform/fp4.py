@@ -21,8 +21,8 @@ from .stream import Stream, cast, floats
 
 FORMATS = {"E3M0": (3, 0), "E2M1": (2, 1), "E1M2": (1, 2)}
 """Bits of exponent and mantissa; one more is the sign."""
-_SHRINK = (0.45, 1.05)
-"""Between which shares of a row's largest weight its largest code is looked for."""
+_MULTIPLES = (0.01, 1.2)
+"""Between which multiples of the exponent bias that its largest weight asks for a row's bias is looked for."""
 
 
 @register(
@@ -35,10 +35,10 @@ class FP4(EachLinear):
     """Rounds weights to 4-bit floating point numbers, with a format per layer and an exponent bias per output.
 
     format: "search" for the one of E3M0, E2M1 and E1M2 with the least squared error of the layer's outputs on the
-    calibration text, or one of them. points: biases tried per output, by the magnitude of the largest code; 1 takes
-    each row's largest weight for it, which reads no text where the format is given. All codes of a row are whole
-    multiples of its smallest one, so that the layer runs as int8, exactly; the report counts the 4 bits of a code and
-    the 16 of a row's bias.
+    calibration text, or one of them. points: biases tried per output, as multiples from 0.01 to 1.2 of the bias under
+    which the row's largest weight is the largest code; 1 takes that one, which reads no text where the format is given.
+    All codes of a row are whole multiples of its smallest one, so that the layer runs as int8, exactly; the report
+    counts the 4 bits of a code and the 16 of a row's bias.
 
     activations: 4 also rounds what layers read to 4 bits, with a format and a bias per layer, and for every input a
     power of two that brings it near the largest one's size and that the weights' exponents take back (the pre-shifted
@@ -47,7 +47,7 @@ class FP4(EachLinear):
     """
 
     format: Literal["search", "E3M0", "E2M1", "E1M2"] = "search"
-    points: int = 25
+    points: int = 101
     activations: Literal[4, 8] = 8
     rounds: int = 3
 
@@ -71,9 +71,9 @@ class FP4(EachLinear):
         return list(FORMATS) if self.format == "search" else [self.format]
 
     @property
-    def shares(self) -> list[float]:
-        """Of the largest magnitude, what is tried for the largest code; that itself is always among them."""
-        return [1.0, *(torch.linspace(*_SHRINK, self.points).tolist() if self.points > 1 else [])]
+    def multiples(self) -> list[float]:
+        """Of the bias under which the largest magnitude is the largest code; that one is always among them."""
+        return [1.0, *(torch.linspace(*_MULTIPLES, self.points).tolist() if self.points > 1 else [])]
 
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         if self.activations == 8:
@@ -98,18 +98,18 @@ class FP4(EachLinear):
 
         cost: of rounded weights [out, in] the squared error [out] of every output.
         """
-        found = [self._searched(weight, codes(name), cost) for name in self.formats]
+        found = [self._searched(weight, name, cost) for name in self.formats]
         values, scale, _ = min(found, key=lambda each: float(each[2].sum()))
         return values, scale
 
     def _searched(
-        self, weight: torch.Tensor, levels: torch.Tensor, cost: Callable[[torch.Tensor], torch.Tensor]
+        self, weight: torch.Tensor, name: str, cost: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `_weights`, in one format, and the squared error [out] of every output."""
-        largest = weight.abs().amax(dim=1).float()
+        levels, largest = codes(name), weight.abs().amax(dim=1).float()
         best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        for share in self.shares:
-            scale = largest * share / levels[-1]
+        for multiple in self.multiples:
+            scale = smallest(largest, name, multiple)
             values = nearest(weight / scale.clamp(min=1e-30)[:, None], levels)
             error = cost(values * scale[:, None])
             if best is None:
@@ -157,10 +157,10 @@ class FP4(EachLinear):
         outputs = rows @ whole.weight.T
         largest = rows.abs().amax(dim=0)
         first = "E2M1" if "E2M1" in self.formats else self.formats[0]
-        values, scale, _ = self._searched(whole.weight, codes(first), lambda weight: torch.zeros(len(weight)))
+        values, scale, _ = self._searched(whole.weight, first, lambda weight: torch.zeros(len(weight)))
         weight, inputs = values * scale[:, None], input_levels(largest, first, 1.0)
         for _ in range(self.rounds):
-            tried = [input_levels(largest, name, share) for name in self.formats for share in self.shares]
+            tried = [input_levels(largest, name, each) for name in self.formats for each in self.multiples]
             errors = [float((_read(rows, *each) @ weight.T - outputs).square().sum()) for each in tried]
             inputs = tried[errors.index(min(errors))]
             read = _read(rows, *inputs)
@@ -199,20 +199,33 @@ class _Noted:
         return rows[:: max(1, len(rows) // _NOTED)]
 
 
-def input_levels(largest: torch.Tensor, name: str, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+def smallest(largest: torch.Tensor, name: str, multiple: float) -> torch.Tensor:
+    """The smallest codes of a format under a multiple of the exponent biases that `largest` asks for.
+
+    largest: magnitudes, each of which is the largest code where the multiple is 1. With b the exponent bias, the
+    smallest code is 2^(1 - mantissa - b).
+    """
+    sizes = (largest.float() / codes(name)[-1]).clamp(min=1e-30)
+    if multiple == 1:
+        return sizes
+    bias = 1 - FORMATS[name][1] - sizes.log2()
+    return torch.exp2(1 - FORMATS[name][1] - bias * multiple)
+
+
+def input_levels(largest: torch.Tensor, name: str, multiple: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The levels [8] float32 that inputs are rounded to, and the shifts [in] uint8 that they get before.
 
-    largest: [in] of every input, at least one above 0. The largest of all, times `share`, is the largest code. With b
-    the exponent bias, the smallest code is 2^(1 - mantissa - b).
+    largest: [in] of every input, at least one above 0. multiple: of the bias under which the largest of all is the
+    largest code.
     """
     exponent, mantissa = FORMATS[name]
-    magnitudes = codes(name)
     most = largest.float().max().clamp(min=1e-30)
+    step = smallest(most, name, multiple)
     # An input that is nothing may have any bias; it gets the largest there is.
-    sizes = torch.stack((most * share, *largest.float().clamp(min=float(most) * 2.0**-64))) / magnitudes[-1]
-    biases = (1 - mantissa - sizes.log2()).round()
-    shifts = (biases[1:] - biases[0]).clamp(0, 2**exponent - 1).to(torch.uint8)
-    return magnitudes * sizes[0], shifts
+    sizes = largest.float().clamp(min=float(most) * 2.0**-64) / codes(name)[-1]
+    first, biases = ((1 - mantissa - each.log2()).round() for each in (step, sizes))
+    shifts = (biases - first).clamp(0, 2**exponent - 1).to(torch.uint8)
+    return codes(name) * step, shifts
 
 
 def _read(rows: torch.Tensor, levels: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:

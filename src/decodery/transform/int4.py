@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from ..model.block_linear import BlockLinear
 from ..model.int4 import Int4Linear
 from ..model.packed import BLOCK
 from ..model.weights import Dense
@@ -35,8 +36,9 @@ class Int4(EachLinear):
 
 
 def rounded(whole: Dense, bits: int) -> Made:
-    """A linear layer in blocks of so many bits."""
-    made = Int4Linear.quantize(whole.weight, whole.bias, bits=bits)
+    """A linear layer in blocks of 2 to 6 bits."""
+    kind = Int4Linear if bits <= 4 else BlockLinear
+    made = kind.quantize(whole.weight, whole.bias, bits=bits)
     outputs, inputs = made.shape
     size = outputs * inputs * (bits + 32 / BLOCK) / 8 + (0 if made.bias is None else 4 * outputs)
     return Made(made, Size(size, outputs * inputs))

@@ -19,6 +19,7 @@ from ..core.needs import Gives, Needs
 from ..core.sequence import Sequence
 from ..core.trace import Step
 from ..core.tree import UNKNOWN, TokenTree
+from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.sites import Tap
 from ..registry import method_of
@@ -80,6 +81,11 @@ class Laws:
         Their rows stand behind the tree's in the cache, so that nothing is read twice. The ledger counts the pass.
         """
         seq, known = self.seq, len(self.tree)
+        if seq.kv is not None and seq.kv.opens and not seq.position:
+            raise SettingsError(
+                "this acceptance rule reads on from a prompt's last token, which the cache policy follows with rows of "
+                "its own: take another rule or another cache policy"
+            )
         self.tree = self.tree.extended(runs)
         fresh = np.arange(known, len(self.tree))
         mask = np.zeros((len(fresh), self.first + len(self.tree)), dtype=bool)
