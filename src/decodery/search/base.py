@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from ..decode.request import Request
     from ..model.tokenizer import Tokenizer
 
-__all__ = ["Branches", "Search"]
+__all__ = ["UNDRAWN", "Branches", "Search"]
+
+UNDRAWN = Needs(rows=True, alone=True, greedy=True, law=True)
+"""What a search needs that follows `Branches` and chooses all tokens by itself."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,11 @@ class Search(Contract):
 
     @property
     def needs(self) -> Needs:
-        """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
-        return Needs(rows=True, alone=True, greedy=True, law=True)
+        """What it must find of a request whose `Branches` it follows.
+
+        By default any temperature is allowed; a search that draws nothing says `needs = UNDRAWN`.
+        """
+        return Needs(rows=True, alone=True, law=True)
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""

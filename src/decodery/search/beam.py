@@ -9,7 +9,7 @@ from ..core.ask import Asking
 from ..core.sequence import Sequence
 from ..model.store import Progress, silent
 from ..registry import register
-from .base import Branches, Search, law
+from .base import UNDRAWN, Branches, Search, law
 from .beams import EarlyStopping, Ending, Group
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Beam(Search):
     width: int = 4
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+
+    needs = UNDRAWN
 
     def __post_init__(self) -> None:
         self._ending()

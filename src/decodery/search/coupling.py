@@ -22,7 +22,7 @@ from ..model.tokenizer import Tokenizer
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.constraint import constrained
-from .base import Branches, Search, choose
+from .base import UNDRAWN, Branches, Search, choose
 from .belief import Belief, join, split
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Coupling(Search):
     compress: Literal["once", "step"] = "once"
     ending: Literal["complete", "eos"] = "complete"
     tokenizer: Tokenizer | None = None
+
+    needs = UNDRAWN
 
     def __post_init__(self) -> None:
         require_number("the temperature of coupling", self.temperature, above=0.0)

@@ -11,7 +11,7 @@ from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
-from .base import Branches, Search, law
+from .base import UNDRAWN, Branches, Search, law
 from .beams import EarlyStopping, Ending, Group
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class DiverseBeam(Search):
     diversity: float = 0.5
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+
+    needs = UNDRAWN
 
     def __post_init__(self) -> None:
         require_number("the diversity of diverse-beam", self.diversity, least=0.0)

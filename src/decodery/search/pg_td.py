@@ -19,7 +19,7 @@ from ..model.store import Progress, silent
 from ..registry import register, resolve
 from ..sample.base import require_number
 from ..score.base import Scorer, judge
-from .base import Branches, Search, candidates, choose, law
+from .base import UNDRAWN, Branches, Search, candidates, choose, law
 from .beams import Ending, Group
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ class PGTD(Search):
     variant: Variant = "p_ucb"
     early_stop: bool = True
     caches: bool = True
+
+    needs = UNDRAWN
 
     def __post_init__(self) -> None:
         if self.budget < 1 or self.k < 1 or self.beams < 1:
