@@ -94,3 +94,11 @@ def test_an_own_search_draws_at_any_temperature() -> None:
 def test_wrong_searches_are_caught(search: Search, message: str) -> None:
     with pytest.raises(LawBroken, match=message):
         check_search(MODEL, [PROMPTS["many"]], search, max_new_tokens=10, eos_ids=(0, 3, 9))
+
+
+def test_the_list_of_searches_says_of_each_what_it_needs_itself() -> None:
+    said = {method.name: method.needs for method in methods("search")}
+    assert "temperature 0" in said["beam"] and "passes without drafts" in said["beam"]
+    # What is drawn by the loop takes any temperature and any drafter.
+    for name in ("best-of-n", "weighted-vote", "adaptive-sampling", "iad"):
+        assert not {"temperature 0", "passes without drafts", "rows scored one by one"} & set(said[name])

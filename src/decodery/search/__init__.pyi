@@ -46,7 +46,6 @@ from .step_beam import StepBeam as StepBeam
 from .tree_of_thoughts import TreeOfThoughts as TreeOfThoughts
 from .context_law import Trial as Trial
 from .archon_search import Tried as Tried
-from .base import UNDRAWN as UNDRAWN
 from .value_guided import ValueGuided as ValueGuided
 from .weighted_vote import WeightedVote as WeightedVote
 from .archon_search import best_archons as best_archons

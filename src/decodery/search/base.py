@@ -38,10 +38,7 @@ if TYPE_CHECKING:
     from ..decode.request import Request
     from ..model.tokenizer import Tokenizer
 
-__all__ = ["UNDRAWN", "Branches", "Search"]
-
-UNDRAWN = Needs(rows=True, alone=True, greedy=True, law=True)
-"""What a search needs that follows `Branches` and chooses all tokens by itself."""
+__all__ = ["Branches", "Search"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Search(Contract):
     def needs(self) -> Needs:
         """What it must find of a request whose `Branches` it follows.
 
-        By default any temperature is allowed; a search that draws nothing says `needs = UNDRAWN`.
+        By default any temperature is allowed; a search that draws nothing says `greedy=True`, too.
         """
         return Needs(rows=True, alone=True, law=True)
 

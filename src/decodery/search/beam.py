@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..model.store import Progress, silent
 from ..registry import register
-from .base import UNDRAWN, Branches, Search, law
+from .base import Branches, Search, law
 from .beams import EarlyStopping, Ending, Group
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Beam(Search):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
-    needs = UNDRAWN
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         self._ending()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.noise import COUPLE, draw
 from ..core.sequence import Sequence
 from ..core.topk import topk
@@ -22,7 +23,7 @@ from ..model.tokenizer import Tokenizer
 from ..registry import register
 from ..sample.base import require_number
 from ..sample.constraint import constrained
-from .base import UNDRAWN, Branches, Search, choose
+from .base import Branches, Search, choose
 from .belief import Belief, join, split
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Coupling(Search):
     ending: Literal["complete", "eos"] = "complete"
     tokenizer: Tokenizer | None = None
 
-    needs = UNDRAWN
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the temperature of coupling", self.temperature, above=0.0)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
 from ..registry import register
 from ..sample.base import require_number
-from .base import UNDRAWN, Branches, Search, law
+from .base import Branches, Search, law
 from .beams import EarlyStopping, Ending, Group
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class DiverseBeam(Search):
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
-    needs = UNDRAWN
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the diversity of diverse-beam", self.diversity, least=0.0)

@@ -11,6 +11,7 @@ import torch
 
 from ..core.ask import Asking
 from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..errors import SettingsError
@@ -19,7 +20,7 @@ from ..model.store import Progress, silent
 from ..registry import register, resolve
 from ..sample.base import require_number
 from ..score.base import Scorer, judge
-from .base import UNDRAWN, Branches, Search, candidates, choose, law
+from .base import Branches, Search, candidates, choose, law
 from .beams import Ending, Group
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class PGTD(Search):
     early_stop: bool = True
     caches: bool = True
 
-    needs = UNDRAWN
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if self.budget < 1 or self.k < 1 or self.beams < 1:
