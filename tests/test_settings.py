@@ -23,6 +23,9 @@ UNLOADED = object.__new__(LM)
     ("settings", "said"),
     [
         ({"max_tokens": 5}, "there is no setting 'max_tokens'; try max_new_tokens"),
+        ({"search": "smc"}, "there is no setting 'search'; call lm.search"),
+        ({"diffuse": "static"}, "there is no setting 'diffuse'; call lm.diffuse"),
+        ({"regex": "a+"}, "there is no setting 'regex'; give a constraint, such as constraint=Regex"),
         ({"temprature": 1.0}, "there is no setting 'temprature'; try temperature"),
         ({"topk": 3}, "there is no setting 'topk'; try top_k"),
         ({"eos_ids": (1,)}, "there is no setting 'eos_ids'"),

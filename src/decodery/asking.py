@@ -45,6 +45,17 @@ from .verify.base import Rule
 DRY_BREAKERS = ("\n", ":", '"', "*")
 """Where repetitions end unless a request says otherwise."""
 
+_ELSEWHERE = {
+    **dict.fromkeys(("search", "scorer"), "call lm.search(prompt, search, scorer=...) instead of generate"),
+    "diffuse": "call lm.diffuse(prompt, method) instead of generate",
+    **dict.fromkeys(("dtype", "kv_dtype"), "give it to load"),
+    **dict.fromkeys(
+        ("constrain", "regex", "json_schema", "grammar", "choice"),
+        "give a constraint, such as constraint=Regex(pattern), JSONSchema(schema), Grammar(text) or Choice(options)",
+    ),
+}
+"""What to do with settings of other functions, and of the command line."""
+
 
 class Asking:
     """A loaded model with its tokenizer and chat template, and what is asked of it.
@@ -100,7 +111,7 @@ class Asking:
         """The bytes behind every token of the model."""
         return Vocabulary.of(self.tokenizer, self.model.vocab_size)
 
-    @checked(Sampler.from_settings, but=("eos_ids",))
+    @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
     def request(
         self,
         tokens: Ordered[int],

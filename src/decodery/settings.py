@@ -26,11 +26,14 @@ _WORDS: dict[Any, tuple[str, str]] = {
 """One and several values of a type."""
 
 
-def checked(*further: Callable[..., Any], but: Collection[str] = ()) -> Callable[[F], F]:
+def checked(
+    *further: Callable[..., Any], but: Collection[str] = (), elsewhere: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
     """Decorates a function whose keyword-only arguments are settings: they are checked by their annotations.
 
     further: functions that get what else is given, all but the arguments in `but`; without them a function with
-    `**settings` leaves names it does not know to whomever it hands them to. Raises SettingsError.
+    `**settings` leaves names it does not know to whomever it hands them to. elsewhere: what to do where one of these
+    names is given, which belong to other functions. Raises SettingsError.
     """
 
     def decorate(function: F) -> F:
@@ -52,7 +55,8 @@ def checked(*further: Callable[..., Any], but: Collection[str] = ()) -> Callable
                         raise SettingsError(f"{name} must be {_words(kinds()[name])}, not {value!r:.80}")
                 elif not open_ended:
                     near = difflib.get_close_matches(name, kinds(), n=3, cutoff=0.5) or sorted(kinds())
-                    raise SettingsError(f"there is no setting {name!r}; try {', '.join(near)}")
+                    advice = (elsewhere or {}).get(name) or f"try {', '.join(near)}"
+                    raise SettingsError(f"there is no setting {name!r}; {advice}")
             return function(*arguments, **settings)
 
         return typing.cast(F, call)

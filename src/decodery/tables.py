@@ -56,10 +56,19 @@ def _take(found: dict[str, str], name: str, value: ast.expr, own: bool) -> None:
 
 
 def _inherited(node: ast.ClassDef, module: str, table: str) -> dict[str, str]:
-    for base in node.bases:
-        if (found := _class(ast.unparse(base), module)) is not None:
-            return _told(*found, table, own=False)
+    for base, where in _bases(node, module):
+        if any(_declares(each, table) for each in base.body):
+            return _told(base, where, table, own=False)
     return {}
+
+
+def _bases(node: ast.ClassDef, module: str) -> list[tuple[ast.ClassDef, str]]:
+    """The classes that a class derives from, in the order in which Python asks them: what several share comes last."""
+    found: list[tuple[ast.ClassDef, str]] = []
+    for base in node.bases:
+        if (known := _class(ast.unparse(base), module)) is not None:
+            found += [known, *_bases(*known)]
+    return list(dict.fromkeys(reversed(found)))[::-1]
 
 
 @cache

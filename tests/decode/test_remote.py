@@ -16,7 +16,9 @@ import pytest
 import decodery as dc
 from decodery.constrain import Regex
 from decodery.errors import DecoderyError, ServerError, SettingsError, UnsupportedModel
-from methods import DRAWING, PIPELINES, SAMPLED, SEARCHES
+from decodery.score import TextScore
+from decodery.search import IAD
+from methods import DRAWING, SAMPLED, SEARCHES
 from serving import serving, tiny_lm
 
 Reply = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
@@ -50,9 +52,7 @@ def test_texts_are_those_of_the_model_itself(both: tuple[Any, Any]) -> None:
     assert stopped.text == here[0].text.partition(stop)[0] and stopped.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(
-    "search", ["best-of-n:scorer=llm-judge,n=2", "self-consistency:n=3,answer=whole", "first-finish"]
-)
+@pytest.mark.parametrize("search", ["self-consistency:n=3,answer=whole", "first-finish"])
 def test_searches_by_whole_texts_find_the_same(both: tuple[Any, Any], search: str) -> None:
     here, there = (each.search("Is it so?", search, **WRITING) for each in both)
     assert sorted(out.text for out in there) == sorted(out.text for out in here) and all(out.complete for out in there)
@@ -60,12 +60,22 @@ def test_searches_by_whole_texts_find_the_same(both: tuple[Any, Any], search: st
 
 
 def test_pipelines_run_and_count_what_judges_read(both: tuple[Any, Any]) -> None:
-    settings = WRITING | {"max_new_tokens": 3}
-    here, there = (each.search("Is it so?", PIPELINES["archon"], **settings) for each in both)
+    critical = IAD(TextScore(len), n=2, rounds=1, feedback="critique")
+    here, there = (each.search("Is it so?", critical, **WRITING) for each in both)
+    assert here[0].trace.ledger.counts["judge_calls"] == 1
     assert [out.text for out in there] == [out.text for out in here]
     assert here[0].trace.ledger.counts == {
         name: there[0].trace.ledger.counts[name] for name in here[0].trace.ledger.counts
     }
+
+
+def test_a_judge_that_names_no_label_is_named(both: tuple[Any, Any]) -> None:
+    """The random model has no label among its likeliest tokens, which only the one that is run here tells all of."""
+    here, remote = both
+    search = "best-of-n:scorer=llm-judge,n=2"
+    assert 0 < here.search("Is it so?", search, **WRITING)[0].score < 1
+    with pytest.raises(SettingsError, match="the judge was to say one of 1, 2, 3, 4, 5, and began with"):
+        remote.search("Is it so?", search, **WRITING)
 
 
 def test_what_a_server_cannot_do_is_refused_before_it_is_asked(both: tuple[Any, Any]) -> None:

@@ -17,7 +17,8 @@ from decodery.core.tree import TokenTree
 from decodery.draft.shapes.frequency import count_prefixes, frequency_tree
 from decodery.draft.shapes.monte_carlo import enumerate_all, search
 from decodery.draft.shapes.template import STAND, TOKEN_RECYCLING, RankRates, Template, unbalanced
-from decodery.errors import NumericalError
+from decodery.errors import NumericalError, SettingsError
+from decodery.registry import resolve
 
 
 def random_text(random: np.random.Generator, n: int, size: int) -> list[int]:
@@ -215,3 +216,11 @@ def test_trees_fuse_by_longest_prefix() -> None:
         fused.validate()
         assert paths(fused) == paths(a) | paths(b) == paths(b.merge(a)) == paths(fused.merge(b))
         assert len(fused) == len(paths(fused))
+
+
+def test_nodes_that_a_tree_lacks_are_refused() -> None:
+    for name in ("token-recycling", "stand"):
+        assert resolve("draft", f"{name}:nodes=80").largest() == 80
+        for nodes in (81, 128, 0):
+            with pytest.raises(SettingsError, match=f"{name} drafts on a tree of 80 nodes: give nodes .* not {nodes}"):
+                resolve("draft", f"{name}:nodes={nodes}")

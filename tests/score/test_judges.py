@@ -49,6 +49,19 @@ def test_a_label_counts_by_its_probability_whoever_tells_it() -> None:
     assert remote.asked[-1].max_tokens == 1 and remote.asked[-1].temperature == 0
 
 
+def test_what_a_server_says_beside_the_labels_is_no_score() -> None:
+    def found(heard: dict[str, float], labels: tuple[str, ...] = ("bad", "better", "good")) -> float:
+        lm = ScriptedLM(lambda asked: Said(next(iter(heard)), heard) if "Question:" in asked.text else "text")
+        return lm.search("q", BestOfN(LLMJudge(labels=labels), n=1))[0].score
+
+    # A token that begins two labels tells of neither: .4 of better and .1 of good are left.
+    assert found({"b": math.log(0.5), "bet": math.log(0.4), "good": math.log(0.1)}) == pytest.approx(0.6)
+    with pytest.raises(SettingsError, match=r"one of bad, better, good, and began with '<think>'"):
+        found({"<think>": 0.0})
+    with pytest.raises(SettingsError, match="'1' begins '10'"):
+        found({"1": 0.0}, ("1", "10"))
+
+
 def test_exact_transforms_have_the_known_figures_and_beat_others_at_the_same_divergence() -> None:
     for n, beta, divergence, won in ((4, 0.5, 0.2119, 0.7792), (16, 0.8, 0.1298, 0.8613)):
         grid, reward, density = transform(n, beta)

@@ -235,6 +235,44 @@ def test_a_corrupted_scorer_is_bent_as_its_formula_says() -> None:
     assert score(noisy, output) == score(noisy, output) != score(Corrupted(Even(), noise=1.5, seed=1), output)
 
 
+@dataclass(frozen=True)
+class Lengths(Scorer):
+    """An own scorer, whose author knows no tensors."""
+
+    made: Any
+
+    def score(self, candidates: Candidates) -> Any:
+        return self.made([len(output) for output in candidates.outputs])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        list,
+        tuple,
+        np.array,
+        lambda found: np.array(found, np.float32),
+        torch.tensor,
+        lambda found: [*map(float, found)],
+    ],
+)
+def test_scores_may_come_as_lists_and_arrays(made: Any) -> None:
+    lm = ScriptedLM(lambda asked: " ".join(["word"] * (asked.number % 3 + 1)))
+    found = lm.search("?", BestOfN(Lengths(made), n=3), temperature=1.0)
+    assert [out.score for out in found] == [3.0, 2.0, 1.0]
+
+
+def test_scores_that_are_no_numbers_are_named() -> None:
+    for made in (lambda found: ["good"] * len(found), lambda found: None, lambda found: [[1], [2, 3]]):
+        with pytest.raises(SettingsError, match="Lengths must give"):
+            drive(judge(Lengths(made), Candidates([1], [[2], [3]], [True, True])))
+    # Right and wrong come as numpy's as well.
+    for right in (True, np.True_):
+        scorer = TextScore(lambda text: right, logarithmic=True)  # noqa: B023
+        scores = drive(judge(scorer, Candidates([1], [[2]], [True], texts=["x"])))
+        assert scores.tolist() == [0.0]
+
+
 def test_what_a_scorer_cannot_score_is_said() -> None:
     head = ValueHead(LinearValue(torch.ones(32), torch.tensor(0.0), 1))
     finished = TextScore(lambda text: 1.0, decode=str)

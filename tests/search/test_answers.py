@@ -6,13 +6,14 @@ import random
 from collections import Counter
 from itertools import product
 from math import comb
-from time import perf_counter
+from time import perf_counter, process_time
 
 import pytest
 
 from decodery.errors import SettingsError
 from decodery.search.answers import Answers, canonical, vote
 from decodery.search.features import Features, features, standardised
+from decodery.testing.scripted import ScriptedLM
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,85 @@ def test_votes_are_counted_and_ties_go_to_the_answer_given_first() -> None:
         if plain:
             most = max(Counter(each for each in answers if each).values())
             assert plain[0].weight == most == len(plain[0].members)
+
+
+def boxed(*answers: str) -> list[str]:
+    return [f"So it is \\boxed{{{answer}}}." for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"\frac{1}{2}", "0.5"),
+        (r"\frac12", "0.5"),
+        ("1 1/2", "1.5"),
+        (r"2\sqrt{3}", r"\sqrt{12}"),
+        ("x^2+2x+1", "(x+1)^2"),
+        ("(1,2)", r"\left(1, 2\right)"),
+        (r"\{1,2\}", r"\{2,1\}"),
+        ("x = 5", "5"),
+        (r"18\text{ dollars}", "a total of 18 dollars"),
+        (r"\$18", "18"),
+        ("3 + 4", "7"),
+        ("3!", "6"),
+        (r"\sqrt{3}", r"$\sqrt3$ meters"),
+        ("50%", "50"),
+    ],
+)
+def test_marked_answers_are_the_same_however_they_are_spelt(one: str, other: str) -> None:
+    for pair in ((one, other), (other, one)):
+        first, second = Answers().of(boxed(*pair))
+        assert first == second is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"\sqrt{3}", "3"),
+        (r"\sqrt3", "3"),
+        (r"3\pi", "3"),
+        ("3 pi", "3"),
+        ("3x", "3"),
+        ("3 a", "3"),
+        ("3!", "3"),
+        ("3^{100}", "3"),
+        ("3 million", "3"),
+        ("x < 3", "3"),
+        ("1 1/2", "1"),
+        ("1 000", "1"),
+        ("1/3", "0.333"),
+        ("3 + 4", "8"),
+        ("[1,2]", "(1,2)"),
+        ("(1,2)", "(2,1)"),
+        ("cat", "act"),
+        ("2ab", "2ac"),
+        (r"\$3 and \$4", "3"),
+    ],
+)
+def test_marked_answers_that_differ_are_not_counted_together(one: str, other: str) -> None:
+    for pair in ((one, other), (other, one)):
+        first, second = Answers().of(boxed(*pair))
+        assert first != second and None not in (first, second)
+
+
+def test_roots_do_not_vote_for_what_is_under_them() -> None:
+    answers = Answers().of(boxed(r"\sqrt{3}", r"3\pi", "7", "3x", "7", "3"))
+    assert vote(answers)[0].members == [2, 4]
+    answers = Answers().of(boxed("7", r"\frac{1}{2}", "0.5", r"\frac{2}{4}", "7"))
+    assert vote(answers)[0] == vote([None, "0.5", "0.5", "0.5"])[0]
+    # Texts that end one after the other are compared as well.
+    lm = ScriptedLM([*boxed(r"\frac{1}{2}", "0.5", "7"), *boxed("7")])
+    found = lm.search("?", "first-finish:n=3,k=3,answer=auto", temperature=1.0)
+    assert sorted(out.score for out in found) == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_a_formula_that_nobody_can_compute_is_compared_by_its_spelling() -> None:
+    with pytest.warns(UserWarning, match=r"9\}\}' is compared by its spelling alone: it takes more than 1 s"):
+        found = Answers().of(boxed("9^{9^{9^9}}", "3x", "3 x", "9^{9^{9^9}}", "x" * 300 + "+1"))
+    assert found[0] == found[3] != found[1] == found[2] and found[4] == "x" * 300 + "+1"
+    begin = process_time()
+    hostile = ("\\(" * 50_000, "$" * 99_999, "{" * 999, "a " * 50_000, "1 " * 50_000 + "x", "\\frac" * 100)
+    assert len(Answers().of([f"#### {each}" for each in hostile])) == len(hostile) and process_time() - begin < 5
 
 
 @pytest.mark.parametrize("n", [1, 3, 5, 7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,7 @@ def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: p
         budgets=(2, 4),
         pool=4,
         prompts=4,
+        split="validation",
     )
     SearchJob(scripted(), settings, tmp_path / "run").run(lambda what, done, total: None)
     monkeypatch.setattr(decodery, "load", lambda *args, **kwargs: scripted())
@@ -137,6 +139,23 @@ def test_a_benchmark_makes_a_table_by_one_command(tmp_path: Path, monkeypatch: p
     for wrong in (["--reward", "noisy"], ["--reward", "clean", "--probes", "9"]):
         failed = CliRunner().invoke(cli, [*arguments, *wrong])
         assert failed.exit_code == 1 and "this benchmark has" in str(failed.exception)
+    # Whatever is told of test puzzles afterwards, no table knows them.
+    SearchJob(scripted(), replace(settings, split="test"), tmp_path / "test").run(lambda what, done, total: None)
+    refused = [*arguments[:2], str(tmp_path / "test"), *arguments[3:], "--reward", "clean"]
+    failed = CliRunner().invoke(cli, refused)
+    assert failed.exit_code == 1 and "measure with --split validation" in str(failed.exception)
+
+
+def test_a_benchmark_of_searches_takes_puzzles_of_one_split(tmp_path: Path) -> None:
+    common = ["bench", "--workload", "search", "--prompts", "1", "--budgets", "1", "--pool", "1", "--methods", "pass@n"]
+    done = CliRunner().invoke(
+        cli, [*common, "--split", "validation", "--rewards", "oracle", "--out", str(tmp_path / "a")]
+    )
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "a" / "results.json").read_text())["settings"]["split"] == "validation"
+    for wrong in ("qualitative", "test,validation", ""):
+        failed = CliRunner().invoke(cli, [*common, "--split", wrong])
+        assert failed.exit_code == 2 and "puzzles of one split: test, validation" in failed.output
 
 
 def test_a_table_that_is_none_is_refused(tmp_path: Path) -> None:

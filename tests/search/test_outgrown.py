@@ -127,7 +127,7 @@ def test_texts_that_are_too_long_to_be_judged_are_returned_unjudged(search: Any)
         found = lm.search("Why?", search(LLMJudge(), n=2), temperature=1.0)
     assert found[0].text.startswith("t0") and not found[0].complete
     # Those that can be judged are, and the others left out.
-    lm = ScriptedLM(lambda asked: "Yes" if asked.number > 1 else wordy("t", 0.5, (50, 5)[asked.number]), context=60)
+    lm = ScriptedLM(lambda asked: "5" if asked.number > 1 else wordy("t", 0.5, (50, 5)[asked.number]), context=60)
     if search is BestOfN:
         with pytest.warns(UserWarning, match="1 of 2 texts are left out"):
             (found,) = lm.search("Why?", search(LLMJudge(), n=2), temperature=1.0)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from decodery.core.ask import together
+from decodery.core.conversation import Conversation
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import CorruptFile, ServerError, SettingsError
 from decodery.model.store import silent
 from decodery.score import LLMJudge, TextScore
-from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote
+from decodery.search import DRAG, IAD, Archon, BestOfN, Cheatsheet, Documents, IterDRAG, WeightedVote, archon_layers
 from decodery.search.archon_layers import ranking
 from decodery.search.drag import Demonstration
 from decodery.search.memory_file import Sheet, SheetFile, unless_changed
@@ -87,17 +88,17 @@ def test_iad_shows_best_and_worst_and_never_falls() -> None:
 
 def _archon(asked: Asked) -> str:
     if "numbers in brackets" in asked.text:
-        return "[2] > [9] > [2]"
+        return "[2] > [1] > [9] > [2]"
     if "number in brackets" in asked.text:
         return "\n".join(f"[{n}] note {n}" for n in range(1, 1 + len(re.findall(r"^\[\d+\]", asked.text, re.M))))
-    if "Correct or Incorrect" in asked.text:
-        return "Incorrect." if "odd" in asked.text else "Correct."
+    if "[Correct] or [Incorrect]" in asked.text:
+        return "[Incorrect]" if "odd" in asked.text else "[Correct]"
     if "Give the reasoning" in asked.text:
         return "because"
     if "numbered list" in asked.text:
         return "1. It is short.\n2. It is true."
-    if "Passed or Failed" in asked.text:
-        return "1. Passed\n2. " + ("Passed" if "odd" in asked.text else "Failed")
+    if "[Passed] or [Failed]" in asked.text:
+        return f"Unit Test #1: [Passed]\nUnit Test #2: [{'Passed' if 'odd' in asked.text else 'Failed'}]"
     return f"{'odd' if asked.number % 2 else 'even'}-{asked.number}"
 
 
@@ -128,7 +129,7 @@ def test_archons_components() -> None:
         lm = ScriptedLM(_archon)
         return [out.text for out in lm.search("Why?", f"archon:layers={layers}", temperature=0.7)], lm
 
-    assert ranking("none\n[2] > [9] > [2]", 3) == [1, 0, 2] and ranking("", 2) == [0, 1]
+    assert ranking("none\n[2] > [9] > [2]", 3) == [1, 0, 2] and ranking("", 2) is None
     assert asked("generator(n=3)/ranker(top_k=3)")[0] == ["odd-1", "even-0", "even-2"]
     # Critiques stay with the candidates that a ranker moves.
     assert (
@@ -156,6 +157,132 @@ def test_archons_components() -> None:
     ):
         with pytest.raises(SettingsError, match=rule):
             asked(layers)
+
+
+@pytest.mark.parametrize(
+    ("said", "order"),
+    [
+        ("Here are the 3 answers ranked:\n[2] > [1] > [3]", [1, 0, 2]),
+        ("Answer: [3] > [2]\nbecause [3] is short", [2, 1, 0]),
+        ("**[3] > [1] > [2]**", [2, 0, 1]),
+        ("I first thought [1] > [2], but [2] > [1].", [1, 0, 2]),
+        ("Answer: [2]", [1, 0, 2]),
+        ("The best of the 3 is 2.", None),
+        ("[1] is better than [2]", None),
+    ],
+)
+def test_a_ranking_is_read_in_brackets_alone(said: str, order: list[int] | None) -> None:
+    assert ranking(said, 3) == order
+
+
+def _archons(layers: str, *said: str) -> tuple[list[str], ScriptedLM]:
+    """What a pipeline over the candidates "a" and "b" leaves, where the model says these texts of them, in turn."""
+    lm = ScriptedLM(["a", "b", *said])
+    return [out.text for out in lm.search("Why?", f"archon:layers=generator(n=2)/{layers}", temperature=0.7)], lm
+
+
+def test_what_judges_say_in_other_words_is_asked_for_again() -> None:
+    # A denial is no verdict, nor are both; the others stand meanwhile.
+    found, lm = _archons("verifier", "why a", "why b", "This is not correct.", "[Correct]", "[Incorrect]")
+    assert found == ["b"] and lm.asked[4].text == lm.asked[6].text and lm.asked[4].seed != lm.asked[6].seed
+    found, _ = _archons("verifier", "?", "?", "[Correct]", "[Correct] or [Incorrect]?", "**[incorrect]**")
+    assert found == ["a"]
+    found, _ = _archons("verifier", "?", "?", "<think>[Incorrect]</think>[Correct]", "[Incorrect]")
+    assert found == ["a"]
+    # So it is with tests, all of which must be judged.
+    tests = "1. It is short.\n2. It is true."
+    found, _ = _archons(
+        "unit-tests/evaluator",
+        tests,
+        "1. Not passed\n2. Not passed",
+        "Test 1: [Failed]\nTest 2: [Passed]",
+        "Unit Test #1: [Failed]\n**Unit Test #2**: [Failed]",
+    )
+    assert found == ["b", "a"]
+    # Critiques may be marked bold.
+    _, lm = _archons("critic/fuser", "**[1]** wrong\n**[2]** right", "c")
+    assert len(lm.asked) == 4 and "a\nCritique: wrong" in lm.asked[-1].text
+    # What never comes changes nothing, after 10 questions.
+    found, lm = _archons("ranker", *["the second"] * 10)
+    assert found == ["a", "b"] and len(lm.asked) == 12
+    found, lm = _archons("verifier", "?", "?", *["yes"] * 20)
+    assert found == ["a", "b"] and len(lm.asked) == 24
+
+
+def test_a_model_that_is_run_here_is_held_to_the_form_of_a_verdict(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(archon_layers, "ranking", lambda text, n: said.append(text) or ranking(text, n))
+    search = "archon:layers=generator(n=3)/ranker(top_k=3)"
+    (*_, found) = lm.search("Is it so?", search, temperature=1.0, max_new_tokens=24, seed=4)
+    assert len(said) == 1 and re.fullmatch(r"\[[123]\] > \[[123]\] > \[[123]\]", said[0])
+    counts = found.trace.ledger.counts
+    assert counts["judge_calls"] == 1 and "malformed" not in counts
+    (*_, found) = lm.search("Is it so?", "archon:layers=generator(n=3)/verifier", temperature=1.0, max_new_tokens=24)
+    assert found.trace.ledger.counts["judge_calls"] == 6 and "malformed" not in found.trace.ledger.counts
+
+
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Name a river."},
+    {"role": "assistant", "content": "The Rhine."},
+    {"role": "user", "content": [{"type": "text", "text": "And another one?"}]},
+]
+
+
+@pytest.mark.parametrize("name", ["archon", "iad", "llm-judge", "cheatsheet"])
+def test_judges_critics_and_curators_see_all_turns(name: str, tmp_path: Path) -> None:
+    def script(asked: Asked) -> Said:
+        return Said("[1] x" if "its number in brackets" in asked.text else "1", {"1": 0.0})
+
+    search: Any = {
+        "archon": Archon((("generator",), ("critic",), ("fuser",))),
+        "iad": IAD(LAST, n=1, rounds=1, feedback="critique"),
+        "llm-judge": BestOfN(LLMJudge(), n=1),
+        "cheatsheet": Cheatsheet(str(tmp_path / "memory.json")),
+    }[name]
+    lm = ScriptedLM(script)
+    lm.search(TURNS, search, temperature=1.0)
+    judged = [asked.text for asked in lm.asked if isinstance(asked.prompt, str)]
+    assert len(judged) == 1
+    assert "system: Be brief.\n\nuser: Name a river.\n\nassistant: The Rhine.\n\nuser: And another one?" in judged[0]
+    # A question alone is shown as it is.
+    lm = ScriptedLM(script)
+    lm.search(TURNS[1:2], search, temperature=1.0)
+    assert not any("user: Name" in asked.text for asked in lm.asked if isinstance(asked.prompt, str))
+
+
+def test_a_question_is_replaced_and_what_tools_said_of_it_stays() -> None:
+    called = [
+        *TURNS,
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "rivers"}}]},
+        {"role": "tool", "content": "Elbe"},
+    ]
+    conversation = Conversation(called, lambda prompt: [], lambda constraint: constraint)
+    asked = conversation.asking("Which?").prompt
+    assert [turn["content"] for turn in asked] == ["Be brief.", "Name a river.", "The Rhine.", "Which?", None, "Elbe"]
+    assert conversation.question == "And another one?"
+    assert conversation.task.endswith('assistant: [{"function": {"name": "rivers"}}]\n\ntool: Elbe')
+
+
+def test_iad_has_no_worst_where_nothing_is_worse() -> None:
+    def shown(*scores: int) -> str:
+        lm = ScriptedLM(lambda asked: f"text{asked.number} {scores[asked.number] if asked.number < len(scores) else 1}")
+        lm.search("?", IAD(LAST, n=len(scores), rounds=1), temperature=1.0)
+        return lm.asked[len(scores)].text
+
+    equal = shown(0, 0, 0)
+    assert "text0 0" in equal and "worst" not in equal and "text2" not in equal
+    # Of the equally bad the oldest is shown.
+    worse = shown(0, 5, 0)
+    assert "text1 5" in worse and "worst" in worse and "text0 0" in worse and "text2" not in worse
+
+
+def test_a_line_that_is_none_is_asked_for_again() -> None:
+    documents = Documents(("cats sleep",))
+    lm = ScriptedLM(["Let me think.", "<think>hm</think>**So the final answer is:** cats"])
+    (found,) = lm.search("Which?", IterDRAG(documents, n=1), temperature=1.0)
+    assert found.text == "cats" and found.trace.ledger.counts["malformed"] == 1
+    assert lm.asked[0].text == lm.asked[1].text and lm.asked[0].seed != lm.asked[1].seed
 
 
 def _curator(asked: Asked) -> str:

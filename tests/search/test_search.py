@@ -13,8 +13,9 @@ from decodery.decode.request import Request
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError
 from decodery.registry import methods
-from decodery.search.base import Search
-from decodery.testing import LawBroken, check_search, tiny_transformer, to_int8
+from decodery.sample.sampler import Sampler
+from decodery.search.base import Branches, Search, choose
+from decodery.testing import LawBroken, check_search, decode, tiny_transformer, to_int8
 from methods import CHOOSING, DRAWING, LOSSY_RULES, PIPELINES, SAMPLERS, SEARCHES, WRITTEN_BY_THE_LOOP
 
 MODEL = to_int8(tiny_transformer(3))
@@ -61,7 +62,43 @@ class _Unsorted(Search):
         return (yield from SEARCHES["beam"].find(engine, request))[::-1]
 
 
+class _Drawn(Search):
+    """An own search as its author first writes it: it draws each token by the request's sampler."""
+
+    def find(self, engine, request, progress=None) -> Asking[list[Sequence]]:
+        branches = Branches(engine, request, self)
+        seq = branches.root
+        while not seq.finished:
+            logits = yield from branches.score([seq])
+            rows = seq.sampler.law(logits, [seq.context()])
+            choose(seq, int(seq.sampler.pick(rows, seq.seed, [seq.position])[0]), logits[0])
+        return branches.finish([seq])
+
+
+def test_an_own_search_draws_at_any_temperature() -> None:
+    for temperature in (0.0, 1.0):
+        settings = {
+            "max_new_tokens": 10,
+            "eos_ids": (0, 3, 9),
+            "sampler": Sampler.from_settings(temperature=temperature),
+        }
+        (plain,) = decode(MODEL, [PROMPTS["many"]], **settings)
+        (found,) = _Drawn().run(Engine(MODEL), Request(PROMPTS["many"], **settings))
+        assert found.generated == plain.generated
+    # What draws nothing still says so.
+    with pytest.raises(SettingsError, match="temperature 0"):
+        SEARCHES["beam"].run(Engine(MODEL), Request(PROMPTS["many"], **settings))
+
+
 @pytest.mark.parametrize(("search", "message"), [(_Sharing(), "fresh prefill"), (_Unsorted(), "not in the order")])
 def test_wrong_searches_are_caught(search: Search, message: str) -> None:
     with pytest.raises(LawBroken, match=message):
         check_search(MODEL, [PROMPTS["many"]], search, max_new_tokens=10, eos_ids=(0, 3, 9))
+
+
+def test_the_list_of_searches_says_of_each_what_it_needs_itself() -> None:
+    said = {method.name: method.needs for method in methods("search")}
+    assert "temperature 0" in said["beam"] and "passes without drafts" in said["beam"]
+    # What is drawn by the loop takes any temperature and any drafter.
+    for name in ("best-of-n", "weighted-vote", "adaptive-sampling", "iad"):
+        assert not {"temperature 0", "passes without drafts", "rows scored one by one"} & set(said[name])

@@ -191,6 +191,13 @@ def test_broken_warps_are_caught(warp: Warp, said: str | None) -> None:
         check_warp(warp)
 
 
+def test_a_warp_that_changes_its_logits_in_place_breaks_identity() -> None:
+    (plain,) = decode(TARGET, PROMPTS[:1])
+    for warps in ([InPlace()], [Temperature(0.7), InPlace()]):
+        with pytest.raises(LawBroken, match=r"InPlace\(.*\) changes the logits it is given in place"):
+            check_identical(TARGET, PROMPTS[:1], drafter=Oracle(tuple(plain.tokens)), sampler=Sampler(warps))
+
+
 @pytest.mark.parametrize("warp", [OtherRows(), Impure()], ids=lambda warp: type(warp).__name__)
 def test_a_warp_that_depends_on_its_company_breaks_identity_on_a_cpu_too(warp: Warp) -> None:
     (plain,) = decode(TARGET, PROMPTS[:1])

@@ -135,7 +135,8 @@ _PATH = click.Path(path_type=Path)
     "--split",
     "splits",
     type=_Names(),
-    help="qualitative: one question at a time; throughput: several prompts of one length at once (qualitative).",
+    help="qualitative: one question at a time; throughput: several prompts of one length at once (qualitative). Of "
+    "--workload search, which puzzles: test, validation, reward, router or train (test).",
 )
 @_what("--concurrency", type=_Numbers(), help="Prompts at once in the throughput split (1,2,4,8).")
 @_what("--input-tokens", type=_Numbers(), help="Lengths of its prompts (64,256,512,1024).")

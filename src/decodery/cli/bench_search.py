@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from .bench_alone import settled, shown
 
 if TYPE_CHECKING:
@@ -16,7 +18,14 @@ def measure(given: dict[str, Any], out: Path | None, *, as_json: bool, resume: b
     from ..bench.result import SEARCH
     from ..bench.searches.job import SearchJob
     from ..bench.searches.settings import SearchSettings
+    from ..puzzles import SPLITS
 
+    if "splits" in given:
+        *others, split = given["splits"] or ("",)
+        if others or split not in SPLITS:
+            asked = ",".join(given["splits"])
+            raise click.UsageError(f"--workload search takes puzzles of one split: {', '.join(SPLITS)}, not {asked!r}")
+        given = {name: value for name, value in given.items() if name != "splits"} | {"split": split}
     settings, _ = settled("search", SEARCH, SearchSettings, given, out, resume)
     settings.check()
     return shown(settings, lambda lm, *watched: SearchJob(lm, settings, out, resume).run(*watched), as_json=as_json)

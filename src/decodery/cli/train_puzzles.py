@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ..errors import SettingsError
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
@@ -275,6 +276,10 @@ def compute_optimal(run: Path, out: Path, reward: str, bins: int, probes: int) -
     from ..bench.searches.settings import SearchSettings
 
     settings = SearchSettings.from_dict(require(read(run), SEARCH)["settings"])
+    if settings.split == "test":
+        raise SettingsError(
+            f"the benchmark in {run} is of test puzzles, and no table may know them: measure with --split validation"
+        )
     fold = Fold.of(settings, read_traces(run / TRACES), reward, probes)
     found = crossed(fold, bins)
     facts = {"command": command_line(), "puzzles": len(fold.plain), "cross_validated": found}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,15 +37,33 @@ class Conversation:
         """The text, or the last turn of the user."""
         if isinstance(self.prompt, str):
             return self.prompt
-        turns = [turn.get("content") for turn in self.prompt if turn.get("role") == "user"]
-        return turns[-1] if turns and isinstance(turns[-1], str) else ""
+        return next((_content(turn) for turn in reversed(self.prompt) if turn.get("role") == "user"), "")
+
+    @property
+    def task(self) -> str:
+        """The question with all turns around it: what a judge of an answer must know.
+
+        Returns:
+            The question itself where it is the only turn, else every turn after the name of its role.
+        """
+        if isinstance(self.prompt, str) or (len(self.prompt) == 1 and self.question):
+            return self.question
+        return "\n\n".join(f"{turn.get('role')}: {_written(turn)}" for turn in self.prompt)
 
     def asking(self, text: str) -> Conversation:
-        """The same conversation with another question in place of its last one; what went before it stays."""
+        """The same conversation with another question in place of its last one.
+
+        Args:
+            text: The question.
+
+        Returns:
+            A conversation in which the turns before and after the question stay, such as the results of tools.
+        """
         if isinstance(self.prompt, str):
             return replace(self, prompt=text)
         last = max((n for n, turn in enumerate(self.prompt) if turn.get("role") == "user"), default=len(self.prompt))
-        return replace(self, prompt=[*self.prompt[:last], {"role": "user", "content": text}])
+        asked = {"role": "user", "content": text}
+        return replace(self, prompt=[*self.prompt[:last], asked, *self.prompt[last + 1 :]])
 
     def apart(self, text: str) -> Conversation:
         """A conversation of its own, of which this is all: what a judge reads."""
@@ -52,3 +71,19 @@ class Conversation:
 
     def tokens(self) -> list[int]:
         return self.encode(self.prompt)
+
+
+def _content(turn: Message) -> str:
+    """The text of a turn, which may come in parts."""
+    content = turn.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list | tuple) else ()
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+
+
+def _written(turn: Message) -> str:
+    """All that a turn says: its text, and the tools that it calls."""
+    calls = turn.get("tool_calls")
+    said = [_content(turn), *([json.dumps(calls, default=str)] if calls else [])]
+    return "\n".join(filter(None, said))

@@ -79,12 +79,14 @@ class Calls:
         most: int | None = None,
         logprobs: int | None = None,
         sampler: Sampler | None = None,
+        constraint: Any = None,
         progress: Progress = silent,
     ) -> Asking[list[Sequence]]:
         """What a judge, critic or curator says to each prompt: free of the constraint and the stop strings of the
         request.
 
         most: tokens of each, those of the request by default. logprobs: as in `Request`. sampler: greedy by default.
+        constraint: what holds the texts to a form, as a name or a language.
         """
         first, self._judged = self._judged, self._judged + len(prompts)
         request = copy(self.request)
@@ -94,6 +96,9 @@ class Calls:
         request.conversation = request.reuse = request.search = request.source = None
         request.stop, request.logprobs = (), logprobs
         request.sampler = Sampler.from_settings() if sampler is None else free(sampler)
+        if constraint is not None:
+            form = Constrained(self.conversation.compile(constraint))
+            request.sampler = Sampler((form, *request.sampler.warps))
         request.max_new_tokens = most or request.max_new_tokens
         seed = nth_seed(self.request.seed, _JUDGED)
         texts = [self._open(request, each, nth_seed(seed, first + n)) for n, each in enumerate(prompts)]

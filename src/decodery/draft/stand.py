@@ -78,12 +78,13 @@ class STAND(Drafter):
     gives = Gives(drafts=("without-replacement",))
 
     def __post_init__(self) -> None:
-        if not self.orders or min(self.orders) < 1 or self.width < 1 or self.nodes < 1:
-            raise SettingsError("stand needs orders >= 1, width >= 1 and nodes >= 1")
+        if not self.orders or min(self.orders) < 1 or self.width < 1:
+            raise SettingsError("stand needs orders >= 1 and width >= 1")
+        self.shape.require("stand", self.nodes)
         object.__setattr__(self, "orders", tuple(sorted(self.orders, reverse=True)))
 
     def largest(self) -> int:
-        return min(self.nodes, len(self.shape))
+        return self.nodes
 
     def start(self, seq: Sequence) -> _Memory:
         def make() -> _Store:

@@ -33,9 +33,9 @@ class _Memory:
 class TokenRecycling(Drafter):
     """Drafts from the successors the model itself ranked highest the last time it saw each token.
 
-    width: successors kept per token. nodes: at most so many of the published tree's 80 are fed; of a smaller number
-    those on the rank paths that were right most often. seed_from_prompt: learn from the prompt's rows as well (the
-    published code does not). scope: how long successors are kept. Memory: 4 * vocabulary * width bytes.
+    width: successors kept per token. nodes: so many of the published tree's 80 are fed; of a smaller number those on
+    the rank paths that were right most often. seed_from_prompt: learn from the prompt's rows as well (the published
+    code does not). scope: how long successors are kept. Memory: 4 * vocabulary * width bytes.
     """
 
     width: int = 8
@@ -44,15 +44,16 @@ class TokenRecycling(Drafter):
     scope: Scope = "process"
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.nodes < 1:
-            raise SettingsError("token-recycling needs width >= 1 and nodes >= 1")
+        if self.width < 1:
+            raise SettingsError(f"token-recycling needs a width of at least 1, not {self.width}")
+        TOKEN_RECYCLING.require("token-recycling", self.nodes)
 
     @property
     def needs(self) -> Needs:
         return Needs(prompt=self.seed_from_prompt)
 
     def largest(self) -> int:
-        return min(self.nodes, len(TOKEN_RECYCLING))
+        return self.nodes
 
     def start(self, seq: Sequence) -> _Memory:
         def make() -> _Memory:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 
 from ..contract import Contract
@@ -116,7 +117,9 @@ class Scorer(Contract):
 
     @abstractmethod
     def score(self, candidates: Candidates) -> torch.Tensor | Asking[torch.Tensor]:
-        """[m] scores; a generator where a model has to be asked, see `decodery.core.ask`. Call it through `judge`."""
+        """[m] scores, of which a list or an array will do as well; a generator where a model has to be asked, see
+        `decodery.core.ask`. Call it through `judge`.
+        """
 
 
 def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
@@ -138,13 +141,24 @@ def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
     if not len(candidates):
         return torch.empty(0, dtype=torch.float64)
     charged().scorer_calls += len(candidates)
-    found = yield from settled(scorer.score(candidates))
+    found = _as_scores(scorer, (yield from settled(scorer.score(candidates))))
     if tuple(found.shape) != (len(candidates),) or bool(found.isnan().any()) or bool((found == torch.inf).any()):
         raise SettingsError(
             f"{type(scorer).__name__} must give each of {len(candidates)} candidates a number or -inf, and gave "
             f"{found.tolist()}"
         )
     return found
+
+
+def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
+    """What a scorer gave, which may be a list of numbers or an array, as a tensor of floating point."""
+    try:
+        found = given if isinstance(given, torch.Tensor) else torch.from_numpy(np.array(given, dtype=np.float64))
+    except (TypeError, ValueError) as error:
+        raise SettingsError(
+            f"{type(scorer).__name__} must give a tensor, an array or a list of numbers, and gave {given!r:.100}"
+        ) from error
+    return found if found.is_floating_point() else found.double()
 
 
 def log_scores(scorer: Scorer, scores: torch.Tensor) -> torch.Tensor:

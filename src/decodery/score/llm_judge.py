@@ -47,9 +47,9 @@ class LLMJudge(Scorer):
     best, which are worth 0 to 1 in equal steps; each is known by its first token, with or without a space before it.
     The score is the mean by the labels' probabilities, normalised once over all labels, so that judges are compared
     beyond their favourite label, and nothing is drawn. The judge is the model that wrote the text; another one is asked
-    by `reward-model`, as in reward-model(scorer=llm-judge,model=FOLDER). Behind a server only
-    the 20 likeliest tokens are told of: a label that is not among them counts as nothing, and as `unheard` in the
-    ledger, which also has `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
+    by `reward-model`, as in reward-model(scorer=llm-judge,model=FOLDER). Behind a server only the 20 likeliest tokens
+    are told of: a label that is not among them counts as nothing, and as `unheard` in the ledger; a text of which none
+    is heard is left out. The ledger also has `judge_calls`, `judge_tokens_in` and `judge_tokens_out`.
     """
 
     instruction: str = _INSTRUCTION
@@ -81,6 +81,12 @@ class LLMJudge(Scorer):
 
     def fits(self, model: Reader) -> None:
         if writes(model):
+            labels = [label.strip() for label in self.labels]
+            if alike := [(a, b) for a in labels for b in labels if a != b and b.startswith(a)]:
+                raise SettingsError(
+                    f"llm-judge tells labels apart by what a server says first, and {alike[0][0]!r} begins "
+                    f"{alike[0][1]!r}: use other labels"
+                )
             return
         flat = [token for first in self.tokens for token in first]
         if not all(self.tokens) or not flat or len(set(flat)) < len(flat):
@@ -94,9 +100,9 @@ class LLMJudge(Scorer):
         if calls is None:
             raise SettingsError("llm-judge writes a prompt of its own, and this one is token ids: search through `LM`")
         prompts = [self._prompt(calls, text) for text in texts(candidates, None, "llm-judge")]
+        self.fits(calls.reader)
         if writes(calls.reader):
             return (yield from self._heard(calls, prompts))
-        self.fits(calls.reader)
         ids = [calls.conversation.apart(prompt).tokens() for prompt in prompts]
         found = torch.zeros(len(ids), dtype=torch.float64)
 
@@ -112,7 +118,7 @@ class LLMJudge(Scorer):
         return found
 
     def _prompt(self, calls: Calls, answer: str) -> str:
-        return f"Question:\n{calls.conversation.question}\n\nAnswer:\n{answer}\n\n{self.instruction}"
+        return f"Question:\n{calls.conversation.task}\n\nAnswer:\n{answer}\n\n{self.instruction}"
 
     def _heard(self, calls: Calls, prompts: list[str]) -> Asking[torch.Tensor]:
         """By what a server says of the first token."""
@@ -125,23 +131,34 @@ class LLMJudge(Scorer):
                 stream = seq.detokenizer
                 assert stream is not None
                 likely = {stream().push([token]): logprob for token, logprob in [*each.top, (each.token, each.logprob)]}
-            scores.append(_mean(self._logs(likely)))
+            logs = self._logs(likely)
+            if max(logs) == -math.inf:
+                raise SettingsError(
+                    f"the judge was to say one of {', '.join(self.labels)}, and began with {next(iter(likely), '')!r}: "
+                    "use a model that answers at once, or another instruction"
+                )
+            scores.append(_mean(logs))
         return torch.tensor(scores, dtype=torch.float64)
 
     def _logs(self, likely: Mapping[str, float]) -> list[float]:
         """Log-probability of each label, by those of the tokens that it begins with; -inf where none is listed."""
+        labels = [label.strip() for label in self.labels]
+        # What begins several labels tells nothing.
+        telling = {
+            text: logprob
+            for text, logprob in likely.items()
+            if text.strip() and sum(label.startswith(text.strip()) for label in labels) == 1
+        }
         found = []
-        for label in self.labels:
-            own = [logprob for text, logprob in likely.items() if (word := text.strip()) and label.startswith(word)]
+        for label in labels:
+            own = [logprob for text, logprob in telling.items() if label.startswith(text.strip())]
             count("unheard", not own)
             found.append(math.log(sum(map(math.exp, own))) if own else -math.inf)
         return found
 
 
 def _mean(logs: list[float]) -> float:
-    """The mean worth of labels with these log-probabilities, normalised; the middle where none has any."""
+    """The mean worth of labels with these log-probabilities, normalised."""
     top = max(logs)
-    if top == -math.inf:
-        return 0.5
     weights = [math.exp(each - top) for each in logs]
     return sum(n * weight for n, weight in enumerate(weights)) / (len(logs) - 1) / sum(weights)

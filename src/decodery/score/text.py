@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..errors import SettingsError
@@ -42,10 +43,10 @@ class TextScore(Scorer):
         for text, finished in zip(texts(candidates, self.decode, "text"), candidates.finished, strict=True):
             function = self.whole if finished or self.beginning is None else self.beginning
             value = function(text)
-            found.append(self._of(value) if isinstance(value, bool) else float(value))
+            found.append(self._of(value) if isinstance(value, bool | np.bool_) else float(value))
         return torch.tensor(found, dtype=torch.float64)
 
-    def _of(self, right: bool) -> float:
+    def _of(self, right: bool | np.bool_) -> float:
         return (0.0 if right else -torch.inf) if self.logarithmic else float(right)
 
 

@@ -13,6 +13,7 @@ from ..core.sequence import Sequence as Text
 from ..errors import SettingsError
 from ..worker import NotStarted, Unanswered, Worker
 from .base import written
+from .maths import formula, merged
 
 Kind = Literal["auto", "number", "marked", "whole"]
 
@@ -23,6 +24,14 @@ _MEMORY = 1 << 30
 _THOUGHT = "</think>"
 _NUMBER = re.compile(r"(?:(?<![\w).])-)?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
 _MARKER = re.compile(r"####|\\boxed\{|\b(?:final answer|answer is|answer:)", re.IGNORECASE)
+_WORD = r"[(\"'*]*[^\W\d_]+(?:['’-][^\W\d_]+)*[)\"'*.,;:!?]*"
+_AMONG_WORDS = re.compile(rf"(?:{_WORD}\s+)*[$€£¥]?({_NUMBER.pattern})%?[.,;:?]*(?:\s+{_WORD})*")
+_MATHEMATICAL = re.compile(
+    r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|root|plus|minus|times|over|squared|cubed|negative|half|halves|thirds?|"
+    r"quarters?|hundred|thousand|million|billion|trillion|dozens?)\b",
+    re.IGNORECASE,
+)
+"""Words that make another number of the one beside them."""
 _BEFORE, _AFTER = " \t\"'`*$,;:", " \t\"'`*$,;:.!?"
 """What stands around an answer and does not belong to it."""
 
@@ -34,9 +43,11 @@ class Answers:
     """How answers are found in texts.
 
     kind: "number" is the last number, "marked" what stands on a line behind the last marker (####, \\boxed, "answer
-    is"), "auto" the one behind a marker, or else the last number, "whole" the text itself. pattern: a regular
-    expression in their place, whose last match counts, or its first group where it has one. Nothing is looked for
-    before the end of a thinking part. Raises SettingsError for what is no regular expression.
+    is"), "auto" the one behind a marker, of which a number among words stands alone, or else the last number, "whole"
+    the text itself. pattern: a regular expression in their place, whose last match counts, or its first group where it
+    has one. Nothing is looked for before the end of a thinking part. Marked formulas are the same answer where they are
+    the same in mathematics (\\frac12 and 0.5, not \\sqrt3 and 3), by math-verify, a second of work for each at most.
+    Raises SettingsError for what is no regular expression.
     """
 
     kind: Kind = "auto"
@@ -69,18 +80,22 @@ class Answers:
         elif self.kind == "whole":
             found = shown
         else:
-            found = [self._looked_for(text) for text in shown]
+            pairs = [self._looked_for(text) for text in shown]
+            return merged([answer for answer, _ in pairs], [said for _, said in pairs])
         return [None if each is None else canonical(each) for each in found]
 
-    def _looked_for(self, text: str) -> str | None:
+    def _looked_for(self, text: str) -> tuple[str | None, str | None]:
+        """The answer of a text as it is compared by its spelling, and its formula where it is one."""
         found = None if self.kind == "number" else _marked(text)
-        if self.kind == "marked":
-            return found
-        numbers = _NUMBER.findall(text if found is None else found)
         if found is None:
-            return numbers[-1] if numbers else None
-        # Of "18 dollars" the number is the answer, of "3 + 4" all of it is.
-        return numbers[0] if len(numbers) == 1 else found
+            numbers = [] if self.kind == "marked" else _NUMBER.findall(text)
+            return canonical(numbers[-1]) if numbers else None, None
+        plain = _plain(found, _AFTER.replace("!", ""))
+        # Of "18 dollars" the number is the answer, of "3 + 4" and "3x" all of it is.
+        number = _among_words(plain) if self.kind == "auto" else None
+        said = None if number is not None or _NUMBER.fullmatch(plain) else formula(found)
+        # Letters of a formula may differ in their case alone.
+        return canonical(found if number is None else number) if said is None else plain, said
 
 
 def canonical(answer: str) -> str | None:
@@ -88,8 +103,27 @@ def canonical(answer: str) -> str | None:
 
     None for nothing.
     """
-    plain = " ".join(answer.split()).lstrip(_BEFORE).rstrip(_AFTER).casefold()
+    plain = _plain(answer).casefold()
     return _same_number(plain) if _NUMBER.fullmatch(plain) else plain or None
+
+
+def _plain(answer: str, after: str = _AFTER) -> str:
+    """Without what stands around it."""
+    return " ".join(answer.split()).lstrip(_BEFORE).rstrip(after)
+
+
+def _among_words(plain: str) -> str | None:
+    """The only number of an answer that consists of it and of words; None of any other."""
+    found = _AMONG_WORDS.fullmatch(plain)
+    if found is None or len(_NUMBER.findall(plain)) != 1:
+        return None
+    words = [word.casefold() for word in re.findall(r"[^\W\d_]+", plain)]
+    # A letter alone is a variable, but for an article among words.
+    longer = [word for word in words if len(word) > 1]
+    alone = {word for word in words if len(word) == 1}
+    if _MATHEMATICAL.search(plain) or (alone and not (longer and alone <= {"a"})):
+        return None
+    return found[1]
 
 
 def _same_number(digits: str) -> str:
@@ -107,7 +141,8 @@ def _marked(text: str) -> str | None:
         return None
     rest = text[found[0].end() :]
     if not found[0][0].endswith("{"):
-        return rest.lstrip(" :*").partition("\n")[0]
+        # What ends a sentence is no factorial.
+        return rest.lstrip(" :*").partition("\n")[0].rstrip(_AFTER)
     depth = 1
     for place, sign in enumerate(rest):
         depth += (sign == "{") - (sign == "}")

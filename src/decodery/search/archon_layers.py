@@ -10,18 +10,22 @@ from typing import Any
 
 from ..contract import Contract
 from ..core.ask import Asking
-from ..core.ledger import count
 from ..core.sequence import Sequence
 from ..decode.calls import Calls
 from ..model.store import Progress
 from ..sample.sampler import Sampler
 from ..sample.temperature import Temperature
 from .pool import require_count
+from .verdicts import characters, spoken, verdicts
 
-_NUMBERED = re.compile(r"^[ \t]*\[(\d{1,4})\]", re.MULTILINE)
-_INDEX = re.compile(r"\[?\b(\d{1,4})\b\]?")
-_VERDICT = re.compile(r"\b(in)?correct\b", re.IGNORECASE)
-_RESULT = re.compile(r"^\W*(\d{1,4})\b.*?\b(passed|failed)\b", re.MULTILINE | re.IGNORECASE)
+_NUMBERED = re.compile(r"^[ \t>#*_-]*\[(\d{1,4})\][*_]*", re.MULTILINE)
+_INDEX = re.compile(r"\[(\d{1,4})\]")
+_ORDER = re.compile(
+    r"\[\d{1,4}\](?:[ \t*]*>[ \t*]*\[\d{1,4}\])+|^[ \t*]*(?:answer:)?[ \t*]*\[\d{1,4}\][ \t*.]*$", re.M | re.I
+)
+_VERDICT = re.compile(r"\[(in)?correct\]", re.IGNORECASE)
+_RESULT = re.compile(r"^[^\w\n]*(?:unit )?(?:test )?#?(\d{1,4})\b([^\n]*)", re.MULTILINE | re.IGNORECASE)
+_PASSED = re.compile(r"\[(passed|failed)\]", re.IGNORECASE)
 _ITEM = re.compile(r"^[ \t]*(?:\d{1,4}[.):]|[-*])[ \t]+(.+)$", re.MULTILINE)
 
 
@@ -75,8 +79,8 @@ class Generator(Component):
 
 @dataclass(frozen=True)
 class Critic(Component):
-    """Says of every candidate what is strong and weak, all in one text; asks again, at most `tries` times in all, where
-    that is not a critique for each."""
+    """Says of every candidate what is strong and weak, all in one text; asks at most `tries` times, until that is a
+    critique for each."""
 
     tries: int = 10
 
@@ -87,18 +91,17 @@ class Critic(Component):
         return 1, candidates
 
     def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        n = len(state.candidates)
         prompt = (
-            f"{_task(calls)}\n\nHere are {len(state.candidates)} answers:\n\n{_listed(state)}\n\nFor every answer "
-            f"write one "
+            f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nFor every answer write one "
             "line that begins with its number in brackets, such as [1], and names its strengths and weaknesses."
         )
-        for _ in range(self.tries if not calls.request.sampler.greedy else 1):
-            said = yield from _said(calls, [prompt], progress)
-            found = _sections(said[0], len(state.candidates))
-            if found is not None:
-                return replace(state, critiques=tuple(found))
-            count("malformed")
-        return replace(state, critiques=("",) * len(state.candidates))
+        length = characters(calls.request.max_new_tokens, n)
+        form = r"\n".join(rf"\[{number}\] [^\n]{{1,{length}}}" for number in range(1, n + 1))
+        (found,) = yield from verdicts(
+            calls, [prompt], lambda said: _sections(said, n), form, tries=self.tries, progress=progress
+        )
+        return replace(state, critiques=tuple(found or [""] * n))
 
 
 @dataclass(frozen=True)
@@ -114,13 +117,15 @@ class Ranker(Component):
         return 1, min(candidates, self.top_k)
 
     def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
+        n = len(state.candidates)
         prompt = (
-            f"{_task(calls)}\n\nHere are {len(state.candidates)} answers:\n\n{_listed(state)}\n\nRank them from best "
-            f"to worst. "
+            f"{_task(calls)}\n\nHere are {n} answers:\n\n{_listed(state)}\n\nRank them from best to worst. "
             "Write one line with their numbers in brackets, such as [2] > [1], and nothing else."
         )
-        said = yield from _said(calls, [prompt], progress)
-        return state.of(ranking(said[0], len(state.candidates))[: self.top_k])
+        number = rf"\[{f'[1-{n}]' if n < 10 else '[1-9][0-9]*'}\]"
+        form = number + rf"( > {number}){{{n - 1}}}" * (n > 1)
+        (found,) = yield from verdicts(calls, [prompt], lambda said: ranking(said, n), form, progress=progress)
+        return state.of((range(n) if found is None else found)[: self.top_k])
 
 
 @dataclass(frozen=True)
@@ -158,17 +163,13 @@ class Verifier(Component):
         why = yield from _said(
             calls, [each + "Give the reasoning by which this answer is right." for each in begun], progress
         )
-        verdicts = yield from _said(
-            calls,
-            [
-                f"{each}Reasoning:\n{reasons}\n\nGiven this reasoning, is the answer correct? Write Correct or "
-                f"Incorrect."
-                for each, reasons in zip(begun, why, strict=True)
-            ],
-            progress,
-        )
-        found = [_VERDICT.search(verdict) for verdict in verdicts]
-        kept = [n for n, verdict in enumerate(found) if verdict is not None and not verdict[1]]
+        prompts = [
+            f"{each}Reasoning:\n{reasons}\n\nGiven this reasoning, is the answer correct? Write your verdict in "
+            "brackets, [Correct] or [Incorrect], and nothing else."
+            for each, reasons in zip(begun, why, strict=True)
+        ]
+        found = yield from verdicts(calls, prompts, _correct, r"\[(Correct|Incorrect)\]", progress=progress)
+        kept = [n for n, correct in enumerate(found) if correct]
         return state.of(kept or range(len(state.candidates)))
 
 
@@ -187,11 +188,16 @@ class UnitTests(Component):
     def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
         prompt = (
             f"{_task(calls)}\n\nWrite up to {self.most} short statements, in a numbered list, each of which is true of "
-            f"every "
-            "good answer and can be checked."
+            "every good answer and can be checked."
         )
-        said = yield from _said(calls, [prompt], progress)
-        return replace(state, tests=tuple(each.strip() for each in _ITEM.findall(said[0])[: self.most]))
+        length, form = characters(calls.request.max_new_tokens, self.most), ""
+        for number in range(self.most, 0, -1):
+            item = rf"{number}\. [^\n]{{1,{length}}}"
+            form = item + (rf"(\n{form})?" if form else "")
+        (found,) = yield from verdicts(
+            calls, [prompt], lambda said: _ITEM.findall(said) or None, form, progress=progress
+        )
+        return replace(state, tests=tuple(each.strip() for each in (found or [])[: self.most]))
 
 
 @dataclass(frozen=True)
@@ -209,16 +215,18 @@ class Evaluator(Component):
     def apply(self, calls: Calls, state: State, progress: Progress) -> Asking[State]:
         if not state.tests:
             return state.of(range(len(state.candidates))[: self.top_k])
-        tests = "\n".join(f"{number}. {test}" for number, test in enumerate(state.tests, 1))
+        n = len(state.tests)
+        tests = "\n".join(f"Unit Test #{number}: {test}" for number, test in enumerate(state.tests, 1))
         prompts = [
             f"{_task(calls)}\n\nAnswer:\n{_text(seq)}\n\nTests:\n{tests}\n\nFor every test write a line with its "
-            f"number and "
-            "Passed or Failed."
+            "verdict in brackets, [Passed] or [Failed], such as\nUnit Test #1: [Passed]\nand nothing else."
             for seq in state.candidates
         ]
-        said = yield from _said(calls, prompts, progress)
-        passed = [_passed(each, len(state.tests)) for each in said]
-        return state.of(sorted(range(len(passed)), key=lambda n: -passed[n])[: self.top_k])
+        form = r"\n".join(rf"Unit Test #{number}: \[(Passed|Failed)\]" for number in range(1, n + 1))
+        found = yield from verdicts(calls, prompts, lambda said: _passed(said, n), form, progress=progress)
+        # What nobody could read is no pass.
+        passed = [each or 0 for each in found]
+        return state.of(sorted(range(len(passed)), key=lambda number: -passed[number])[: self.top_k])
 
 
 COMPONENTS: dict[str, type[Any]] = {
@@ -233,10 +241,20 @@ COMPONENTS: dict[str, type[Any]] = {
 """By the name they have in a text."""
 
 
-def ranking(said: str, n: int) -> list[int]:
-    """An order of n candidates, from 0, by the first line that names one: doubles dropped, those missing appended."""
-    lines = ([int(index) - 1 for index in _INDEX.findall(line) if 1 <= int(index) <= n] for line in said.splitlines())
-    return list(dict.fromkeys([*next(filter(None, lines), []), *range(n)]))
+def ranking(said: str, n: int) -> list[int] | None:
+    """An order of n candidates by the last ranking in brackets.
+
+    Args:
+        said: A text with a ranking, such as [2] > [1].
+        n: The number of candidates.
+
+    Returns:
+        Their numbers, from 0: those named twice once, those not named last; None without a ranking.
+    """
+    found = [[int(index) - 1 for index in _INDEX.findall(each[0])] for each in _ORDER.finditer(said)]
+    named = [[index for index in each if 0 <= index < n] for each in found]
+    last = next(filter(None, reversed(named)), None)
+    return None if last is None else list(dict.fromkeys([*last, *range(n)]))
 
 
 def _sections(said: str, n: int) -> list[str] | None:
@@ -249,17 +267,29 @@ def _sections(said: str, n: int) -> list[str] | None:
     return [found[number] for number in range(1, n + 1)]
 
 
-def _passed(said: str, tests: int) -> int:
-    """How many of the tests are said to be passed; the last word on each counts."""
-    results = {int(number): result.lower() == "passed" for number, result in _RESULT.findall(said)}
-    return sum(results.get(number, False) for number in range(1, tests + 1))
+def _correct(said: str) -> bool | None:
+    """A verdict in brackets; None where there is none, or both."""
+    found = {verdict[1] is None for verdict in _VERDICT.finditer(said)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _passed(said: str, tests: int) -> int | None:
+    """How many of the tests are said to be passed; the last line on each counts. None where one has no verdict."""
+    results: dict[int, bool] = {}
+    for number, line in _RESULT.findall(said):
+        verdict = {found.lower() for found in _PASSED.findall(line)}
+        if len(verdict) == 1:
+            results[int(number)] = verdict == {"passed"}
+    if any(number not in results for number in range(1, tests + 1)):
+        return None
+    return sum(results[number] for number in range(1, tests + 1))
 
 
 def _said(calls: Calls, prompts: list[str], progress: Progress) -> Asking[list[str]]:
     """What the model says to prompts of its own, at the request's temperature."""
     asked = [calls.conversation.apart(prompt) for prompt in prompts]
     found = yield from calls.judge(asked, sampler=calls.request.sampler, progress=progress)
-    return [_text(seq) for seq in found]
+    return [spoken(seq) for seq in found]
 
 
 def _at(calls: Calls, temperature: float | None) -> Sampler | None:
@@ -271,7 +301,7 @@ def _at(calls: Calls, temperature: float | None) -> Sampler | None:
 
 
 def _task(calls: Calls) -> str:
-    return f"Task:\n{calls.conversation.question}"
+    return f"Task:\n{calls.conversation.task}"
 
 
 def _listed(state: State) -> str:

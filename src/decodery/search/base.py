@@ -47,8 +47,11 @@ class Search(Contract):
 
     @property
     def needs(self) -> Needs:
-        """What it must find of a request whose `Branches` it follows; by default it chooses all tokens by itself."""
-        return Needs(rows=True, alone=True, greedy=True, law=True)
+        """What it must find of a request whose `Branches` it follows.
+
+        By default any temperature is allowed; a search that draws nothing says `greedy=True`, too.
+        """
+        return Needs(rows=True, alone=True, law=True)
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..model.store import Progress, silent
 from ..registry import register
@@ -33,6 +34,8 @@ class Beam(Search):
     width: int = 4
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         self._ending()

@@ -17,9 +17,11 @@ from ..decode.calls import Calls
 from ..errors import SettingsError
 from ..model.store import Progress
 from ..registry import register
+from ..sample.sampler import Sampler
 from .memory_file import EMPTY, Sheet, SheetFile, unless_changed
 from .pipeline import Pipeline
 from .pool import require_count
+from .verdicts import characters, verdicts
 
 _TAGGED = re.compile(r"<cheatsheet>(.*?)</cheatsheet>", re.DOTALL)
 _TRIES = 4
@@ -49,8 +51,9 @@ class Cheatsheet(Pipeline):
     file: the memory of one stream; another stream has another file. mode: "cumulative" answers with the memory, and
     then lets the model rewrite it with question and answer; "synthesis" rewrites it first, for this question, from the
     k earlier questions that are most like it; "retrieval" shows those as they are, "history" all of them, "empty"
-    nothing, which is the baseline with the same prompt. A rewriting that has no tags leaves the memory as it was, and
-    so does one whose prompt would outgrow the model's context, which is counted as "outgrown"; of synthesis the earlier
+    nothing, which is the baseline with the same prompt. A rewriting stands between tags, to which a model that is run
+    here is held by a constraint; one without them leaves the memory as it was, which is counted as "malformed", and so
+    does one whose prompt would outgrow the model's context, which is counted as "outgrown"; of synthesis the earlier
     questions themselves are shown then. most: characters of the memory; what goes beyond is cut at a line. The first
     questions or lines are not shown where they would leave no room in the context for a whole answer, which
     "memory_cut" counts too. The file is never half written: where another process has changed it in between, the newer
@@ -71,7 +74,7 @@ class Cheatsheet(Pipeline):
             raise SettingsError("cheatsheet keeps its memory in a file: name one, as in cheatsheet:file=memory.json")
 
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
-        file, question = SheetFile(self.file), calls.conversation.question
+        file, question = SheetFile(self.file), calls.conversation.task
         sheet = file.read()
         shown, memory = self._shown(sheet, question), None
         if self.mode == "synthesis":
@@ -127,24 +130,28 @@ class Cheatsheet(Pipeline):
 
     def _curated(self, calls: Calls, sheet: Sheet, about: str) -> Asking[str | None]:
         """The memory as the model rewrites it; None where it writes none."""
-        asked = calls.conversation.apart(
-            f"{_CURATE.format(most=self.most)}\n\nThe cheatsheet so far:\n{sheet.memory}\n\n{about}\n\n{_FORM}"
-        )
-        if not calls.fits(asked):
+        prompt = f"{_CURATE.format(most=self.most)}\n\nThe cheatsheet so far:\n{sheet.memory}\n\n{about}\n\n{_FORM}"
+        if not calls.fits(calls.conversation.apart(prompt)):
             count("outgrown")
             return None
-        (said,) = yield from calls.judge([asked], most=2 * calls.request.max_new_tokens)
-        assert said.text is not None
-        found = _TAGGED.search(said.text.text)
+        most = 2 * calls.request.max_new_tokens
+        form = rf"<cheatsheet>\n([^<]|<[^/]){{1,{min(self.most, characters(most))}}}\n</cheatsheet>"
+        greedy = Sampler.from_settings()
+        (found,) = yield from verdicts(calls, [prompt], _tagged, form, sampler=greedy, most=most)
         if found is None:
-            count("malformed")
             return None
-        memory = found[1].strip() or EMPTY
+        memory = found.strip() or EMPTY
         if len(memory) <= self.most:
             return memory
         count("memory_cut")
         head = memory[: self.most]
         return head[: head.rfind("\n")] if "\n" in head else head
+
+
+def _tagged(said: str) -> str | None:
+    """What stands between the first tags."""
+    found = _TAGGED.search(said)
+    return None if found is None else found[1]
 
 
 def _pair(question: str, answer: str) -> str:

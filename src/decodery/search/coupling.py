@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.noise import COUPLE, draw
 from ..core.sequence import Sequence
 from ..core.topk import topk
@@ -75,6 +76,8 @@ class Coupling(Search):
     compress: Literal["once", "step"] = "once"
     ending: Literal["complete", "eos"] = "complete"
     tokenizer: Tokenizer | None = None
+
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the temperature of coupling", self.temperature, above=0.0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.ask import Asking
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..errors import SettingsError
 from ..model.store import Progress, silent
@@ -40,6 +41,8 @@ class DiverseBeam(Search):
     diversity: float = 0.5
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         require_number("the diversity of diverse-beam", self.diversity, least=0.0)

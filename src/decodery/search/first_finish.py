@@ -75,7 +75,8 @@ class FirstFinish(Search):
         for seq in pool.texts:
             seq.cancel()
         if self.k > 1:
-            return pool.finish(elected(first, [race.answers[id(seq)] for seq in first]))
+            # All of them at once: what is spelt differently may be the same.
+            return pool.finish(elected(first, self._answers().of_texts(first)))
         first[0].score = -float(len(first[0].generated))
         return pool.finish(first)
 
@@ -85,20 +86,20 @@ _Ended = tuple[int, int, Sequence]
 
 
 class _Race:
-    """Who has ended with an answer. ended: the best first; answers: of the texts that were looked at."""
+    """Who has ended with an answer. ended: the best first."""
 
     def __init__(self, answers: Answers, k: int) -> None:
         self.ended: list[_Ended] = []
-        self.answers: dict[int, str | None] = {}
+        self._seen: set[int] = set()
         self._find, self._k = answers, k
 
     def take(self, ended: list[_Ended]) -> None:
         """All that have ended so far."""
-        fresh = [each for each in ended if id(each[2]) not in self.answers]
+        fresh = [each for each in ended if id(each[2]) not in self._seen]
         if not fresh:
             return
         for each, answer in zip(fresh, self._find.of_texts([seq for _, _, seq in fresh]), strict=True):
-            self.answers[id(each[2])] = answer
+            self._seen.add(id(each[2]))
             if answer is not None and each[2].finish_reason == "stop":
                 self.ended.append(each)
         self.ended.sort(key=lambda each: each[:2])

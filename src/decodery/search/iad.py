@@ -17,6 +17,7 @@ from ..registry import register
 from .judged import Judged, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
+from .verdicts import spoken
 
 _PATIENCE = 2
 """Rounds without a better text, after which no more follow."""
@@ -43,9 +44,10 @@ class IAD(Judged, Pipeline):
     scorer: of finished texts. n: texts a round; rounds: with feedback, behind the first one. feedback: what later
     prompts show, each level with what those before it show: "none" nothing, which is best-of-n of all rounds, "score"
     the best score, "best" the best text and what the scorer remarks on it, such as the first test that fails,
-    "best-worst" the worst one too, "critique" also what the model says of the best one. A text takes the place of the
-    best only where its score is higher. It ends early where the largest score there can be is reached, or no better
-    text was found in 2 rounds. Memory: a cache per text of a round.
+    "best-worst" the worst one too where its score is lower, "critique" also what the model says of the best one. A text
+    takes the place of the best only where its score is higher, and of the worst only where it is lower. It ends early
+    where the largest score there can be is reached, or no better text was found in 2 rounds. Memory: a cache per text
+    of a round.
 
     shown: all this is said in words where it is "". A model that was trained to revise wants the form it learned, see
     revisions; then attempts stand behind the prompt, the worst one first, and without scores.
@@ -84,7 +86,7 @@ class IAD(Judged, Pipeline):
             for seq, score in zip(texts, scores, strict=True):
                 seq.score = score
             # A stable sort: of equal scores the earlier text stays ahead.
-            seen = sorted([*seen, *(seq for seq in texts if seq.score is not None)], key=_falling)
+            seen = sorted([*seen, *(seq for seq in texts if seq.score is not None)], key=_score, reverse=True)
             calls.standing = seen
             count("rounds")
             if not seen:
@@ -98,10 +100,12 @@ class IAD(Judged, Pipeline):
 
     def _prompt(self, calls: Calls, seen: Ordered[Sequence]) -> Asking[str]:
         """The task again, and what is known of the answers so far."""
-        task, best, worst = calls.conversation.question, seen[0], seen[-1]
+        task, best = calls.conversation.question, seen[0]
+        # Of equal scores the older text; as bad as the best is no worst.
+        lowest = min(seen, key=_score)
+        worst = [lowest] if self.feedback in ("best-worst", "critique") and _score(lowest) < _score(best) else []
         if self.shown:
-            attempts = [worst] if self.feedback == "best-worst" and worst is not best else []
-            return task + "".join(self.as_shown(self.shown, task, _text(each)) for each in (*attempts, best))
+            return task + "".join(self.as_shown(self.shown, task, _text(each)) for each in (*worst, best))
         parts = [task, ""]
         if self.feedback == "score":
             parts += [f"The best answer so far reached a score of {best.score:.4g}. Write a better one."]
@@ -109,22 +113,22 @@ class IAD(Judged, Pipeline):
         parts += [f"The best answer so far, with a score of {best.score:.4g}:", _text(best), ""]
         if remark := self.judge.remark(task, _text(best)):
             parts += [f"What is wrong with it: {remark}", ""]
-        if self.feedback in ("best-worst", "critique") and worst is not best:
+        for each in worst:
             parts += [
-                f"The worst answer so far, with a score of {worst.score:.4g}; avoid what it does:",
-                _text(worst),
+                f"The worst answer so far, with a score of {each.score:.4g}; avoid what it does:",
+                _text(each),
                 "",
             ]
         if self.feedback == "critique":
-            asked = calls.conversation.apart(_CRITIQUE.format(task=task, answer=_text(best)))
+            asked = calls.conversation.apart(_CRITIQUE.format(task=calls.conversation.task, answer=_text(best)))
             (said,) = yield from calls.judge([asked])
-            parts += ["What is said of the best one:", _text(said), ""]
+            parts += ["What is said of the best one:", spoken(said), ""]
         return "\n".join([*parts, "Improve on the best answer. Write a complete answer to the task."])
 
 
-def _falling(seq: Sequence) -> float:
+def _score(seq: Sequence) -> float:
     assert seq.score is not None
-    return -seq.score
+    return seq.score
 
 
 def _text(seq: Sequence) -> str:

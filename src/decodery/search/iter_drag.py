@@ -19,11 +19,12 @@ from ..sample.sampler import Sampler
 from .documents import Demonstration, Documents, demonstrations, library
 from .drag import listed, require_sizes
 from .pipeline import Pipeline
+from .verdicts import TRIES, spoken
 
 FOLLOW_UP, INTERMEDIATE, FINAL = "Follow up:", "Intermediate answer:", "So the final answer is:"
 _LINE_TOKENS = 32
 """Room that a line has at least, beside documents."""
-_LINE = re.compile(rf"\s*({FOLLOW_UP}|{INTERMEDIATE}|{FINAL})([^\n]*)")
+_LINE = re.compile(rf"[\s*]*({FOLLOW_UP}|{INTERMEDIATE}|{FINAL})\**([^\n]*)")
 
 
 @register(
@@ -39,10 +40,11 @@ class IterDRAG(Pipeline):
     documents, examples, k, m, most_words: as for drag; the steps of an example are shown with it. n: follow-up
     questions at most, behind which the final answer is asked for. A line is a follow-up question, an intermediate
     answer or the final answer, and nothing else: a model that is run here is held to that by a constraint, and what a
-    server writes is taken for the final answer where it is none of them, and counted as `malformed`. The text found is
-    the final answer alone. The trace counts `context_tokens`, those read in all calls, and `retrievals`. Documents that
-    have come first are left out once the context has no room for all and a line behind them, which is counted as
-    `outgrown`; where there is no room without any, the last intermediate answer is what is found.
+    server writes is asked for again where it is none of them, 10 times at most in all where texts are drawn, and then
+    taken for the final answer; each is counted as `malformed`. The text found is the final answer alone. The trace
+    counts `context_tokens`, those read in all calls, and `retrievals`. Documents that have come first are left out once
+    the context has no room for all and a line behind them, which is counted as `outgrown`; where there is no room
+    without any, the last intermediate answer is what is found.
     """
 
     documents: str | Documents
@@ -75,8 +77,7 @@ class IterDRAG(Pipeline):
                 count("outgrown")
                 documents = documents[1:]
                 said = calls.conversation.asking("".join([*shown, listed(documents), behind]))
-            (text,) = yield from self._line(calls, said, allowed, progress)
-            count("context_tokens", text.prompt_length)
+            text = yield from self._line(calls, said, allowed, progress)
             kind, answer = _read(text, allowed)
             if kind == FINAL:
                 return [text]
@@ -97,16 +98,20 @@ class IterDRAG(Pipeline):
         documents = listed(found.best(each.question, self.k))
         return f"{documents}Question: {each.question}\n{steps}{FINAL} {each.answer}\n\n"
 
-    def _line(
-        self, calls: Calls, said: Conversation, allowed: tuple[str, ...], progress: Progress
-    ) -> Asking[list[Sequence]]:
+    def _line(self, calls: Calls, said: Conversation, allowed: tuple[str, ...], progress: Progress) -> Asking[Sequence]:
         sampler = calls.request.sampler
         if not writes(calls.engine.model):
             from ..constrain.regex import Regex
 
             pattern = f"({'|'.join(allowed)}) [^\\n]+\\n?"
             sampler = Sampler((Constrained(said.compile(Regex(pattern))), *sampler.warps))
-        return (yield from calls.answer([said], progress, sampler=sampler))
+        for _ in range(1 if calls.request.sampler.greedy else TRIES):
+            (text,) = yield from calls.answer([said], progress, sampler=sampler)
+            count("context_tokens", text.prompt_length)
+            if _found(text, allowed) is not None:
+                break
+            count("malformed")
+        return text
 
 
 def _asked(allowed: tuple[str, ...]) -> str:
@@ -114,15 +119,19 @@ def _asked(allowed: tuple[str, ...]) -> str:
     return f"\nWrite the next line and nothing else. It begins with {kinds}."
 
 
+def _found(text: Sequence, allowed: tuple[str, ...]) -> tuple[str, str] | None:
+    """Kind and content of a line; None where it is none of these kinds."""
+    found = _LINE.match(spoken(text))
+    return (found[1], found[2].strip()) if found is not None and found[1] in allowed else None
+
+
 def _read(text: Sequence, allowed: tuple[str, ...]) -> tuple[str, str]:
     """Kind and content of a line; its text becomes the answer alone where it holds one."""
     assert text.text is not None
-    found = _LINE.match(text.text.text)
-    if found is not None and found[1] in allowed:
-        kind, said = found[1], found[2].strip()
-        if kind != FOLLOW_UP:
-            text.text.text = said
-        return kind, said
-    count("malformed")
-    # Whoever was to say what an intermediate answer is has said it in other words.
-    return (INTERMEDIATE if allowed == (INTERMEDIATE,) else FINAL), " ".join(text.text.text.split())
+    found = _found(text, allowed)
+    if found is None:
+        # Whoever was to say what an intermediate answer is has said it in other words.
+        return (INTERMEDIATE if allowed == (INTERMEDIATE,) else FINAL), " ".join(spoken(text).split())
+    if found[0] != FOLLOW_UP:
+        text.text.text = found[1]
+    return found

@@ -11,6 +11,7 @@ import torch
 
 from ..core.ask import Asking
 from ..core.ledger import count
+from ..core.needs import Needs
 from ..core.sequence import Sequence
 from ..core.topk import topk
 from ..errors import SettingsError
@@ -66,6 +67,8 @@ class PGTD(Search):
     variant: Variant = "p_ucb"
     early_stop: bool = True
     caches: bool = True
+
+    needs = Needs(rows=True, alone=True, greedy=True, law=True)
 
     def __post_init__(self) -> None:
         if self.budget < 1 or self.k < 1 or self.beams < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -44,13 +45,14 @@ class QueryTTT(Search):
     The prompt is read once, by the model as it is, and its keys and values stay. A step draws `span` tokens of it in a
     row, and lowers their cross-entropy by AdamW (weight decay 0.01, gradients clipped at 1) in the query weights of all
     layers and nothing else. lr: 1e-6 to 1e-5 in the paper, by data set. recompute: the span's own keys and values are
-    computed by the weights so far, and only those before it are the kept ones. Where a step's loss exceeds 1.5 times
-    the first one's, the text is written by the model as it is, and `aborted` is counted. The last token of the prompt
-    is read by the trained weights. Spans are drawn by a hash of the prompt, so that a request is repeatable.
+    computed by the weights so far, and only those before it are the kept ones. Every span is also scored by the model
+    as it is, and the last one by the trained weights: where these lose more than 1.5 times as much as it does on the
+    same span, a warning says so, the text is written by the model as it is, and `aborted` is counted. The last token of
+    the prompt is read by the trained weights. Spans are drawn by a hash of the prompt, so that a request is repeatable.
 
     Trained is a copy, which this text alone is written with, in passes of its own; nothing has to be restored. Memory:
     the query, key and value weights once and the query weights three times more while it trains, and activations of a
-    span. Cost: each step about 3 passes over `span` rows; passes of others wait for all steps. It pays for long
+    span. Cost: each step about 4 passes over `span` rows; passes of others wait for all steps. It pays for long
     prompts, if at all. The ledger has the rows of the steps under "training".
     """
 
@@ -92,20 +94,35 @@ class QueryTTT(Search):
         place, begin, ledger = mix(0, *tokens), perf_counter(), charged()
         queries = queries_of(model)
         optimiser = torch.optim.AdamW(queries, lr=self.lr, weight_decay=_DECAY)
-        first: float | None = None
         for step in range(self.steps):
             start = min(int(draw(place, step) * (len(tokens) - length)), len(tokens) - 1 - length)
+            span = Span(model, cache, start, length, self.recompute)
             with torch.enable_grad():
-                loss = Span(model, cache, start, length, self.recompute).loss(with_queries(model, queries), tokens)
+                loss = span.loss(with_queries(model, queries), tokens)
                 loss.backward()
-            first = loss.item() if first is None else first
-            if not loss.item() <= _MOST_RISE * first:
-                count("aborted")
+            before = float(span.loss(model, tokens)) if step else loss.item()
+            if self._astray(step, before, loss.item()):
                 return model
             torch.nn.utils.clip_grad_norm_(queries, _CLIP)
             optimiser.step()
             optimiser.zero_grad()
-            ledger.spend("training", length, perf_counter() - begin, first=True)
+            if step + 1 == self.steps:
+                trained = with_queries(model, [each.detach() for each in queries])
+                if self._astray(self.steps, before, float(span.loss(trained, tokens))):
+                    return model
+            ledger.spend("training", 2 * length, perf_counter() - begin, first=True)
             begin = perf_counter()
             progress("training queries", step + 1, self.steps)
-        return with_queries(model, [each.detach() for each in queries])
+        return trained
+
+    def _astray(self, steps: int, before: float, after: float) -> bool:
+        """Whether a span's loss has risen too far after so many steps, which is said and counted."""
+        if after <= _MOST_RISE * before:
+            return False
+        warnings.warn(
+            f"query-ttt: after {steps} steps the loss of a span of the prompt is {after:.4g}, where the model as it is "
+            f"has {before:.4g}; the text is written without training: give an lr below {self.lr:g}, or fewer steps",
+            stacklevel=3,
+        )
+        count("aborted")
+        return True

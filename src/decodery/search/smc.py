@@ -60,13 +60,14 @@ class SMC(Search):
     a random block on; None: 1 and 0 without a potential, 64 and 2 with one. target: "tempered" is the law of the
     request, "powered" the model's own probability of a text to the `power`. potential: a scorer of whole texts, whose
     logarithms are multiplied by `strength`; what it says of beginnings only guides. lookahead: rollouts per particle
-    and block, at rollout_temperature, that estimate what a beginning leads to; 0 takes its potential for that.
-    threshold: resampling below this share of effective particles. accepts, max_rejects: of a constraint's weights, see
-    `decodery.sample.awrs`; None is unlimited. strict: one target throughout; else, as published, weights are those of
-    the tempered target without lookahead and moves go to the powered one with it. answer: "majority" ranks texts by the
-    weight of all their particles, "heaviest" by their heaviest one, "draw" returns one text drawn by weight; scores are
-    the logarithms of these weights. Texts that do not end within max_new_tokens are ended there and count by the
-    probability of that. Sources: the above for constraints, Sampling for Quality for potentials, lookahead and moves.
+    and block, at rollout_temperature, that estimate what a beginning leads to, which gives the weights of single runs
+    heavy tails, the more so the lower that temperature is; 0 takes its potential for that. threshold: resampling below
+    this share of effective particles. accepts, max_rejects: of a constraint's weights, see `decodery.sample.awrs`; None
+    is unlimited. strict: one target throughout; else, as published, weights are those of the tempered target without
+    lookahead and moves go to the powered one with it. answer: "majority" ranks texts by the weight of all their
+    particles, "heaviest" by their heaviest one, "draw" returns one text drawn by weight; scores are the logarithms of
+    these weights. Texts that do not end within max_new_tokens are ended there and count by the probability of that.
+    Sources: the above for constraints, Sampling for Quality for potentials, lookahead and moves.
     """
 
     particles: int = 16

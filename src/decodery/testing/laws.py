@@ -25,6 +25,7 @@ from ..kv.base import CachePolicy
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel, Reader
 from ..monitor.base import Monitor
+from ..sample.base import Context
 from ..sample.sampler import Sampler
 from ..source.base import Source
 from ..verify.base import Rule
@@ -62,9 +63,9 @@ def check_identical(
 
     Where kernels may round a pass over several rows differently, a text may depart at a position where plain decoding
     preferred its token by less than `near_tie`, in at most `excuses` texts. Where less than `tested` happened the law
-    is broken too. plain: what plain decoding gave; by default it is decoded, once for all drafters that are compared
-    with the same texts of the same model, unless texts are excused or a source has its say.
-    Returns the speculative runs, whose traces tell how much was accepted.
+    is broken too, and where a warp changes the logits that it is given. plain: what plain decoding gave; by default it
+    is decoded, once for all drafters that are compared with the same texts of the same model, unless texts are excused
+    or a source has its say. Returns the speculative runs, whose traces tell how much was accepted.
     """
     if drafter is None and rule is None:
         raise LawBroken("plain decoding was compared with itself: give a drafter or a rule")
@@ -80,6 +81,8 @@ def check_identical(
     if plain is None:
         # Where a text may depart, what plain decoding preferred is asked of its own sequence; sources hold models.
         plain = _plain(model, prompts, common, remember=not excuses and source is None)
+    if sampler is not None:
+        common["sampler"] = _Guarded(sampler.warps)
     drafted = decode(model, prompts, drafter=drafter, budget=budget, rule=rule, **common)  # type: ignore[arg-type]
     for expected, got in zip(plain, drafted, strict=True):
         if (got.generated, got.finish_reason) != (expected.generated, expected.finish_reason):
@@ -93,6 +96,17 @@ def check_identical(
             )
     _require_tested(drafted, drafter, tested)
     return drafted
+
+
+class _Guarded(Sampler):
+    """Raises LawBroken where a warp changes the logits that it is given, which others may still read."""
+
+    def _through(self, index: int, logits: torch.Tensor, contexts: Ordered[Context]) -> torch.Tensor:
+        before = logits.clone()
+        found = super()._through(index, logits, contexts)
+        if not torch.equal(before, logits):
+            raise LawBroken(f"{self.warps[index]} changes the logits it is given in place: make a new tensor")
+        return found
 
 
 _remembered: WeakKeyDictionary[LanguageModel, dict[Any, list[Any]]] = WeakKeyDictionary()

@@ -66,6 +66,21 @@ class Template:
         self.depths = np.array([len(path) for path in paths])
         self._levels = [self._level(depth) for depth in range(1, int(self.depths.max()) + 1)]
 
+    def require(self, method: str, nodes: int) -> None:
+        """Refuse a number of nodes that no draft on this tree has.
+
+        Args:
+            method: The drafter's name.
+            nodes: How many nodes it is to draft at most.
+
+        Raises:
+            SettingsError: It is below 1 or above the number of nodes of the tree.
+        """
+        if not 1 <= nodes <= len(self):
+            raise SettingsError(
+                f"{method} drafts on a tree of {len(self)} nodes: give nodes from 1 to that, not {nodes}"
+            )
+
     @classmethod
     def of(cls, children: Sequence[int]) -> Template:
         """The tree whose nodes, level by level and the root first, have so many children; those left out have none."""
