@@ -58,6 +58,9 @@ FAMILIES = (
 _NARROW = ("qwen3_moe", "llada_moe")
 """Mixtures that say of each of their MLPs how wide it is, and whether the weights of those taken sum to 1."""
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How the names of architectures end that give logits of the next token."""
+
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
     "final_logit_softcapping",
@@ -144,9 +147,7 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     for name in _UNSUPPORTED:
         if fields.get(name):
             raise fields.unsupported(name)
-    endings = ("ForCausalLM", "LMHeadModel", *(ARCHITECTURES if masked else ()))
-    if any(not name.endswith(endings) for name in fields.get("architectures", [])):
-        raise UnsupportedModel(f"{origin}: architectures = {fields.get('architectures')} is not supported")
+    refuse_other_heads(raw, origin, ARCHITECTURES if masked else ())
     read_four_bits(raw, origin)
     gemma = family == "gemma3_text"
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
@@ -200,6 +201,24 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         config = replace(config, rope=rope, attention_scale=latent.scale(config.latent, rope))
     check_config(config, origin)
     return config
+
+
+def refuse_other_heads(raw: Any, origin: str, others: tuple[str, ...] = ()) -> None:
+    """Raise UnsupportedModel where a config.json names an architecture that is no causal language model.
+
+    A classifier or a reward model has another head in place of the one that gives logits.
+
+    Args:
+        raw: The content of the config.json.
+        origin: What errors call the file.
+        others: Endings of names that are accepted beside the usual ones.
+    """
+    named = Fields(raw, origin, {"architectures": Listed(Text(256), 64)}).get("architectures", [])
+    if foreign := next((name for name in named if not name.endswith((*_CAUSAL, *others))), None):
+        raise UnsupportedModel(
+            f"{origin}: architectures = {foreign} is not a causal language model, and has no head that gives logits of "
+            f"tokens: give a checkpoint whose architecture ends in {' or '.join(_CAUSAL)}"
+        )
 
 
 def _experts(fields: Fields, named: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from .four_bit import read_four_bits
 from .fused_slots import slots
 from .int4 import Int4Linear
 from .kernels import Form
-from .layouts import PREFIXES, SIGHT, other_names
+from .layouts import SIGHT, other_names
 from .names import stores_norms_less_one, tensor_name
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 from .zamba2 import is_copy
@@ -37,8 +38,10 @@ _SETTINGS: dict[str, Kind] = {
     "add_bos_token": Flag(),
     "chat_template": Either(_TEMPLATE, Listed(Record({"name": Text(), "template": _TEMPLATE}), 64)),
 }
-# Left in old checkpoints, computed anew by everyone; and heads that some trainers add beside the model.
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
+COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
+"""How the names of tensors end that old checkpoints hold, and that everyone computes anew."""
+_MOST_COMPARED = 1 << 12
+"""Rows of a head that are compared with the embedding at a time."""
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -63,6 +66,8 @@ class FolderCheckpoint:
         self._shards = Shards(folder)
         self._described = config
         self.precision = self._shards.precision() if self._four_bits is None else "int4"
+        if self.config.tie_embeddings and self._has_own_head():
+            self.config = replace(self.config, tie_embeddings=False)
         self._refuse_unread()
 
     @cached_property
@@ -93,6 +98,15 @@ class FolderCheckpoint:
         if isinstance(factor, torch.Tensor):
             return tensor.float() * factor[begin:end, None]
         return tensor if factor == 1.0 else tensor.float() * factor
+
+    def _has_own_head(self) -> bool:
+        """Whether the head that a file holds differs from the embedding that it should be."""
+        head, embedding = (self._name(f"{part}.weight") for part in ("head", "embedding"))
+        if head not in self._shards.names or embedding not in self._shards.names:
+            return False
+        first, second = self._shards.tensor(head), self._shards.tensor(embedding)
+        pairs = zip(first.split(_MOST_COMPARED), second.split(_MOST_COMPARED), strict=False)
+        return first.shape != second.shape or not all(torch.equal(one, other) for one, other in pairs)
 
     def _name(self, part: str) -> str:
         """What this checkpoint calls a part."""
@@ -133,6 +147,8 @@ class FolderCheckpoint:
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
         parts = [part for slot in slots(self.config) for part in slot.parts]
+        # One table may be written once for each of its uses.
+        parts += ["head.weight"] if self.config.tie_embeddings else []
         used = {self._name(part) for part in parts}
         for part in parts:
             if self._four_bits is not None and self.form(part) is not None:
@@ -143,11 +159,13 @@ class FolderCheckpoint:
         for name in self._shards.names:
             if name.startswith(SIGHT) or is_copy(name, self.config):
                 continue
-            if name.startswith(PREFIXES) and name not in used and not name.endswith(_IGNORED_ENDINGS):
+            if name not in used and not name.endswith(COMPUTED):
                 # Those who quantize write biases of zeros for layers that have none.
                 if self._four_bits and name.endswith(".bias") and not self._shards.tensor(name).any():
                     continue
-                raise UnsupportedModel(f"{self.folder}: the tensor {name} belongs to a part that is not supported")
+                raise UnsupportedModel(
+                    f"{self.folder}: the tensor {name} belongs to a part that {self.config.family} does not have here"
+                )
 
 
 class Shards:
@@ -156,6 +174,7 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, Any] = {}
+        self._read: set[str] = set()
         index = folder / INDEX
         if index.exists():
             self.names = shard_names(folder)
@@ -183,11 +202,25 @@ class Shards:
 
         if name not in self.names:
             raise CorruptFile(f"{self.folder} has no tensor {name}: the weights are incomplete")
+        self._read.add(name)
         try:
             tensor: torch.Tensor = self._file(self.names[name]).get_tensor(name)
         except SafetensorError as error:
             raise CorruptFile(f"{self.folder / self.names[name]}: cannot read tensor {name}: {error}") from error
         return tensor
+
+    def refuse_rest(self, family: str, skipped: tuple[str, ...] = ()) -> None:
+        """Raise UnsupportedModel where a tensor was not read: it belongs to a part that would not run.
+
+        Args:
+            family: What errors call the model.
+            skipped: Names of tensors that need not be read, or how they begin.
+        """
+        for name in sorted(self.names.keys() - self._read):
+            if not name.startswith(skipped) and not name.endswith(COMPUTED):
+                raise UnsupportedModel(
+                    f"{self.folder}: the tensor {name} belongs to a part that {family} does not have here"
+                )
 
     def precision(self) -> str:
         sizes: Counter[str] = Counter()

@@ -116,9 +116,11 @@ LAYERS_OF: dict[str, dict[str, str]] = {
     },
 }
 """What checkpoints call the parts of a model, and those of a layer, where they do not call them as Llama's do."""
-PREFIXES = ("model.", "gpt_neox.", "transformer.", "h.", "backbone.")
-"""What the names of a model's tensors begin with."""
-SIGHT = ("model.vision_tower.", "model.multi_modal_projector.", "model.image_newline")
+SIGHT = tuple(
+    f"{prefix}{name}"
+    for prefix in ("", "model.")
+    for name in ("vision_tower.", "multi_modal_projector.", "image_newline")
+)
 """What those begin with that make embeddings of images, beside a language model that reads them."""
 
 

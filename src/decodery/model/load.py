@@ -25,7 +25,7 @@ from .chat import ChatTemplate
 from .config import ModelConfig
 from .config_check import check_config
 from .description import Description, noted
-from .families import read_config
+from .families import read_config, refuse_other_heads
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
 from .kernels import vectorised
@@ -52,6 +52,8 @@ _QUANTIZED = {"int4": "int4", "quantized": "int8"}
 """What layers of a quantized GGUF are kept in, by the precision that most of them have there."""
 _BESIDE = ".beside.safetensors"
 """How the name of a copy ends that has only what is not read in place."""
+_OTHER_HEADS = ("ForConditionalGeneration", "WithLMHead", "GenerationDecoder")
+"""How the names of some causal language models of `transformers` end, beside the usual ones."""
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 _SHIPPED = drafts.SHIPPED | solvers.SHIPPED
 
@@ -131,6 +133,9 @@ def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
 def _through_transformers(
     folder: Path, name: str, dtype: str, device: torch.device, reason: UnsupportedModel
 ) -> LoadedModel:
+    config = folder / "config.json"
+    # Other heads would get random weights.
+    refuse_other_heads(read_json(config), str(config), _OTHER_HEADS)
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
