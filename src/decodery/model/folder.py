@@ -13,6 +13,7 @@ import torch
 
 from ..errors import CorruptFile, UnsupportedModel
 from .arranged import ARRANGED, rows
+from .block_linear import BlockLinear
 from .config import ModelConfig
 from .falcon_h1 import factors
 from .families import TOKEN_IDS, read_config, token_ids
@@ -53,7 +54,8 @@ def model_files(folder: Path) -> list[Path]:
 class FolderCheckpoint:
     """A folder as a source of weights.
 
-    precision: the floating point type that most of the weights have, or "int4" for those of GPTQ and AWQ.
+    precision: the floating point type that most of the weights have, or for those of GPTQ and AWQ "int4", or
+    "quantized" where they need a fifth bit to stay as they are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +67,7 @@ class FolderCheckpoint:
             raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
         self._shards = Shards(folder)
         self._described = config
-        self.precision = self._shards.precision() if self._four_bits is None else "int4"
+        self.precision = self._shards.precision() if self._four_bits is None else self._four_bit_precision()
         if self.config.tie_embeddings and self._has_own_head():
             self.config = replace(self.config, tie_embeddings=False)
         self._refuse_unread()
@@ -87,7 +89,8 @@ class FolderCheckpoint:
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused_slots`) as the file has them; a norm's weight ready to multiply."""
         if self.form(name) is not None:
-            return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
+            assert self._four_bits is not None
+            return self._four_bits.dense(self._beside(name), begin, self.shape(name)[0] if end is None else end)
         tensor, own = self._tensor(name), rows(name, self.config)
         if own is not None and int(own.max()) >= len(tensor):
             raise CorruptFile(f"{self.folder}: tensor {tensor_name(name, self.config)} has too few rows")
@@ -124,17 +127,32 @@ class FolderCheckpoint:
 
     def form(self, name: str) -> Form | None:
         """The form of blocks in which a part's numbers stay as they are; None where they do not."""
-        stem = tensor_name(name, self.config).removesuffix("weight")
-        return Form.BLOCKS4 if self._four_bits is not None and f"{stem}qweight" in self._shards.names else None
+        if self._four_bits is None or f"{self._stem(name)}qweight" not in self._shards.names:
+            return None
+        return Form.BLOCKS4 if self.precision == "int4" else Form.BLOCKS5
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
         """Rows of a part that has such a form."""
         assert self._four_bits is not None
-        return self._four_bits.blocks(self._beside(name), begin, end)
+        form = self.form(name)
+        assert form is not None
+        return self._four_bits.blocks(self._beside(name), begin, end, form)
+
+    def _four_bit_precision(self) -> str:
+        """Whether all 4-bit weights stay exact in blocks of four bits: "int4", or "quantized"."""
+        four_bits, last = self._four_bits, "qzeros"
+        assert four_bits is not None
+        stems = [name.removesuffix(last) for name in self._shards.names if name.endswith(f".{last}")]
+        exact = all(four_bits.is_exact(lambda part, stem=stem: self._shards.any_tensor(stem + part)) for stem in stems)
+        return "int4" if exact else "quantized"
+
+    def _stem(self, name: str) -> str:
+        """What the names of all tensors of a part begin with."""
+        return tensor_name(name, self.config).removesuffix("weight")
 
     def _beside(self, name: str) -> Callable[[str], torch.Tensor]:
         """Gives the tensors that stand for a part's 4-bit weights."""
-        stem = tensor_name(name, self.config).removesuffix("weight")
+        stem = self._stem(name)
         return lambda last: self._shards.any_tensor(stem + last)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
@@ -152,10 +170,9 @@ class FolderCheckpoint:
         used = {self._name(part) for part in parts}
         for part in parts:
             if self._four_bits is not None and self.form(part) is not None:
-                stem = tensor_name(part, self.config).removesuffix("weight")
+                stem = self._stem(part)
                 used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
-                if f"{stem}g_idx" in self._shards.names:
-                    self._four_bits.check_order(self._beside(part))
+                self._four_bits.check_order(self._beside(part), named=f"{stem}g_idx" in self._shards.names)
         for name in self._shards.names:
             if name.startswith(SIGHT) or is_copy(name, self.config):
                 continue

@@ -28,6 +28,7 @@ from .description import Description, noted
 from .families import read_config, refuse_other_heads
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
+from .four_bit import refuse_quantized
 from .kernels import vectorised
 from .named import Precision
 from .protocol import LanguageModel
@@ -133,9 +134,10 @@ def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
 def _through_transformers(
     folder: Path, name: str, dtype: str, device: torch.device, reason: UnsupportedModel
 ) -> LoadedModel:
-    config = folder / "config.json"
+    described, origin = read_json(folder / "config.json"), str(folder / "config.json")
     # Other heads would get random weights.
-    refuse_other_heads(read_json(config), str(config), _OTHER_HEADS)
+    refuse_other_heads(described, origin, _OTHER_HEADS)
+    refuse_quantized(described, origin, reason)
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
