@@ -38,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-_SWITCHES: dict[str, Kind] = {
+SWITCHES: dict[str, Kind] = {
     "use_parallel_residual": Flag(),
     "use_qkv_bias": Flag(),
     "qk_layernorm": Flag(),
@@ -65,7 +65,7 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
 
     Raises UnsupportedModel for what is not in the forward pass.
     """
-    fields = Fields(raw, origin, _SWITCHES)
+    fields = Fields(raw, origin, SWITCHES)
     for name, wanted in (
         ("qk_layernorm", False),
         ("scale_attn_weights", True),
@@ -87,7 +87,7 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
         if "rotary_pct" in raw:
             found.setdefault("partial_rotary_factor", fields.get("rotary_pct"))
         return found, own | {"parallel": fields.get("use_parallel_residual", True)}
-    found["intermediate_size"] = fields.get("n_inner") or 4 * fields.need("n_embd")
+    found["intermediate_size"] = fields.get("n_inner") or 4 * found["hidden_size"]
     return found, own | {"learned_positions": True, "rope": Rope(kind="none")}
 
 

@@ -25,7 +25,7 @@ from .chat import ChatTemplate
 from .config import ModelConfig
 from .config_check import check_config
 from .description import Description, noted
-from .families import read_config, refuse_other_heads
+from .families import read_config, refuse_other_heads, refuse_unknown_fields
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
 from .four_bit import refuse_quantized
@@ -124,6 +124,7 @@ def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
                 f"{source.folder}: rows of a PLDR-LLM hang on later tokens until its operators are kept: read it with "
                 "decodery.model.pldrllm.read_pldr, and keep those of a text"
             )
+        refuse_unknown_fields(described, str(source.folder / "config.json"))
         try:
             read_config(described)
         except UnsupportedModel as error:
