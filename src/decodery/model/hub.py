@@ -13,9 +13,9 @@ from .gguf_file import parts_of
 from .store import is_full, system_error
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-# No pickles, no code; "consolidated" files repeat the weights in another layout.
 _STARTS = ("", "*[-._/]")
 """What stands before a quantization in the name of a file."""
+# No pickles, no code; "consolidated" files repeat the weights in another layout.
 _FILES = ["*.json", "*.jinja", "model*.safetensors", "merges.txt"]
 
 
@@ -59,7 +59,7 @@ def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bo
 
     def complete(folder: Path) -> bool:
         try:
-            return all([parts_of(path) for path in found(folder)]) and bool(found(folder))
+            return len([parts_of(path) for path in found(folder)]) > 0
         except CorruptFile:
             return False
 
