@@ -263,9 +263,9 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
     """Load a folder whose architecture only transformers knows; its own code is never run, pickles never read."""
     if dtype in ("int8", "int4"):
         raise SettingsError(f"{name} runs through transformers, which has no {dtype} here: choose float32 or bfloat16")
-    hf_model: Any
+    found: Any
     try:
-        hf_model, loaded = AutoModelForCausalLM.from_pretrained(
+        found = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype="auto",
             use_safetensors=True,
@@ -277,6 +277,7 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         raise UnsupportedModel(f"transformers cannot load {folder}: {_first_line(error)}") from error
     except Exception as error:  # safetensors and transformers raise errors of their own for damaged files
         raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    hf_model, loaded = found
     _refuse_rest(folder, type(hf_model).__name__, loaded)
     chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
     model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))

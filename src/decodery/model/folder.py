@@ -143,7 +143,7 @@ class FolderCheckpoint:
         four_bits, last = self._four_bits, "qzeros"
         assert four_bits is not None
         stems = [name.removesuffix(last) for name in self._shards.names if name.endswith(f".{last}")]
-        exact = all(four_bits.is_exact(lambda part, stem=stem: self._shards.any_tensor(stem + part)) for stem in stems)
+        exact = all(four_bits.is_exact(self._among(stem)) for stem in stems)
         return "int4" if exact else "quantized"
 
     def _stem(self, name: str) -> str:
@@ -152,7 +152,10 @@ class FolderCheckpoint:
 
     def _beside(self, name: str) -> Callable[[str], torch.Tensor]:
         """Gives the tensors that stand for a part's 4-bit weights."""
-        stem = self._stem(name)
+        return self._among(self._stem(name))
+
+    def _among(self, stem: str) -> Callable[[str], torch.Tensor]:
+        """Gives tensors by the last part of names that begin with `stem`."""
         return lambda last: self._shards.any_tensor(stem + last)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:

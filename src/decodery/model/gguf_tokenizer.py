@@ -135,7 +135,7 @@ def _mended(fields: Fields, types: np.ndarray | None) -> np.ndarray | None:
     def reached(token: str) -> bool:
         return token in merges or any(token[:cut] in pieces and token[cut:] in pieces for cut in range(1, len(token)))
 
-    plain = range(len(tokens)) if types is None else np.flatnonzero(types == _NORMAL)
+    plain = range(len(tokens)) if types is None else np.flatnonzero(types == _NORMAL).tolist()
     wrong = [id for id in plain if _SPECIAL.fullmatch(tokens[id]) and not reached(tokens[id])]
     if not wrong:
         return types

@@ -65,9 +65,9 @@ def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bo
 
     files = found(fetched(name, wanted, complete, revision, refresh=refresh))
     if len(files) != 1:
-        names = ", ".join(path.name for path in files) or "none of its GGUF files"
+        shown = ", ".join(path.name for path in files) or "none of its GGUF files"
         raise ModelNotFound(
-            f"{name}: {names} {'are all' if files else 'is'} of the quantization {quant}: see the names of the files "
+            f"{name}: {shown} {'are all' if files else 'is'} of the quantization {quant}: see the names of the files "
             "on the Hub, and give the part that says it, such as :Q4_K_M"
         )
     return files[0]
