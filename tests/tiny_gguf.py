@@ -138,15 +138,16 @@ def write_gguf(
     *,
     others: dict[str, Kind] | None = None,
     metadata: dict[str, Any] | None = None,
+    split: int = 0,
 ) -> None:
     """Write `model` with its matrices quantized to `kind`, and give `model` the weights that this leaves.
 
-    others: by a part of their names, the matrices that are quantized otherwise.
+    others: by a part of their names, the matrices that are quantized otherwise. split: tensors of a part, 0: one file.
     """
     config, usual = model.config, kind
     family = config.model_type
     architecture = _ARCHITECTURES[family]
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

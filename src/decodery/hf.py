@@ -147,9 +147,10 @@ def _refuse(model: Any, config: Any, given: dict[str, Any]) -> None:
         raise SettingsError("only prompts of tokens can be decoded here, by models without an encoder")
     if config.num_beams > 1:
         raise SettingsError("generate has no beams here: use decodery.load(...).search(prompt, 'beam:width=4')")
-    cache = given.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise SettingsError("the cache that was given holds tokens already: leave past_key_values out")
+    # What transformers calls the argument: from 5.24 on the first.
+    for name in ("cache", "past_key_values"):
+        if (cache := given.get(name)) is not None and cache.get_seq_length():
+            raise SettingsError(f"the cache that was given holds tokens already: leave {name} out")
     if told := [name for name in _NOT_TOLD if getattr(config, name)]:
         raise SettingsError(f"{told[0]} is not to be had here: leave it out")
 

@@ -21,6 +21,7 @@ from decodery.testing import check_identical, tiny_transformer
 from published import HEADS, HIDDEN, INNER, KV_HEADS, TARGET, TEXT, layer, norm, run_layer, tensors_of, write
 
 OUTPUTS = 20
+EMBEDDING = TARGET.embed_tokens(torch.arange(64)).float()
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "bos_token_id": 1,
@@ -51,7 +52,7 @@ LLAMA3 = {
 
 def eagle(prefix: str = "layers.0.", fc: str = "fc", bias: bool = True) -> dict[str, torch.Tensor]:
     sizes = {f"{fc}.weight": (HIDDEN, 2 * HIDDEN), **({f"{fc}.bias": (HIDDEN,)} if bias else {})}
-    return tensors_of(sizes | layer(prefix, HIDDEN) | {"embed_tokens.weight": (64, HIDDEN)})
+    return tensors_of(sizes | layer(prefix, HIDDEN)) | {"embed_tokens.weight": EMBEDDING.clone()}
 
 
 def eagle_3(prefix: str = "midlayer.") -> dict[str, torch.Tensor]:
@@ -97,6 +98,11 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor]]] = {
         speculators("eagle3", LLAMA3, draft_vocab_size=OUTPUTS, eagle_aux_hidden_state_layer_ids=[1, 2, 4]),
         eagle_3("layers.0."),
     ),
+    # The layers that the states leave, where the case above has those that they enter.
+    "eagle-3-of-specforge": (
+        CONFIG | {"draft_vocab_size": OUTPUTS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}},
+        eagle_3() | {"embed_tokens.weight": EMBEDDING.half()},
+    ),
 }
 
 
@@ -105,7 +111,8 @@ def expected(name: str) -> list[torch.Tensor]:
     config, given = LAYOUTS[name]
     weights = {part: each.double() for part, each in given.items()}
     n = len(TEXT) - 2
-    taps = config.get("eagle_aux_hidden_state_layer_ids", [2, 3, 3])
+    own_depths = name in ("eagle-3-of-own-depths", "eagle-3-of-specforge")
+    taps = [1, 2, 4] if own_depths else [2, 3, 3]
     states = TARGET.forward(Batch([Segment.chunk(TEXT[:n], TARGET.new_cache())]), taps=(*taps, 6)).hidden
     tokens = TARGET.embed_tokens(torch.tensor(TEXT[1:]))
     said = []
@@ -177,6 +184,15 @@ def test_drafts_of_published_heads_change_nothing(name: str, tmp_path: Path) -> 
         (CONFIG, {"fc.weight": torch.ones(32, 64)} | eagle_3("layers.0."), CorruptFile, "lm_head.weight"),
         (CONFIG, eagle() | {"fc.weight": torch.full((32, 64), torch.nan)}, CorruptFile, "not finite"),
         (CONFIG | {"hidden_size": "wide"}, eagle(), CorruptFile, "hidden_size"),
+        (CONFIG | {"norm_output": True}, eagle_3(), UnsupportedModel, "norm_output = True"),
+        (CONFIG | {"sliding_window": 512}, eagle_3(), UnsupportedModel, "sliding_window = 512"),
+        (CONFIG | {"layer_types": ["sliding_attention"]}, eagle_3(), UnsupportedModel, "layer_types"),
+        (speculators("eagle3", {"sliding_window": 9}), eagle_3("layers.0."), UnsupportedModel, "sliding_window = 9"),
+        (CONFIG | {"target_hidden_size": 48}, eagle_3(), UnsupportedModel, "target_hidden_size = 48 and hidden_size"),
+        (CONFIG | {"eagle_config": {"use_aux_hidden_state": False}}, eagle_3(), UnsupportedModel, "eagle_config"),
+        (CONFIG | {"parallel_drafting": True}, eagle_3(), UnsupportedModel, "the field parallel_drafting = True"),
+        (speculators("eagle3", {}, fc_norm=True), eagle_3("layers.0."), UnsupportedModel, "the field fc_norm = True"),
+        ({}, {"medusa_head.0.linear.weight": torch.ones(2, 2)}, UnsupportedModel, "tensor medusa_head.0.linear.weight"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name(
@@ -184,6 +200,14 @@ def test_what_is_not_known_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=words):
         TrainedHead.load(write(tmp_path / "head", config, tensors))
+
+
+def test_a_head_with_an_embedding_of_its_own_is_refused(tmp_path: Path) -> None:
+    config, tensors = LAYOUTS["eagle-3"]
+    for table in (EMBEDDING.flip(0), EMBEDDING[:48]):
+        folder = write(tmp_path / "head", config | {"vocab_size": len(table)}, tensors | {"embed_tokens.weight": table})
+        with pytest.raises(UnsupportedModel, match=r"an embedding of its own \(embed_tokens.weight\)"):
+            Engine(TARGET).submit(Request([1], drafter=EAGLE3(str(folder))))
 
 
 def test_a_head_is_refused_where_it_does_not_belong(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import torch
 from covering import FULL
 from decodery.errors import UnsupportedModel
 from decodery.model.adapter import TransformersModel
+from decodery.model.families import FAMILIES as NATIVE
 from decodery.testing import decode
 from small_configs import FAMILIES, small_model
 from tiny_models import reference
@@ -29,6 +32,19 @@ SOME = ("gpt_neo", "gpt2", "falcon", "mistral", "gemma2", "phi3", "gpt_oss", "ol
 """A local window that counts slots, plain ones, ALiBi or not, windows in all layers and in some, mixtures."""
 REFUSED = ("mamba", "recurrent_gemma", "granitemoehybrid", "bailing_hybrid", "roberta", "llama4_text")
 """State spaces alone and mixed with attention, positions that begin elsewhere, chunks."""
+
+_PARTLY = {"lfm2"}
+"""Families whose small configuration has attention alone, and whose published ones have not."""
+DOCUMENTED = set(
+    re.findall(
+        r"`([\w-]+)`",
+        (Path(__file__).parents[2] / "docs/models.md")
+        .read_text()
+        .split("on small random models,")[1]
+        .split("Refused")[0],
+    )
+)
+"""Families that the documentation says to run through the adapter."""
 
 
 def check(model: TransformersModel) -> None:
@@ -54,6 +70,12 @@ def _one_thread() -> Iterator[None]:
 def assert_one_sentence(error: UnsupportedModel) -> None:
     text = str(error)
     assert "\n" not in text and ": use " in text and text.split()[0].isidentifier()
+
+
+def test_the_documentation_says_what_runs() -> None:
+    assert len(DOCUMENTED) > 70 and FAMILIES.keys() >= DOCUMENTED
+    assert {*SOME} - {*DOCUMENTED} <= {*NATIVE}, "what this package runs itself is said elsewhere"
+    assert not {*REFUSED, "lfm2", "qwen3_next", "deepseek_v3"} & DOCUMENTED
 
 
 @pytest.mark.parametrize("family", SOME)
@@ -94,5 +116,7 @@ def test_every_family_is_exact_or_refused(family: str) -> None:
             ours = TransformersModel(theirs)
         except UnsupportedModel as error:
             assert_one_sentence(error)
+            assert family not in DOCUMENTED
             return
+        assert family in {*DOCUMENTED, *NATIVE, *_PARTLY}
         check(ours)

@@ -169,6 +169,7 @@ def _bytes_metadata(**changes: Any) -> dict[str, Any]:
     kinds = [3 if token.startswith("<") and len(token) > 1 else 1 for token in tokens]
     return {
         "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array(kinds),
         "tokenizer.ggml.merges": ["t h"],

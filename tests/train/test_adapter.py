@@ -289,6 +289,90 @@ def test_lora_of_other_stacks_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
         Adapter.load(folder)
 
 
+def _lora_folder(
+    folder: Path, theirs: torch.nn.Module, **about: object
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """A folder as PEFT writes it for two matrices; returns [out, 4] and [4, in] by their names in the model."""
+    draws, pairs, tensors = torch.Generator().manual_seed(0), {}, {}
+    for name in ("model.layers.0.self_attn.k_proj", "model.layers.2.mlp.down_proj"):
+        outputs, inputs = theirs.get_parameter(f"{name}.weight").shape
+        first, second = (torch.randn(*shape, generator=draws) * 0.1 for shape in ((outputs, 4), (4, inputs)))
+        pairs[name] = first, second
+        tensors |= {f"base_model.model.{name}.lora_B.weight": first, f"base_model.model.{name}.lora_A.weight": second}
+    folder.mkdir(exist_ok=True)
+    # All that PEFT 0.21 writes of a LoRA, in its own order.
+    written = {
+        "alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None,
+        "base_model_name_or_path": "x", "bias": "none", "corda_config": None, "ensure_weight_tying": False,
+        "eva_config": None, "exclude_modules": None, "fan_in_fan_out": False, "inference_mode": True,
+        "init_lora_weights": True, "kasa_config": None, "layer_replication": None, "layers_pattern": None,
+        "layers_to_transform": None, "loftq_config": {}, "lora_alpha": 8, "lora_bias": False, "lora_dropout": 0.1,
+        "lora_ga_config": None, "megatron_config": None, "megatron_core": "megatron.core", "modules_to_save": None,
+        "monteclora_config": None, "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16, "r": 4,
+        "rank_pattern": {}, "revision": None, "target_modules": ["k_proj", "down_proj"], "target_parameters": None,
+        "task_type": "CAUSAL_LM", "trainable_token_indices": None, "use_bdlora": None, "use_dora": False,
+        "use_qalora": False, "use_rslora": False, "velora_config": None,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(written | about))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return pairs
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+@pytest.mark.parametrize("begun", ["pissa", "olora"])
+def test_adapters_that_began_with_a_part_of_the_matrix_take_its_place(
+    begun: str, rslora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECODERY_HOME", str(tmp_path / "home"))
+    theirs = make_model("llama").float()
+    save_folder(theirs, tmp_path / "model")
+    model = load(tmp_path / "model", dtype="float32").model
+    pairs = _lora_folder(tmp_path / "lora", theirs, init_lora_weights=begun, use_rslora=rslora)
+    scale = 8 / 2 if rslora else 8 / 4
+    for name, (first, second) in pairs.items():
+        weight = theirs.get_parameter(f"{name}.weight")
+        with torch.no_grad():
+            if begun == "pissa":
+                # What is left is all that lies beyond the directions of the four largest singular values.
+                left = torch.linalg.svd(weight)[0][:, :4]
+                rest = weight - left @ (left.T @ weight)
+            else:
+                # The first columns of Q span the first columns of the matrix.
+                basis = torch.linalg.qr(weight[:, :4])[0]
+                rest = weight - scale * basis @ (basis.T @ weight)
+            weight.copy_(rest + scale * first @ second)
+    adapter = Adapter.load(tmp_path / "lora")
+    assert_same_logits(tuned(model, adapter), theirs)
+    adapter.save(tmp_path / "own")
+    assert_same_logits(tuned(model, Adapter.load(tmp_path / "own")), theirs)
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ({"layer_replication": [[0, 2], [1, 3]]}, "layer_replication = .* is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save = .* is not supported"),
+        ({"lora_bias": True}, "lora_bias = True is not supported"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices = .* is not supported"),
+        ({"something_new": {"x": 1}}, "something_new = .* is not supported"),
+        ({"rank_pattern": {"k_proj": 8}}, "rank_pattern = .* is not supported"),
+        ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights = 'pissa_niter_16' changes the model's own"),
+        ({"init_lora_weights": "corda"}, "path_initial_model_for_weight_conversion"),
+        ({"init_lora_weights": "loftq"}, "init_lora_weights"),
+    ],
+)
+def test_every_field_of_an_adapters_configuration_is_read_or_refused(about: dict, said: str, tmp_path: Path) -> None:
+    theirs = make_model("llama")
+    _lora_folder(tmp_path / "lora", theirs)
+    assert len(Adapter.load(tmp_path / "lora").parts) == 2
+    _lora_folder(tmp_path / "lora", theirs, **about)
+    with pytest.raises(UnsupportedModel, match=said):
+        Adapter.load(tmp_path / "lora")
+    _lora_folder(tmp_path / "lora", theirs, r=8)
+    with pytest.raises(CorruptFile, match="says r = 8"):
+        Adapter.load(tmp_path / "lora")
+
+
 def test_a_fused_adapter_is_a_copy_like_others(tmp_path: Path) -> None:
     """It writes what the model writes with the adapter, from a folder of its own, and can be made smaller."""
     target = tiny_loaded()

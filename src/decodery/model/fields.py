@@ -32,7 +32,7 @@ class Kind:
     def check(self, value: Any, where: str) -> None:
         """Raise CorruptFile, which names `where`, unless `value` and all it is made of fit."""
         if not self.fits(value):
-            raise CorruptFile(f"{where} should be {self.wanted}, not {_shown(value)}")
+            raise CorruptFile(f"{where} should be {self.wanted}, not {shown(value)}")
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ class Fields:
 
     def unsupported(self, name: str) -> UnsupportedModel:
         """The error for a value that is sound, but cannot be run."""
-        return UnsupportedModel(f"{self.origin}: {name} = {_shown(self.raw.get(name))} is not supported")
+        return UnsupportedModel(f"{self.origin}: {name} = {shown(self.raw.get(name))} is not supported")
 
 
 def read_json(path: Path) -> Any:
@@ -266,7 +266,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as errors show it: short, and of what it is made of nothing."""
     if value is None:
         return "null"

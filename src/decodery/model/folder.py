@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 
 from ..errors import CorruptFile, UnsupportedModel
 from .arranged import ARRANGED, rows
+from .block_linear import BlockLinear
 from .config import ModelConfig
 from .falcon_h1 import factors
 from .families import TOKEN_IDS, read_config, token_ids
@@ -20,7 +22,7 @@ from .four_bit import read_four_bits
 from .fused_slots import slots
 from .int4 import Int4Linear
 from .kernels import Form
-from .layouts import PREFIXES, SIGHT, other_names
+from .layouts import SIGHT, other_names
 from .names import stores_norms_less_one, tensor_name
 from .tokenizer import TextFacts, Tokenizer, add_beginning
 from .zamba2 import is_copy
@@ -37,8 +39,10 @@ _SETTINGS: dict[str, Kind] = {
     "add_bos_token": Flag(),
     "chat_template": Either(_TEMPLATE, Listed(Record({"name": Text(), "template": _TEMPLATE}), 64)),
 }
-# Left in old checkpoints, computed anew by everyone; and heads that some trainers add beside the model.
-_IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
+COMPUTED = ("rotary_emb.inv_freq", "masked_bias", "attn.bias", "attention.bias")
+"""How the names of tensors end that old checkpoints hold, and that everyone computes anew."""
+_MOST_COMPARED = 1 << 12
+"""Rows of a head that are compared with the embedding at a time."""
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -50,7 +54,8 @@ def model_files(folder: Path) -> list[Path]:
 class FolderCheckpoint:
     """A folder as a source of weights.
 
-    precision: the floating point type that most of the weights have, or "int4" for those of GPTQ and AWQ.
+    precision: the floating point type that most of the weights have, or for those of GPTQ and AWQ "int4", or
+    "quantized" where they need a fifth bit to stay as they are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +67,9 @@ class FolderCheckpoint:
             raise UnsupportedModel(f"{origin}: 4-bit weights of {self.config.family} are not supported")
         self._shards = Shards(folder)
         self._described = config
-        self.precision = self._shards.precision() if self._four_bits is None else "int4"
+        self.precision = self._shards.precision() if self._four_bits is None else self._four_bit_precision()
+        if self.config.tie_embeddings and self._has_own_head():
+            self.config = replace(self.config, tie_embeddings=False)
         self._refuse_unread()
 
     @cached_property
@@ -82,7 +89,8 @@ class FolderCheckpoint:
     def part(self, name: str, begin: int = 0, end: int | None = None) -> torch.Tensor:
         """Rows of the part `name` (see `fused_slots`) as the file has them; a norm's weight ready to multiply."""
         if self.form(name) is not None:
-            return self.blocks(name, begin, self.shape(name)[0] if end is None else end).dense()
+            assert self._four_bits is not None
+            return self._four_bits.dense(self._beside(name), begin, self.shape(name)[0] if end is None else end)
         tensor, own = self._tensor(name), rows(name, self.config)
         if own is not None and int(own.max()) >= len(tensor):
             raise CorruptFile(f"{self.folder}: tensor {tensor_name(name, self.config)} has too few rows")
@@ -93,6 +101,15 @@ class FolderCheckpoint:
         if isinstance(factor, torch.Tensor):
             return tensor.float() * factor[begin:end, None]
         return tensor if factor == 1.0 else tensor.float() * factor
+
+    def _has_own_head(self) -> bool:
+        """Whether the head that a file holds differs from the embedding that it should be."""
+        head, embedding = (self._name(f"{part}.weight") for part in ("head", "embedding"))
+        if head not in self._shards.names or embedding not in self._shards.names:
+            return False
+        first, second = self._shards.tensor(head), self._shards.tensor(embedding)
+        pairs = zip(first.split(_MOST_COMPARED), second.split(_MOST_COMPARED), strict=False)
+        return first.shape != second.shape or not all(torch.equal(one, other) for one, other in pairs)
 
     def _name(self, part: str) -> str:
         """What this checkpoint calls a part."""
@@ -110,17 +127,35 @@ class FolderCheckpoint:
 
     def form(self, name: str) -> Form | None:
         """The form of blocks in which a part's numbers stay as they are; None where they do not."""
-        stem = tensor_name(name, self.config).removesuffix("weight")
-        return Form.BLOCKS4 if self._four_bits is not None and f"{stem}qweight" in self._shards.names else None
+        if self._four_bits is None or f"{self._stem(name)}qweight" not in self._shards.names:
+            return None
+        return Form.BLOCKS4 if self.precision == "int4" else Form.BLOCKS5
 
-    def blocks(self, name: str, begin: int, end: int) -> Int4Linear:
+    def blocks(self, name: str, begin: int, end: int) -> Int4Linear | BlockLinear:
         """Rows of a part that has such a form."""
         assert self._four_bits is not None
-        return self._four_bits.blocks(self._beside(name), begin, end)
+        form = self.form(name)
+        assert form is not None
+        return self._four_bits.blocks(self._beside(name), begin, end, form)
+
+    def _four_bit_precision(self) -> str:
+        """Whether all 4-bit weights stay exact in blocks of four bits: "int4", or "quantized"."""
+        four_bits, last = self._four_bits, "qzeros"
+        assert four_bits is not None
+        stems = [name.removesuffix(last) for name in self._shards.names if name.endswith(f".{last}")]
+        exact = all(four_bits.is_exact(self._among(stem)) for stem in stems)
+        return "int4" if exact else "quantized"
+
+    def _stem(self, name: str) -> str:
+        """What the names of all tensors of a part begin with."""
+        return tensor_name(name, self.config).removesuffix("weight")
 
     def _beside(self, name: str) -> Callable[[str], torch.Tensor]:
         """Gives the tensors that stand for a part's 4-bit weights."""
-        stem = tensor_name(name, self.config).removesuffix("weight")
+        return self._among(self._stem(name))
+
+    def _among(self, stem: str) -> Callable[[str], torch.Tensor]:
+        """Gives tensors by the last part of names that begin with `stem`."""
         return lambda last: self._shards.any_tensor(stem + last)
 
     def texts(self) -> tuple[tokenizers.Tokenizer, TextFacts]:
@@ -133,21 +168,24 @@ class FolderCheckpoint:
     def _refuse_unread(self) -> None:
         """A tensor of the model that would not be used means a part that would not be run."""
         parts = [part for slot in slots(self.config) for part in slot.parts]
+        # One table may be written once for each of its uses.
+        parts += ["head.weight"] if self.config.tie_embeddings else []
         used = {self._name(part) for part in parts}
         for part in parts:
             if self._four_bits is not None and self.form(part) is not None:
-                stem = tensor_name(part, self.config).removesuffix("weight")
+                stem = self._stem(part)
                 used |= {stem + last for last in ("qweight", "qzeros", "scales", "g_idx")}
-                if f"{stem}g_idx" in self._shards.names:
-                    self._four_bits.check_order(self._beside(part))
+                self._four_bits.check_order(self._beside(part), named=f"{stem}g_idx" in self._shards.names)
         for name in self._shards.names:
             if name.startswith(SIGHT) or is_copy(name, self.config):
                 continue
-            if name.startswith(PREFIXES) and name not in used and not name.endswith(_IGNORED_ENDINGS):
+            if name not in used and not name.endswith(COMPUTED):
                 # Those who quantize write biases of zeros for layers that have none.
                 if self._four_bits and name.endswith(".bias") and not self._shards.tensor(name).any():
                     continue
-                raise UnsupportedModel(f"{self.folder}: the tensor {name} belongs to a part that is not supported")
+                raise UnsupportedModel(
+                    f"{self.folder}: the tensor {name} belongs to a part that {self.config.family} does not have here"
+                )
 
 
 class Shards:
@@ -156,6 +194,7 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._open: dict[str, Any] = {}
+        self._read: set[str] = set()
         index = folder / INDEX
         if index.exists():
             self.names = shard_names(folder)
@@ -183,11 +222,25 @@ class Shards:
 
         if name not in self.names:
             raise CorruptFile(f"{self.folder} has no tensor {name}: the weights are incomplete")
+        self._read.add(name)
         try:
             tensor: torch.Tensor = self._file(self.names[name]).get_tensor(name)
         except SafetensorError as error:
             raise CorruptFile(f"{self.folder / self.names[name]}: cannot read tensor {name}: {error}") from error
         return tensor
+
+    def refuse_rest(self, family: str, skipped: tuple[str, ...] = ()) -> None:
+        """Raise UnsupportedModel where a tensor was not read: it belongs to a part that would not run.
+
+        Args:
+            family: What errors call the model.
+            skipped: Names of tensors that need not be read, or how they begin.
+        """
+        for name in sorted(self.names.keys() - self._read):
+            if not name.startswith(skipped) and not name.endswith(COMPUTED):
+                raise UnsupportedModel(
+                    f"{self.folder}: the tensor {name} belongs to a part that {family} does not have here"
+                )
 
     def precision(self) -> str:
         sizes: Counter[str] = Counter()

@@ -65,7 +65,7 @@ def q5_k(raw: np.ndarray) -> Blocks:
     low = blocks[..., 48:].reshape(len(raw), -1, 4, 1, 32)
     low = np.concatenate((low & 15, low >> 4), axis=-2).reshape(len(raw), -1, 8, 32)
     fifth = blocks[..., None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _planes(low | fifth << 4, 5), *_six_bits(blocks)
+    return planes(low | fifth << 4, 5), *_six_bits(blocks)
 
 
 def q6_k(raw: np.ndarray) -> Blocks:
@@ -77,7 +77,7 @@ def q6_k(raw: np.ndarray) -> Blocks:
     high = blocks[..., 128:192].reshape(len(raw), -1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     products = blocks[..., 192:208].view(np.int8) * _halves(blocks[..., 208:]).astype(np.float32)
     steps = products.astype(np.float16).reshape(len(raw), -1, 2)
-    return _planes(low | high << 4, 6), steps[..., 0], steps[..., 1]
+    return planes(low | high << 4, 6), steps[..., 0], steps[..., 1]
 
 
 def q8_0(raw: np.ndarray) -> Blocks:
@@ -159,7 +159,7 @@ def _fifths(bits: np.ndarray, low: np.ndarray) -> np.ndarray:
     return np.concatenate((_apart(low), bits.reshape(len(low), -1)), axis=-1)
 
 
-def _planes(numbers: np.ndarray, bits: int) -> np.ndarray:
+def planes(numbers: np.ndarray, bits: int) -> np.ndarray:
     """Numbers [n, ...] of 5 or 6 bits, a byte each in the order of the inputs -> [n, in * bits / 8]."""
     numbers = numbers.reshape(len(numbers), -1)
     low, high = numbers & 15, numbers >> 4

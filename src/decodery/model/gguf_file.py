@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CorruptFile, UnsupportedModel
+from ..errors import CorruptFile, SettingsError, UnsupportedModel
 from .gguf_blocks import READ, Blocks
 from .packed import BITS, BLOCK
 
@@ -23,6 +24,7 @@ _MOST_ELEMENTS = 1 << 22
 _MOST_HEADER = 1 << 26
 _CHUNK = 1 << 20
 
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
@@ -31,18 +33,23 @@ _SCALARS = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies. shape: rows first; kind: the number of its GGML type; offset: of its first byte."""
+    """Where a tensor lies. shape: rows first; kind: the number of its GGML type; offset: of its first byte in data."""
 
     shape: tuple[int, ...]
     kind: int
     offset: int
+    data: mmap.mmap
 
 
 class GGUFFile:
-    """An opened file. metadata: {key: str, number, bool, list or array}; tensors: {name: TensorInfo}."""
+    """An opened file. metadata: {key: str, number, bool, list or array}; tensors: {name: TensorInfo}.
+
+    others: the parts behind the first one of a split file, whose tensors are among those of the first.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.others: list[GGUFFile] = []
         try:
             with path.open("rb") as file:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -52,12 +59,38 @@ class GGUFFile:
         self.tensors: dict[str, TensorInfo] = {}
         self._read_header()
 
+    @classmethod
+    def whole(cls, path: Path) -> GGUFFile:
+        """A file with all of its parts, of which `path` is the first where there are several.
+
+        Raises:
+            CorruptFile: A part is missing, or belongs to another file.
+        """
+        first = cls(path)
+        for number, part in enumerate(parts_of(path)[1:], start=1):
+            other = cls(part)
+            told = other.metadata.get("split.no"), other.metadata.get("split.count")
+            if told != (number, first.metadata.get("split.count")) or first.tensors.keys() & other.tensors.keys():
+                raise CorruptFile(f"{part} is no part of {path}: fetch all parts anew")
+            first.others.append(other)
+            first.tensors |= other.tensors
+        count, parts = first.metadata.get("split.count", 1), 1 + len(first.others)
+        tensors = first.metadata.get("split.tensors.count", len(first.tensors))
+        if max(count, 1) != parts or tensors != len(first.tensors):
+            raise CorruptFile(
+                f"{path} is one of {count} parts with {tensors} tensors, and {parts} with {len(first.tensors)} are "
+                "here: keep all parts in one folder, under names that end in -00001-of-0000N.gguf"
+            )
+        return first
+
     @property
     def size(self) -> int:
         """In bytes."""
-        return len(self._data)
+        return len(self._data) + sum(other.size for other in self.others)
 
     def close(self) -> None:
+        for other in self.others:
+            other.close()
         self._data.close()
 
     def kind_name(self, name: str) -> str:
@@ -120,7 +153,7 @@ class GGUFFile:
         inner = int(np.prod(info.shape[1:-1], dtype=np.int64)) if len(info.shape) > 1 else 1
         first, last = (begin, info.shape[0] if end is None else end) if len(info.shape) > 1 else (0, 1)
         rows, start = (last - first) * inner, info.offset + first * inner * row_bytes
-        return np.frombuffer(self._data, np.uint8, rows * row_bytes, start).reshape(rows, row_bytes)
+        return np.frombuffer(info.data, np.uint8, rows * row_bytes, start).reshape(rows, row_bytes)
 
     def _read_header(self) -> None:
         reader = _Reader(self._data, self.path)
@@ -159,7 +192,28 @@ class GGUFFile:
             raise CorruptFile(f"{self.path}: tensor {name} has the impossible shape {list(shape)}: it is damaged")
         if offset + elements // block * size > len(self._data):
             raise CorruptFile(f"{self.path} ends before the data of tensor {name}: it was not downloaded completely")
-        self.tensors[name] = TensorInfo(shape, kind, offset)
+        self.tensors[name] = TensorInfo(shape, kind, offset, self._data)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model of which `path` is the first, or the only one.
+
+    Raises:
+        CorruptFile: A part is missing.
+        SettingsError: `path` is not the first part.
+    """
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    stem, number, count = found[1], int(found[2]), int(found[3])
+    names = [path.with_name(f"{stem}-{each:05}-of-{count:05}.gguf") for each in range(1, count + 1)]
+    if number != 1:
+        raise SettingsError(f"{path.name} is part {number} of {count}: give the first one, {names[0].name}")
+    if missing := next((each for each in names if not each.is_file()), None):
+        raise CorruptFile(
+            f"{missing.name}, one of the {count} parts of {path.name}, is missing: put it beside the others"
+        )
+    return names
 
 
 def _side_by_side(work: Callable[[int, int], None], raw: np.ndarray, inputs: int) -> None:

@@ -63,7 +63,6 @@ _UNSUPPORTED = (
 )
 _GENERAL: dict[str, Kind] = {
     "general.architecture": Text(64),
-    "split.count": Whole(0, 1 << 16),
     "diffusion.shift_logits": Flag(),
     "tokenizer.ggml.mask_token_id": TOKEN_ID,
 }
@@ -120,7 +119,7 @@ class GGUFCheckpoint:
     """
 
     def __init__(self, path: Path) -> None:
-        self.file = GGUFFile(path)
+        self.file = GGUFFile.whole(path)
         self.origin = str(path)
         self.config = self._read_config()
         self.precision = self._read_precision()
@@ -206,8 +205,6 @@ class GGUFCheckpoint:
                 f"{origin}: the architecture {architecture!r} is not one of {', '.join(_FAMILIES)}: give the "
                 "safetensors folder or the Hub id that the file was made from, which may run through transformers"
             )
-        if general.get("split.count", 1) != 1:
-            raise UnsupportedModel(f"{origin} is one of several parts: join them with llama-gguf-split --merge first")
         prefix = f"{architecture}."
         named = {key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)}
         if architecture == "mamba2":

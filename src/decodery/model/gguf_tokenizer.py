@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +37,20 @@ _ALIASES = {
 }
 """Names under which files have one of these: that of Mamba-2's is mpt."""
 _KINDS = (*_PATTERNS, "gpt-2", "smollm")
+_VOCABULARIES: dict[str, dict[int, str]] = {
+    "qwen2": {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"},
+    "llama-bpe": {128000: "<|begin_of_text|>", 128001: "<|end_of_text|>", 128009: "<|eot_id|>"},
+    "smollm": {0: "<|endoftext|>", 1: "<|im_start|>", 2: "<|im_end|>", 4: "<reponame>", 49151: "ectable"},
+    "gpt-2": {0: "!", 50255: "Ġgazed", 50256: "<|endoftext|>"},
+    "tekken": {3: "[INST]", 4: "[/INST]", 5: "[AVAILABLE_TOOLS]", 9: "[TOOL_CALLS]"},
+}
+"""Tokens by which a vocabulary is known, of a file that does not say how it cuts texts."""
 # Tokens that end a turn or a text in the families read here, whatever the file declares as its one end token.
 _ENDINGS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>")
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_SPECIAL = re.compile(r"<[|｜].+[|｜]>|<(?:start|end)_of_turn>|<(?:s|/s|bos|eos|pad)>")
+"""How tokens are spelled that stand for no text."""
 _MOST_CHARACTERS, _MOST_ADDED, _LONGEST_MERGED = 1 << 24, 1 << 20, 256
 
 _METADATA: dict[str, Kind] = {
@@ -65,7 +77,7 @@ def read_texts(metadata: dict[str, Any], origin: str) -> tuple[tokenizers.Tokeni
         raise CorruptFile(f"{origin} holds no tokenizer: it has no list tokenizer.ggml.tokens")
     if sum(map(len, tokens)) > _MOST_CHARACTERS:
         raise CorruptFile(f"{origin}: the tokens are longer than any tokenizer's: the file is damaged")
-    types = _numbers(fields, "tokenizer.ggml.token_type", len(tokens))
+    types = _mended(fields, _numbers(fields, "tokenizer.ggml.token_type", len(tokens)))
     bos = _token(fields, "bos", tokens)
     with library_errors(f"{origin}: the tokenizer in the metadata is damaged"):
         if kind == "gpt2":
@@ -111,9 +123,45 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
     return {token: id for id, token in reversed(list(enumerate(tokens)))}
 
 
+def _mended(fields: Fields, types: np.ndarray | None) -> np.ndarray | None:
+    """The types of the tokens, with those corrected that are damaged beyond doubt, which is said.
+
+    A token that is spelled like a special one and that no merge makes cannot be reached by text: it is a control token.
+    """
+    tokens = fields.need("tokenizer.ggml.tokens")
+    merges = {merge.replace(" ", "", 1) for merge in fields.get("tokenizer.ggml.merges", [])}
+    pieces = set() if merges else set(tokens)
+
+    def reached(token: str) -> bool:
+        return token in merges or any(token[:cut] in pieces and token[cut:] in pieces for cut in range(1, len(token)))
+
+    plain = range(len(tokens)) if types is None else np.flatnonzero(types == _NORMAL).tolist()
+    wrong = [id for id in plain if _SPECIAL.fullmatch(tokens[id]) and not reached(tokens[id])]
+    if not wrong:
+        return types
+    shown = ", ".join(tokens[id] for id in wrong[:4])
+    warnings.warn(
+        f"{fields.origin}: {len(wrong)} special tokens are typed as text ({shown}): they are read as control tokens; "
+        "convert the model again to mend the file",
+        stacklevel=2,
+    )
+    mended = np.full(len(tokens), _NORMAL) if types is None else types.copy()
+    mended[wrong] = _CONTROL
+    return mended
+
+
 def _pre_tokenizer(fields: Fields) -> str:
-    name = fields.get("tokenizer.ggml.pre", "default")
-    return _ALIASES.get(name, name)
+    name = fields.get("tokenizer.ggml.pre")
+    if name is not None:
+        return _ALIASES.get(name, name)
+    tokens = fields.need("tokenizer.ggml.tokens")
+    for known, places in _VOCABULARIES.items():
+        if all(id < len(tokens) and tokens[id] == token for id, token in places.items()):
+            return known
+    raise UnsupportedModel(
+        f"{fields.origin} does not say how its tokenizer cuts texts (tokenizer.ggml.pre), and its vocabulary is none "
+        "that is known: convert the model again, or give the safetensors folder that the file was made from"
+    )
 
 
 def _byte_level(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:

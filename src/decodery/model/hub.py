@@ -9,9 +9,12 @@ from pathlib import Path
 
 from ..errors import CorruptFile, DecoderyError, ModelNotFound
 from .fields import shard_names
+from .gguf_file import parts_of
 from .store import is_full, system_error
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_STARTS = ("", "*[-._/]")
+"""What stands before a quantization in the name of a file."""
 # No pickles, no code; "consolidated" files repeat the weights in another layout.
 _FILES = ["*.json", "*.jinja", "model*.safetensors", "merges.txt"]
 
@@ -28,9 +31,46 @@ def snapshot(name: str, revision: str | None = None, *, refresh: bool = False) -
         # Without a network the library answers with whatever it has.
         at = f"{name} at {revision}" if revision else name
         raise ModelNotFound(
-            f"{at} has no complete safetensors weights here or on the Hub: check the network and the model"
+            f"{at} has no complete safetensors weights here or on the Hub: check the network and the model, or give "
+            f"one of its GGUF files by its quantization, as in {name}:Q4_K_M"
         )
     return folder
+
+
+def gguf_file(name: str, quant: str, revision: str | None = None, *, refresh: bool = False) -> Path:
+    """The first GGUF file of one quantization of a Hub repository, fetched with its other parts where it is not here.
+
+    Args:
+        name: The repository, owner/name.
+        quant: The quantization as files are named, such as Q4_K_M; case does not matter.
+        revision: Of the repository.
+        refresh: Whether what is here already is brought up to date.
+
+    Raises:
+        ModelNotFound: There is no such repository, or no such file in it, with what there is.
+    """
+    # Patterns of file names know cases, and files are named in both.
+    names = [f"{start}{each}" for each in dict.fromkeys((quant, quant.upper(), quant.lower())) for start in _STARTS]
+    wanted = [f"{each}{end}" for each in names for end in (".gguf", "-?????-of-?????.gguf")]
+    first = re.compile(rf"(?:.*[-._])?{re.escape(quant)}(?:-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+
+    def found(folder: Path) -> list[Path]:
+        return sorted(path for path in folder.rglob("*.gguf") if first.fullmatch(path.name))
+
+    def complete(folder: Path) -> bool:
+        try:
+            return len([parts_of(path) for path in found(folder)]) > 0
+        except CorruptFile:
+            return False
+
+    files = found(fetched(name, wanted, complete, revision, refresh=refresh))
+    if len(files) != 1:
+        shown = ", ".join(path.name for path in files) or "none of its GGUF files"
+        raise ModelNotFound(
+            f"{name}: {shown} {'are all' if files else 'is'} of the quantization {quant}: see the names of the files "
+            "on the Hub, and give the part that says it, such as :Q4_K_M"
+        )
+    return files[0]
 
 
 def fetched(

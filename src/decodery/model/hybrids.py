@@ -20,9 +20,10 @@ _OTHERS = {"zamba2": zamba2, "falcon_h1": falcon_h1}
 _ENDLESS = 1 << 20
 """Positions of a model that has none; no state grows with them."""
 _KINDS = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
-_FIELDS: dict[str, Kind] = {
+FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("num_heads", "mamba_n_heads", "n_groups", "mamba_n_groups"), HEADS),
-    **dict.fromkeys(("head_dim", "mamba_d_head", "state_size", "mamba_d_state"), HEAD_DIM),
+    **dict.fromkeys(("head_dim", "state_size", "mamba_d_state"), HEAD_DIM),
+    "mamba_d_head": Either(HEAD_DIM, Text(64)),
     **dict.fromkeys(("conv_kernel", "mamba_d_conv"), KERNEL),
     **dict.fromkeys(("use_bias", "use_conv_bias", "mamba_proj_bias", "mamba_conv_bias"), Flag()),
     "hidden_size": WIDTH,
@@ -42,7 +43,7 @@ def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any
     """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`."""
     if family in _OTHERS:
         return _OTHERS[family].restated(raw, origin)
-    fields = Fields(raw, origin, _FIELDS)
+    fields = Fields(raw, origin, FIELDS)
     pure = family == "mamba2"
     names = (
         ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
@@ -51,9 +52,13 @@ def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any
     )
     least, most = limits(raw.get("time_step_limit"), origin)
     heads, head_dim, groups, state, kernel = (fields.need(name) for name in names)
-    mamba = Mamba(heads, head_dim, groups, state, kernel, least, most)
     hidden, layers = fields.need("hidden_size"), fields.need("num_hidden_layers")
-    if int(fields.get("expand" if pure else "mamba_expand", 2) * hidden) != mamba.inner:
+    inner = int(fields.get("expand" if pure else "mamba_expand", 2) * hidden)
+    if head_dim == "auto":
+        head_dim = inner // heads
+    HEAD_DIM.check(head_dim, f"{origin}: {names[1]}")
+    mamba = Mamba(heads, head_dim, groups, state, kernel, least, most)
+    if inner != mamba.inner:
         raise CorruptFile(f"{origin}: {mamba.heads} states of {mamba.head_dim} do not fit a width of {hidden}")
     for name, wanted in (
         ("use_bias", False),
@@ -74,14 +79,14 @@ def hybrid(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, Any
     room = -(-mamba.width // 4) * 2
     if room > HEAD_DIM.most:
         raise UnsupportedModel(f"{origin}: {mamba.heads} states of {mamba.head_dim} are more than there is room for")
-    found = {name: raw[name] for name in _SAME if name in raw}
+    found = {name: raw[name] for name in SAME if name in raw}
     one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": room}
     sizes = {"intermediate_size": 1, "max_position_embeddings": _ENDLESS}
     eps = {"rms_norm_eps": fields.get("layer_norm_epsilon", 1e-5)}
     return found | one | sizes | eps, {"mamba": mamba, "mamba_layers": (True,) * layers, "intermediate_size": 0}
 
 
-_SAME = (
+SAME = (
     *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"),
     *("bos_token_id", "eos_token_id", "quantization_config", "hidden_act"),
 )

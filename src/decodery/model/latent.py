@@ -24,7 +24,7 @@ LATENTS = ("deepseek_v2",)
 
 _EPS = 1e-6
 """Of the norms of latents and of what queries are made from, whatever that of the others is."""
-_FIELDS: dict[str, Kind] = {
+FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), HEAD_DIM),
     "q_lora_rank": WIDTH,
     **dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size"), WIDTH),
@@ -44,7 +44,7 @@ _FIELDS: dict[str, Kind] = {
 
 def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration in Llama's names, and what its model has that Llama's have not, as fields of `ModelConfig`."""
-    fields = Fields(raw, origin, _FIELDS)
+    fields = Fields(raw, origin, FIELDS)
     for name, wanted in (
         ("topk_method", "greedy"),
         ("scoring_func", "softmax"),

@@ -38,7 +38,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-_SWITCHES: dict[str, Kind] = {
+SWITCHES: dict[str, Kind] = {
     "use_parallel_residual": Flag(),
     "use_qkv_bias": Flag(),
     "qk_layernorm": Flag(),
@@ -65,7 +65,7 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
 
     Raises UnsupportedModel for what is not in the forward pass.
     """
-    fields = Fields(raw, origin, _SWITCHES)
+    fields = Fields(raw, origin, SWITCHES)
     for name, wanted in (
         ("qk_layernorm", False),
         ("scale_attn_weights", True),
@@ -87,7 +87,7 @@ def restated(raw: dict[str, Any], family: str, origin: str) -> tuple[dict[str, A
         if "rotary_pct" in raw:
             found.setdefault("partial_rotary_factor", fields.get("rotary_pct"))
         return found, own | {"parallel": fields.get("use_parallel_residual", True)}
-    found["intermediate_size"] = fields.get("n_inner") or 4 * fields.need("n_embd")
+    found["intermediate_size"] = fields.get("n_inner") or 4 * found["hidden_size"]
     return found, own | {"learned_positions": True, "rope": Rope(kind="none")}
 
 
@@ -116,9 +116,11 @@ LAYERS_OF: dict[str, dict[str, str]] = {
     },
 }
 """What checkpoints call the parts of a model, and those of a layer, where they do not call them as Llama's do."""
-PREFIXES = ("model.", "gpt_neox.", "transformer.", "h.", "backbone.")
-"""What the names of a model's tensors begin with."""
-SIGHT = ("model.vision_tower.", "model.multi_modal_projector.", "model.image_newline")
+SIGHT = tuple(
+    f"{prefix}{name}"
+    for prefix in ("", "model.")
+    for name in ("vision_tower.", "multi_modal_projector.", "image_newline")
+)
 """What those begin with that make embeddings of images, beside a language model that reads them."""
 
 

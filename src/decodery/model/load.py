@@ -25,9 +25,11 @@ from .chat import ChatTemplate
 from .config import ModelConfig
 from .config_check import check_config
 from .description import Description, noted
-from .families import read_config
+from .families import read_config, refuse_other_heads, refuse_unknown_fields
 from .fields import read_json
 from .folder import FolderCheckpoint, model_files
+from .four_bit import refuse_quantized
+from .gguf_file import parts_of
 from .kernels import vectorised
 from .named import Precision
 from .protocol import LanguageModel
@@ -52,6 +54,8 @@ _QUANTIZED = {"int4": "int4", "quantized": "int8"}
 """What layers of a quantized GGUF are kept in, by the precision that most of them have there."""
 _BESIDE = ".beside.safetensors"
 """How the name of a copy ends that has only what is not read in place."""
+_OTHER_HEADS = ("ForConditionalGeneration", "WithLMHead", "GenerationDecoder")
+"""How the names of some causal language models of `transformers` end, beside the usual ones."""
 _TOKENIZER, _DESCRIPTION = drafts.TOKENIZER, drafts.DESCRIPTION
 _SHIPPED = drafts.SHIPPED | solvers.SHIPPED
 
@@ -79,7 +83,7 @@ def load(
     device: str = "auto",
     revision: str | None = None,
 ) -> LoadedModel:
-    """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id.
+    """Load an embedded model, a Hugging Face folder, a .gguf file or a Hub id, also owner/name:QUANT of GGUF files.
 
     dtype: "float32", "bfloat16" and "float16" (on a CPU the weights alone), "int8" (weights and activations of linear
     layers; a GGUF's blocks of five to eight bits as they are), "int4" (4-bit weights in blocks of 32, int8
@@ -121,6 +125,7 @@ def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
                 f"{source.folder}: rows of a PLDR-LLM hang on later tokens until its operators are kept: read it with "
                 "decodery.model.pldrllm.read_pldr, and keep those of a text"
             )
+        refuse_unknown_fields(described, str(source.folder / "config.json"))
         try:
             read_config(described)
         except UnsupportedModel as error:
@@ -131,6 +136,10 @@ def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
 def _through_transformers(
     folder: Path, name: str, dtype: str, device: torch.device, reason: UnsupportedModel
 ) -> LoadedModel:
+    described, origin = read_json(folder / "config.json"), str(folder / "config.json")
+    # Other heads would get random weights.
+    refuse_other_heads(described, origin, _OTHER_HEADS)
+    refuse_quantized(described, origin, reason)
     if importlib.util.find_spec("transformers") is None:
         raise UnsupportedModel(
             f"{reason}; with transformers installed (pip install transformers) it can run"
@@ -183,13 +192,19 @@ def _find(name: str, revision: str | None) -> _Source:
     if path.is_file():
         if path.suffix == ".safetensors":
             raise ModelNotFound(f"{name} is a file of weights alone: give the folder that holds it and its config.json")
-        entry = converted() / _key(path) / fingerprint([path])
-        return _Source(path.stem, entry, lambda: _gguf(path), origin=noted(path), file=path)
+        return _from_file(path)
+    repository, _, quant = name.partition(":")
+    if quant and hub.is_hub_id(repository):
+        return _from_file(hub.gguf_file(repository, quant, revision))
     if hub.is_hub_id(name) and not name.endswith((".gguf", ".safetensors")):
         return _from_folder(name, hub.snapshot(name, revision))
     known = [*embedded.EMBEDDED, *_SHIPPED]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"give {', '.join(known)}, a folder, a .gguf file or a Hub id"
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"give {', '.join(known)}, a folder, a .gguf file or a Hub id (owner/name, or owner/name:Q4_K_M)"
+    )
     kind = "file or folder" if "/" in name or name.endswith(".gguf") else "model"
     raise ModelNotFound(f"there is no {kind} {name!r}: {hint}")
 
@@ -214,6 +229,14 @@ def _from_folder(name: str, folder: Path) -> _Source:
         raise ModelNotFound(f"the folder {folder} has no config.json: {advice}")
     entry = converted() / _key(folder) / fingerprint(model_files(folder))
     return _Source(name, entry, lambda: FolderCheckpoint(folder), folder, noted(folder))
+
+
+def _from_file(path: Path) -> _Source:
+    """A GGUF file, with its other parts where it is split."""
+    parts = parts_of(path)
+    entry = converted() / _key(path) / fingerprint(parts)
+    # What is read in place lies in one file.
+    return _Source(path.stem, entry, lambda: _gguf(path), origin=noted(path), file=path if len(parts) == 1 else None)
 
 
 def _key(path: Path) -> str:

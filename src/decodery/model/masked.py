@@ -21,7 +21,7 @@ ARCHITECTURES = ("LLaDAModelLM", "LLaDAMoEModelLM", "LLaDAMoEModel", "DreamModel
 
 BLOCK = Whole(1, 1 << 16)
 
-_SAME = {
+SAME = {
     "d_model": "hidden_size",
     "mlp_hidden_size": "intermediate_size",
     "n_layers": "num_hidden_layers",
@@ -40,7 +40,7 @@ _SAME = {
     "quantization_config": "quantization_config",
 }
 """LLaDA's names of what other configurations have too."""
-_WANTED: dict[str, tuple[Kind, Any]] = {
+WANTED: dict[str, tuple[Kind, Any]] = {
     "block_type": (Text(64), "llama"),
     "layer_norm_type": (Text(64), "rms"),
     "rope": (Flag(), True),
@@ -55,13 +55,27 @@ _WANTED: dict[str, tuple[Kind, Any]] = {
 """Switches of LLaDA's configuration, and where they must stand: nothing else is in the forward pass."""
 
 
-_MOE: dict[str, tuple[Kind, Any]] = {
+MOE: dict[str, tuple[Kind, Any]] = {
     "qk_layernorm": (Flag(), True),
     "moe_router_enable_expert_bias": (Flag(), False),
     "moe_router_score_function": (Text(64), "softmax"),
     "attention_bias": (Flag(), False),
 }
 """Switches of LLaDA-MoE's configuration, and where they must stand. It names shared experts whose width is 0."""
+
+
+MOE_SIZES = (
+    *("expert_intermediate_size", "dense_intermediate_size", "shared_expert_intermediate_size"),
+    *("num_shared_experts", "moe_layer_freq", "router_num_group", "router_topk_group", "n_group", "topk_group"),
+)
+"""Fields of LLaDA-MoE's configuration that say how wide its MLPs are, or what those that are not there would do."""
+SIZES: dict[str, Kind] = {"embedding_size": Whole(1, 1 << 24), "vocab_size": Whole(1, 1 << 24)}
+UNREAD = (
+    *("alibi_bias_max", "attention_layer_norm_with_affine", "bias_for_layer_norm", "block_group_size"),
+    *("init_cutoff_factor", "init_device", "init_fn", "init_std", "layer_norm_with_affine", "mlp_ratio"),
+    *("precision", "rope_full_precision", "attention_dropout", "embedding_dropout", "residual_dropout"),
+)
+"""Fields of LLaDA's configuration that say nothing of a forward pass as `WANTED` has it."""
 
 
 def is_moe(raw: Any) -> bool:
@@ -72,8 +86,8 @@ def is_moe(raw: Any) -> bool:
 def as_qwen_moe(raw: Any, origin: str) -> dict[str, Any]:
     """LLaDA-MoE's configuration in Qwen3-MoE's names. Raises UnsupportedModel for what those blocks do not do."""
     sizes: dict[str, Kind] = {"hidden_size": WIDTH, "num_attention_heads": HEADS}
-    fields = Fields(raw, origin, {name: kind for name, (kind, _) in _MOE.items()} | sizes)
-    for name, (_, wanted) in _MOE.items():
+    fields = Fields(raw, origin, {name: kind for name, (kind, _) in MOE.items()} | sizes)
+    for name, (_, wanted) in MOE.items():
         if fields.get(name, wanted) not in (wanted, None):
             raise fields.unsupported(name)
     if raw.get("shared_expert_intermediate_size"):
@@ -87,12 +101,13 @@ def as_qwen_moe(raw: Any, origin: str) -> dict[str, Any]:
 
 def as_llama(raw: Any, origin: str) -> dict[str, Any]:
     """LLaDA's configuration in Llama's names. Raises UnsupportedModel for what Llama's blocks do not do."""
-    kinds = {name: kind for name, (kind, _) in _WANTED.items()}
-    fields = Fields(raw, origin, kinds | {"embedding_size": Whole(1, 1 << 24), "vocab_size": Whole(1, 1 << 24)})
-    for name, (_, wanted) in _WANTED.items():
+    kinds = {name: kind for name, (kind, _) in WANTED.items()}
+    fields = Fields(raw, origin, kinds | SIZES)
+    for name, (_, wanted) in WANTED.items():
         if fields.get(name, wanted) != wanted:
             raise fields.unsupported(name)
-    found = {ours: raw[theirs] for theirs, ours in _SAME.items() if theirs in raw}
+    found: dict[str, Any] = {"rms_norm_eps": 1e-5, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+    found |= {ours: raw[theirs] for theirs, ours in SAME.items() if theirs in raw}
     # Tables may be longer than the vocabulary: every row of them is a token here.
     vocab = fields.get("embedding_size", fields.get("vocab_size"))
     return {**found, "model_type": "llada", "vocab_size": vocab}

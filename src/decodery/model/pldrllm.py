@@ -70,6 +70,7 @@ def read_pldr(folder: str | Path) -> tuple[PowerLaw, Tokenizer]:
     model = Transformer(config, read.weights(fields.get("final_bias", True)))
     units, depth = fields.get("num_reslayerA", 8), fields.get("num_denseA", 2)
     nets = OperatorNets(read.nets(units, depth, fields.get("A_dff", 170)), units, depth)
+    shards.refuse_rest(FAMILY)
     shards.close()
     backend, facts = read_texts(at)
     tokenizer = Tokenizer(backend, bos_id=config.bos_id, eos_ids=facts.eos_ids or config.eos_ids)

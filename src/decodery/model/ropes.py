@@ -26,6 +26,9 @@ ROPE: dict[str, Kind] = {
     "mscale_all_dim": Number(0.0, 1e6),
     "partial_rotary_factor": Number(0.0, 1.0),
 }
+_KINDS = ("default", "linear", "llama3", "yarn")
+_UNREAD = ("finetuned",)
+"""Whether the model was trained with the rotation."""
 
 
 def rope_fields(fields: Fields) -> Fields:
@@ -69,14 +72,17 @@ def read_rope(parameters: Fields, fields: Fields, turned: int = 0) -> Rope:
         raise parameters.unsupported("partial_rotary_factor")
     theta = parameters.need("rope_theta")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind not in _KINDS:
+        raise UnsupportedModel(f"{parameters.origin}: rope_type {kind!r} is not supported")
+    others = parameters.raw.keys() - parameters.kinds.keys() - {*_UNREAD}
+    if unknown := next((name for name in sorted(others) if parameters.raw[name]), None):
+        raise parameters.unsupported(unknown)
     if kind == "default":
         return Rope(theta=theta, rotated=turned)
     if turned:
         raise parameters.unsupported("partial_rotary_factor")
     if kind == "linear":
         return Rope(theta=theta, kind=kind, factor=parameters.need("factor"))
-    if kind not in ("llama3", "yarn"):
-        raise UnsupportedModel(f"{parameters.origin}: rope_type {kind!r} is not supported")
     positions = fields.get("max_position_embeddings", 2048)
     original = parameters.get("original_max_position_embeddings", positions)
     if kind == "llama3":

@@ -60,6 +60,11 @@ _CONFIG: dict[str, Kind] = {
     "bos_token_id": TOKEN_IDS,
     "encoder_block": Whole(1, 1 << 20),
 }
+_SKIPPED = (
+    *("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+    "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+)
+"""Copies of the one table, and what was never used in old checkpoints."""
 _WRITTEN = "T5ForConditionalGeneration"
 
 
@@ -114,6 +119,7 @@ def load_t5(folder: Path, name: str, dtype: str, device: torch.device) -> Loaded
     if chosen not in _FLOATS:
         raise SettingsError(f"models of an encoder and a decoder run in {', '.join(_FLOATS)}, not in {chosen}")
     weights = read_weights(config, lambda part: shards.tensor(part).to(device, _FLOATS[chosen]), shards.names)
+    shards.refuse_rest(FAMILY, _SKIPPED)
     backend, facts = read_texts(folder)
     tokenizer = Tokenizer(backend, bos_id=config.start_id, eos_ids=facts.eos_ids or config.eos_ids)
     shards.close()

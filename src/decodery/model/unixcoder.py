@@ -78,6 +78,7 @@ def load_unixcoder(folder: Path, name: str, dtype: str, device: torch.device) ->
         raise SettingsError(f"UniXcoder runs in {', '.join(_FLOATS)}, not in {chosen}")
     skipped = fields.get("pad_token_id", 1) + 1
     weights = read_weights(config, skipped, lambda part: shards.tensor(part).to(device, _FLOATS[chosen]))
+    shards.refuse_rest("UniXcoder", ("pooler.", "embeddings.position_ids"))
     shards.close()
     # Plain prompts are those of a decoder; `framed` gives the others.
     _begin_with(backend, [begin[0], _mode_id(tokenizer, "decoder-only"), end[0]])

@@ -27,7 +27,7 @@ _EPS = 1e-5
 _LONG = 16_384
 """Positions where `use_long_context` is set."""
 _KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
-_FIELDS: dict[str, Kind] = {
+FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("n_mamba_heads", "mamba_ngroups", "num_attention_heads", "num_key_value_heads"), HEADS),
     "mamba_d_state": HEAD_DIM,
     "mamba_d_conv": KERNEL,
@@ -44,7 +44,7 @@ _FIELDS: dict[str, Kind] = {
     **dict.fromkeys(("layers_block_type", "layer_types"), Listed(Text(64), MOST_LAYERS)),
     "hybrid_layer_ids": Listed(Whole(0, MOST_LAYERS), MOST_LAYERS),
 }
-_SAME = (
+SAME = (
     *("model_type", "architectures", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"),
     *("bos_token_id", "eos_token_id", "quantization_config", "rope_parameters", "rope_scaling", "rope_theta"),
 )
@@ -52,7 +52,7 @@ _SAME = (
 
 def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """See `hybrids.hybrid`."""
-    fields = Fields(raw, origin, _FIELDS)
+    fields = Fields(raw, origin, FIELDS)
     hidden, heads = fields.need("hidden_size"), fields.need("num_attention_heads")
     inner, states = int(fields.get("mamba_expand", 2) * hidden), fields.need("n_mamba_heads")
     if inner % states:
@@ -83,7 +83,7 @@ def restated(raw: dict[str, Any], origin: str) -> tuple[dict[str, Any], dict[str
     if not fields.get("use_mem_rope", False):
         own["rope"] = Rope(kind="none")
     positions = _LONG if fields.get("use_long_context") else fields.get("max_position_embeddings", 4096)
-    found = {name: raw[name] for name in _SAME if name in raw}
+    found = {name: raw[name] for name in SAME if name in raw}
     return found | {
         "num_key_value_heads": fields.get("num_key_value_heads", heads),
         "head_dim": head_dim,

@@ -10,7 +10,7 @@ from ...errors import CorruptFile, ModelNotFound, UnsupportedModel
 from ...model import hub
 from ...model.artifact import read_tensors
 
-CONFIG = "config.json"
+CONFIG, EMBEDDING = "config.json", "embed_tokens.weight"
 # The file of the tensors by what its authors call it, and the pickle that many have published in its place.
 WEIGHTS = {
     "model.safetensors": "pytorch_model.bin",
@@ -19,7 +19,6 @@ WEIGHTS = {
 }
 # Of the target, which has them anyway; and what anybody can work out.
 _IGNORED = (
-    "embed_tokens.weight",
     "input_embed_fn.weight",
     "prefix_embeding_layer.embed_tokens.weight",
     "t2d",
@@ -59,6 +58,11 @@ class Tensors:
         # vLLM reads its Medusa with and without this prefix.
         named = {name.removeprefix("medusa_heads."): each for name, each in read_tensors(path)[0].items()}
         self._left = {name: each for name, each in named.items() if name not in _IGNORED}
+
+    @property
+    def first(self) -> str:
+        """What errors call a checkpoint of which nothing else is known."""
+        return f"a file with the tensor {min(self._left)}" if self._left else "a file without tensors"
 
     def __contains__(self, name: str) -> bool:
         return name in self._left

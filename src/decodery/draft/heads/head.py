@@ -15,7 +15,7 @@ import torch
 
 from ...errors import CorruptFile, SettingsError, UnsupportedModel
 from ...model import hub
-from ...model.artifact import Artifact, refuse_other, remembered
+from ...model.artifact import Artifact, refuse_other, remembered, sampled
 from ...model.fields import Kind, Listed, Number, Record, Text, Whole
 from ...model.protocol import OpenModel, Reader, is_open
 from ...model.sites import Tap
@@ -31,6 +31,10 @@ HEAD = "head.safetensors"
 KIND = "draft head"
 MADE = "train one with `decodery train head`"
 _MOST_HEADS, _MOST_RANKS = 64, 64
+OWN_EMBEDDING = "embedding"
+"""Some rows of the embedding that a published head brings, which should be the target's."""
+_EMBEDDING_LIMIT = 0.1
+"""How far it may be from the target's, of its length: targets keep theirs in fewer bits, or in other ones."""
 EMBEDDED: Tap = "embedded"
 """Beside the states at taps, [n, 1 + hidden]: whether an embedding stands behind each, and which."""
 
@@ -142,12 +146,17 @@ class BoundHead(ABC):
                 "with device='cpu', or use another drafter"
             )
         refuse_other(f"this head for {self.kind}", trained.model, model, MADE)
+        self._refuse_own_embedding(trained, model)
         self.model: OpenModel = model
         self.trained = trained
         self.taps = self.reads(trained)
         self.dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
         self.parts = Parts(
-            {name: each.to(self.dtype) if each.is_floating_point() else each for name, each in trained.tensors.items()}
+            {
+                name: each.to(self.dtype) if each.is_floating_point() else each
+                for name, each in trained.tensors.items()
+                if name != OWN_EMBEDDING
+            }
         )
         if (ids := trained.tensors.get("vocabulary")) is not None and not (
             ids.ndim == 1 and len(ids) and int(ids.min()) >= 0 and int(ids.max()) < model.vocab_size
@@ -160,6 +169,21 @@ class BoundHead(ABC):
                     f"this head for {self.kind} speaks {len(each)} words, and this model has {words}: use the model it "
                     "was made for"
                 )
+
+    @classmethod
+    def _refuse_own_embedding(cls, trained: TrainedHead, model: OpenModel) -> None:
+        own = trained.tensors.get(OWN_EMBEDDING)
+        if own is None or own.shape[-1] != model.config.hidden_size:
+            return
+        places = sampled(own.device, model.vocab_size)
+        if len(places) == len(own):
+            wanted, found = model.embed_tokens(places).float(), own.float()
+            if float((found - wanted).norm()) <= _EMBEDDING_LIMIT * float(wanted.norm()):
+                return
+        raise UnsupportedModel(
+            f"this head for {cls.kind} reads tokens by an embedding of its own (embed_tokens.weight), and heads read "
+            "that of the target here: use the model it was made for, or a head that shares its embedding"
+        )
 
     @classmethod
     @abstractmethod

@@ -13,15 +13,16 @@ from typing import Any
 import torch
 
 from ...errors import UnsupportedModel
-from ...model.artifact import remembered
-from ...model.config import TOKENS, ModelConfig
+from ...model.artifact import remembered, sampled
+from ...model.config import TOKENS, WIDTH, ModelConfig
+from ...model.config_keys import refuse_unknown
 from ...model.families import read_config
-from ...model.fields import Fields, Flag, Kind, Listed, Record, Text, Whole, read_json
+from ...model.fields import Anything, Fields, Flag, Kind, Listed, Record, Text, Whole, read_json
 from ...model.rope import rope_frequencies
 from . import published_mlp
-from .checkpoint import CONFIG, Tensors, refuse_pickle, weights_of
+from .checkpoint import CONFIG, EMBEDDING, Tensors, refuse_pickle, weights_of
 from .copied import layer_shape
-from .head import TrainedHead
+from .head import OWN_EMBEDDING, TrainedHead
 from .parts import LayerShape
 
 _SPECULATORS = "speculators_model_type"
@@ -32,6 +33,7 @@ _MLPS = {
     "hydra": ("hydra", published_mlp.hydra),
 }
 _TAPS = Listed(Whole(-(1 << 10), 1 << 10), 64)
+_OUTPUTS = Listed(Whole(0, 1 << 10), 64)
 _SETTINGS: dict[str, Kind] = {
     _SPECULATORS: Text(64),
     "transformer_layer_config": Record({}),
@@ -40,19 +42,19 @@ _SETTINGS: dict[str, Kind] = {
     "norm_before_fc": Flag(),
     "draft_vocab_size": TOKENS,
     "eagle_aux_hidden_state_layer_ids": _TAPS,
-    "eagle_config": Record({"eagle_aux_hidden_state_layer_ids": _TAPS}),
+    "eagle_config": Record({"eagle_aux_hidden_state_layer_ids": _OUTPUTS, "use_aux_hidden_state": Flag()}),
     "model_type": Text(64),
+    "norm_output": Flag(),
+    "target_hidden_size": WIDTH,
+    "sliding_window": Anything(),
+    "use_sliding_window": Flag(),
 }
-# What `transformers` leaves out of a configuration, because it is what Llama's class begins with.
-_LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "hidden_act": "silu",
-}
+_UNREAD = ("bias", "fusion_bias", "speculators_config", "speculators_version", "embed_requires_grad")
+"""What tensors say as well, what the head was made for and with, and how."""
+_OF_MLPS = (
+    *published_mlp.SETTINGS,
+    *("base_model_name_or_path", "version", "max_paths", "topk", "max_seq_len", "lm_head_init_method", "dropout_rate"),
+)
 
 
 def published(folder: Path) -> TrainedHead:
@@ -73,15 +75,22 @@ def _read(weights: Path) -> TrainedHead:
     settings, tensors = _settings(weights.parent), Tensors(weights)
     layout = _layout(settings, tensors)
     if layout in _MLPS:
+        refuse_unknown(settings.raw, settings.origin, _OF_MLPS)
         kind, read = _MLPS[layout]
         found, about = read(Fields(settings.raw, settings.origin, published_mlp.SETTINGS), tensors)
     else:
-        own = settings.get("transformer_layer_config") if layout.startswith("speculators") else settings.raw
-        config = _layer_config(own, settings.origin)
+        if layout.startswith("speculators"):
+            refuse_unknown(settings.raw, settings.origin, (*_SETTINGS, *_UNREAD, "tie_word_embeddings"))
+        _refuse_unheeded(settings)
+        config = _layer_config(settings, of_its_own=layout.startswith("speculators"))
         if layout.endswith("eagle3"):
             kind, (found, about) = "eagle-3", _eagle_3(settings, config, tensors)
         else:
             kind, (found, about) = "eagle", _eagle(settings, config, tensors, layout)
+        if EMBEDDING in tensors:
+            # The target has the same, which is looked at once it is known.
+            table = tensors.take(EMBEDDING, config.vocab_size, config.hidden_size)
+            found[OWN_EMBEDDING] = table[sampled(table.device, len(table))].clone()
         about = {"layer": asdict(_shape(config))} | about
     tensors.refuse_rest(layout)
     return TrainedHead(kind, found, about, {"layout": layout})
@@ -116,18 +125,41 @@ def _layout(settings: Fields, tensors: Tensors) -> str:
         return "eagle3" if "layers.0.hidden_norm.weight" in tensors else "eagle"
     unknown = kind or settings.raw.get("architectures") or settings.raw.get("model_type")
     raise UnsupportedModel(
-        f"{settings.origin}: {unknown} is no layout of a draft head that is known here, which are EAGLE's, EAGLE-3's, "
-        "Medusa's (also vLLM's) and Hydra's, and eagle and eagle3 of speculators"
+        f"{settings.origin}: {unknown or tensors.first} is no layout of a draft head that is known here, which are "
+        "EAGLE's, EAGLE-3's, Medusa's (also vLLM's) and Hydra's, and eagle and eagle3 of speculators"
     )
 
 
-def _layer_config(raw: Any, origin: str) -> ModelConfig:
-    """The configuration of a head's layer, which is written as that of a model."""
-    known = {name: value for name, value in (raw or {}).items() if name != "architectures"}
-    family = known.get("model_type", "llama")
+def _refuse_unheeded(settings: Fields) -> None:
+    """Raise UnsupportedModel for what some heads do and is not run here, by its name."""
+    own = Fields(settings.get("transformer_layer_config") or settings.raw, settings.origin, _SETTINGS)
+    for fields in (settings, own):
+        for name in ("norm_output", "layernorms", "norm_before_fc"):
+            if fields.get(name):
+                raise fields.unsupported(name)
+        if fields.get("sliding_window") and fields.get("use_sliding_window", True):
+            raise fields.unsupported("sliding_window")
+    hidden = Fields(own.raw, own.origin, {"hidden_size": WIDTH}).get("hidden_size")
+    if (target := settings.get("target_hidden_size")) is not None and target != hidden:
+        raise UnsupportedModel(
+            f"{settings.origin}: target_hidden_size = {target} and hidden_size = {hidden}: a head that is not as wide "
+            "as its target is not supported"
+        )
+    if not (settings.get("eagle_config") or {}).get("use_aux_hidden_state", True):
+        raise settings.unsupported("eagle_config")
+
+
+def _layer_config(settings: Fields, *, of_its_own: bool) -> ModelConfig:
+    """The configuration of a head's layer, which is written as that of a model. of_its_own: in a record."""
+    raw, origin = settings.raw, settings.origin
+    if of_its_own:
+        raw = settings.get("transformer_layer_config") or {}
+    heads = {*_SETTINGS, *_UNREAD} - {"model_type", "sliding_window", "use_sliding_window"}
+    known = {name: value for name, value in raw.items() if name != "architectures" and name not in heads}
+    family = known.setdefault("model_type", "llama")
     if family not in _FAMILIES:
         raise UnsupportedModel(f"{origin}: a head whose layer is of model_type {family!r} is not known here")
-    config = read_config((_LLAMA if family == "llama" else {}) | known, origin)
+    config = read_config(known, origin)
     if config.num_layers != 1:
         raise UnsupportedModel(f"{origin}: num_hidden_layers = {config.num_layers}, and heads have one layer here")
     if config.activation != "silu":
@@ -155,24 +187,21 @@ def _layer(tensors: Tensors, prefix: str, config: ModelConfig, width: int) -> di
 def _eagle(
     settings: Fields, config: ModelConfig, tensors: Tensors, layout: str
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    if settings.get("layernorms"):
-        raise settings.unsupported("layernorms")
     prefix, fc = ("transformer.", "fusion_fc") if layout.startswith("speculators") else ("layers.0.", "fc")
     hidden = config.hidden_size
     return _layer(tensors, prefix, config, hidden) | tensors.linear("fc", {fc: hidden}, 2 * hidden), {}
 
 
 def _eagle_3(settings: Fields, config: ModelConfig, tensors: Tensors) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    if settings.get("norm_before_fc"):
-        raise settings.unsupported("norm_before_fc")
     prefix = "midlayer." if "midlayer.self_attn.q_proj.weight" in tensors else "layers.0."
     hidden, outputs = config.hidden_size, settings.get("draft_vocab_size", config.vocab_size)
     found = _layer(tensors, prefix, config, 2 * hidden)
     found |= tensors.linear("lm_head", {"lm_head": outputs}, hidden)
-    named = settings.get("eagle_aux_hidden_state_layer_ids")
-    named = named or (settings.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
-    # As published: the states that enter layers 2, the middle one and the third from the end.
-    taps = named or [2, "half", -4]
+    entering = settings.get("eagle_aux_hidden_state_layer_ids")
+    leaving = (settings.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    # As published: the states that enter layers 2, the middle one and the third from the end. speculators numbers the
+    # layers that they enter, SpecForge those that they leave.
+    taps = entering or [layer + 1 for layer in leaving or ()] or [2, "half", -4]
     found |= tensors.linear("fc", {"fc": hidden}, len(taps) * hidden)
     for name, theirs in (("token_norm", "input_layernorm"), ("feature_norm", "hidden_norm")):
         found[f"{name}.weight"] = tensors.take(f"{prefix}{theirs}.weight", hidden)
