@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TypeVar, cast
 
 import numpy as np
-import torch
 
 from ..budget.base import Budget
 from ..budget.cost import CONTEXT, cost_curve
@@ -20,6 +19,7 @@ from ..core.sequence import Sequence
 from ..core.text import Detokenizer
 from ..core.trace import Step, Trace
 from ..errors import OutOfMemory, SettingsError
+from ..model.plain_state import in_plain_state
 from ..model.protocol import LanguageModel
 from ..model.threads import one_thread
 from .account import StepClock, aside, new_steps, spend
@@ -75,6 +75,7 @@ class Engine:
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
         self._pass_seconds = pass_seconds or self._measured
 
+    @in_plain_state
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self._text(request)
@@ -208,7 +209,7 @@ class Engine:
         """
         self._schedule.preempt(task)
 
-    @torch.no_grad()
+    @in_plain_state
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
         clock = StepClock()

@@ -253,7 +253,7 @@ class Expander(Drafter):
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        tree, logits = TokenTree.root(seq.pending), torch.empty(0)
+        tree, logits = TokenTree.root(seq.pending), torch.empty(0, dtype=torch.float32, device="cpu")
 
         def law() -> Asking[torch.Tensor]:
             nonlocal logits

@@ -26,7 +26,7 @@ class _Beam:
     written: list[int]
     cache: KVCache
     score: float = 0.0
-    following: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    following: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
     waits: bool = False
 
 
@@ -88,7 +88,7 @@ class StreamingBeam(Listen):
                     del beam.written[place:]
                     beam.cache.truncate(place + 1)
                     break
-            tokens = torch.tensor(beam.written, dtype=torch.int64)
+            tokens = torch.tensor(beam.written, dtype=torch.int64, device="cpu")
             beam.score = float(laws[: len(tokens)].gather(1, tokens[:, None]).sum())
             beam.following, beam.waits = laws[len(tokens)], False
         unlike = {tuple(beam.written): beam for beam in reversed(beams)}

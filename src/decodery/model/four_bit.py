@@ -86,7 +86,7 @@ class FourBits:
             zeros = _bits(read("qzeros")).flatten(1)[:, begin:end] + self.added & 15
         scales = read("scales")[:, begin:end].half()
         least = (-(scales.float() * zeros)).half()
-        each = torch.arange(inputs // BLOCK) * BLOCK // group
+        each = torch.arange(inputs // BLOCK, device="cpu") * BLOCK // group
         pairs = numbers.to(torch.uint8).T.reshape(end - begin, inputs // 2, 2)
         return Int4Linear(pairs[..., 0] | pairs[..., 1] << 4, scales[each].T, least[each].T)
 
@@ -100,7 +100,7 @@ class FourBits:
         """Refuse inputs that are not in the order of their groups."""
         order, (_, inputs) = read("g_idx"), self.shape(read)
         group = inputs if self.group == -1 else self.group
-        if not torch.equal(order.long(), torch.arange(inputs) // group):
+        if not torch.equal(order.long(), torch.arange(inputs, device="cpu") // group):
             raise UnsupportedModel(
                 "GPTQ weights with reordered inputs (desc_act) are not supported: get the file made without"
             )
@@ -114,7 +114,7 @@ def read_four_bits(config: Any, origin: str) -> FourBits | None:
 
 def _bits(words: torch.Tensor) -> torch.Tensor:
     """[n, m] int32 -> the eight numbers of each word [n, m, 8], lowest bits first."""
-    return words[..., None] >> (4 * torch.arange(_PER_WORD, dtype=torch.int32)) & 15
+    return words[..., None] >> (4 * torch.arange(_PER_WORD, dtype=torch.int32, device="cpu")) & 15
 
 
 def _outputs(words: torch.Tensor, begin: int, end: int) -> torch.Tensor:

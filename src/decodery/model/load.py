@@ -30,10 +30,21 @@ from .fields import read_json
 from .folder import FolderCheckpoint, model_files
 from .kernels import vectorised
 from .named import Precision
+from .plain_state import in_plain_state
 from .protocol import LanguageModel
 from .resident import trim
 from .rope import stretched
-from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
+from .store import (
+    contents,
+    converted,
+    fingerprint,
+    lock_of,
+    locked,
+    remove_others,
+    replacing,
+    terminal_progress,
+    write_text,
+)
 from .tokenizer import Tokenizer
 from .transformer import Transformer, runs_natively
 from .unixcoder import is_unixcoder, load_unixcoder
@@ -107,6 +118,7 @@ def load(
     return loaded
 
 
+@in_plain_state
 def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
     if source.folder is not None:
         described = read_json(source.folder / "config.json")
@@ -375,7 +387,7 @@ def _device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        torch.empty(0, device=chosen, dtype=torch.float32)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise SettingsError(f"there is no device {device!r} here: leave device at auto, or use cpu") from error
     return chosen

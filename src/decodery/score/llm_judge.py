@@ -98,7 +98,7 @@ class LLMJudge(Scorer):
             return (yield from self._heard(calls, prompts))
         self.fits(calls.reader)
         ids = [calls.conversation.apart(prompt).tokens() for prompt in prompts]
-        found = torch.zeros(len(ids), dtype=torch.float64)
+        found = torch.zeros(len(ids), dtype=torch.float64, device="cpu")
 
         def take(number: int, row: int, logits: torch.Tensor) -> None:
             law = logits[-1].double().log_softmax(dim=-1)
@@ -126,7 +126,7 @@ class LLMJudge(Scorer):
                 assert stream is not None
                 likely = {stream().push([token]): logprob for token, logprob in [*each.top, (each.token, each.logprob)]}
             scores.append(_mean(self._logs(likely)))
-        return torch.tensor(scores, dtype=torch.float64)
+        return torch.tensor(scores, dtype=torch.float64, device="cpu")
 
     def _logs(self, likely: Mapping[str, float]) -> list[float]:
         """Log-probability of each label, by those of the tokens that it begins with; -inf where none is listed."""

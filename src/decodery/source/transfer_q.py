@@ -89,7 +89,7 @@ class _Transferred(Blend):
             return given
         rows = torch.from_numpy(part.output)
         top = given.logits[rows].topk(min(self.settings.k, self.vocab_size), dim=-1)
-        worth = torch.zeros(top.values.shape)
+        worth = torch.zeros(top.values.shape, dtype=torch.float32, device="cpu")
         if self.settings.weight:
             worth = yield from self._worth(part, top.indices.tolist())
         steered = top.values + self.settings.weight * worth.to(top.values)

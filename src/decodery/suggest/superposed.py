@@ -146,8 +146,8 @@ def mixture(model: LanguageModel, tokens: Ordered[int], scores: Ordered[float]) 
     """[1, hidden] input embedding: those of `tokens`, averaged with the softmax of their drafts' scores."""
     if not takes_states(model):
         raise UnsupportedModel(f"{type(model).__name__} takes no input embeddings, which superposed drafts need")
-    weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
-    rows = model.embed_tokens(torch.tensor(list(tokens), device=model.device))
+    weights = torch.tensor(scores, dtype=torch.float64, device="cpu").softmax(dim=0)
+    rows = model.embed_tokens(torch.tensor(list(tokens), dtype=torch.int64, device=model.device))
     return (weights.to(rows.device, rows.dtype)[:, None] * rows).sum(dim=0, keepdim=True)
 
 

@@ -73,7 +73,14 @@ class FP4(EachLinear):
     @property
     def shares(self) -> list[float]:
         """Of the largest magnitude, what is tried for the largest code; that itself is always among them."""
-        return [1.0, *(torch.linspace(*_SHRINK, self.points).tolist() if self.points > 1 else [])]
+        return [
+            1.0,
+            *(
+                torch.linspace(*_SHRINK, self.points, dtype=torch.float32, device="cpu").tolist()
+                if self.points > 1
+                else []
+            ),
+        ]
 
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         if self.activations == 8:
@@ -157,7 +164,9 @@ class FP4(EachLinear):
         outputs = rows @ whole.weight.T
         largest = rows.abs().amax(dim=0)
         first = "E2M1" if "E2M1" in self.formats else self.formats[0]
-        values, scale, _ = self._searched(whole.weight, codes(first), lambda weight: torch.zeros(len(weight)))
+        values, scale, _ = self._searched(
+            whole.weight, codes(first), lambda weight: torch.zeros(len(weight), dtype=torch.float32, device="cpu")
+        )
         weight, inputs = values * scale[:, None], input_levels(largest, first, 1.0)
         for _ in range(self.rounds):
             tried = [input_levels(largest, name, share) for name in self.formats for share in self.shares]
@@ -234,4 +243,4 @@ def codes(name: str) -> torch.Tensor:
         for power in range(2**exponent)
         for fraction in range(step)
     ]
-    return torch.tensor(found, dtype=torch.float32)
+    return torch.tensor(found, dtype=torch.float32, device="cpu")
