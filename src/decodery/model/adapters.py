@@ -104,7 +104,7 @@ class Adapter:
         """
         at = Path(path).expanduser()
         if (at / peft.CONFIG).is_file() and not (at / FILE).is_file():
-            return _load_lora(at / peft.CONFIG)
+            return _load_lora(at)
         return _load(at / FILE if at.is_dir() else at)
 
 
@@ -128,8 +128,8 @@ def _load(path: Path) -> Adapter:
 
 
 @remembered
-def _load_lora(config: Path) -> Adapter:
-    return Adapter({name: Thin(*pair) for name, pair in peft.read_lora(config.parent).items()})
+def _load_lora(folder: Path) -> Adapter:
+    return Adapter({name: Thin(*pair) for name, pair in peft.read_lora(folder).items()})
 
 
 _made: WeakKeyDictionary[Transformer, OrderedDict[Adapter, Transformer]] = WeakKeyDictionary()
