@@ -311,6 +311,6 @@ def _needed(seq: Sequence) -> int:
 
 
 def _missing(seq: Sequence) -> int:
-    """How many of these it has not taken yet."""
-    room = len(seq.tokens)
+    """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
+    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_nodes)
     return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))

@@ -22,6 +22,7 @@ from ..model.route import WHOLE, Route
 from ..model.sites import OF_OUTPUTS, Intervention, Site, Tap, site
 from ..verify.base import Accepted, Laws
 from .commit import commit, logprobs
+from .preempt import behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class Share:
 def unread(seq: Sequence) -> int:
     """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
     return len(seq.tokens) - seq.cache.next_position
+
+
+def expect(seq: Sequence) -> None:
+    """Tell the caches that a text reads through what it has to read, and what it may come to need."""
+    drafted = 0 if seq.drafter is None else seq.max_nodes
+    for cache in behind(seq):
+        cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
 
 
 def reads(seq: Sequence) -> bool:
@@ -54,6 +62,7 @@ def turn(seq: Sequence, share: Share) -> Asking[None]:
     if writes(seq.model):
         seq.model.advance(seq)
         return
+    expect(seq)
     try:
         yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
     finally:
