@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 from .asking import Asking
 from .core.conversation import Prompt
@@ -20,6 +21,7 @@ from .diffuse.lave import LAVE
 from .diffuse.texts import Fill, Filling
 from .errors import SettingsError
 from .listen.base import Heard, Stream, listening
+from .model.own_caches import bare
 from .model.store import Progress, silent
 from .output import Output, Piece
 from .registry import resolve
@@ -267,7 +269,7 @@ class LM(Asking):
             score=seq.score,
             complete=seq.complete,
             # A cache whose rows were steered, or were no tokens, is no plain reading of its tokens.
-            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache and not bent else None,
+            kept=KeptText(seq.tokens, seq.cache, seq.source, ref(bare(seq.model))) if keep_cache and not bent else None,
             monitors=() if seq.watch is None else tuple(seq.watch.told),
             context_full=seq.context_full,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +24,7 @@ from decodery.decode.schedule import Limits
 from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import OutOfMemory, SettingsError
+from decodery.kv.h2o import H2O
 from decodery.lm import LM, Output
 from decodery.model.batch import Segment
 from decodery.model.blocks import resident
@@ -38,6 +40,7 @@ from decodery.verify.recursive_rejection import RecursiveRejection
 from decodery.verify.rejection import Rejection
 from decodery.verify.typical import Typical
 from methods import ADAPTIVE, DRAFTERS, KINDS, fits
+from tiny_models import tiny_loaded
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 EXACT = to_int8(MODEL)
@@ -400,6 +403,35 @@ def test_outputs_are_plain_values_and_keep_a_cache_only_when_asked(smollm2_int8:
     assert kept.tokens == first.tokens and kept.kept is not None and pickle.loads(pickle.dumps(kept)).kept is None
     again = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, reuse=kept)
     assert again.tokens == first.tokens and again.trace.steps[0].rows == 1
+
+
+def test_a_text_goes_on_from_no_other_models_keys_and_values() -> None:
+    # Another checkpoint of the same shape, another precision, and the same weights once more.
+    others = tiny_transformer(1), EXACT, tiny_transformer(0)
+    (begun,) = decode(MODEL, PROMPTS[:1], max_new_tokens=6)
+    lm, owned = LM(tiny_loaded()), LM(tiny_loaded())
+    output = lm.generate("The cache", max_new_tokens=6, keep_cache=True)
+    assert output.kept is not None and output.kept.model() is lm.model
+    for model in others:
+        for reuse in (begun, output.kept):
+            with pytest.raises(SettingsError, match=r"what another model has read .* give an output of this model"):
+                Engine(model).submit(Request(PROMPTS[0], reuse=reuse))
+    with pytest.raises(SettingsError, match="what another model has read"):
+        owned.generate("The cache", reuse=output)
+    # One policy more or less is the same model.
+    assert Engine(MODEL).submit(Request([*begun.tokens, 3], kv=H2O(0.5), reuse=begun)).cache is not None
+    assert Engine(MODEL).submit(Request([*begun.tokens, 3], reuse=begun)).cache.next_position == len(begun.tokens) - 1
+    del lm.model
+    gc.collect()
+    assert output.kept.model() is None
+    with pytest.raises(SettingsError, match="what another model has read"):
+        owned.generate("The cache", reuse=output)
+
+
+def test_a_prompt_is_shared_by_texts_of_one_model_alone() -> None:
+    first = Engine(MODEL).submit(Request(PROMPTS[0]))
+    with pytest.raises(SettingsError, match="their models"):
+        Engine(tiny_transformer(1)).submit(Request(PROMPTS[0]), like=first)
 
 
 @pytest.mark.parametrize("drafter", [None, Garbage()])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from .conversation import Conversation
 from .memory import Memory
@@ -69,11 +69,15 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
-    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one."""
+    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one.
+
+    model: whose keys and values these are; they do not keep it in memory.
+    """
 
     tokens: list[int]
     cache: KVCache
-    source: Source | None = None
+    source: Source | None
+    model: ref[Reader]
 
 
 @dataclass

@@ -69,6 +69,10 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
         self.rows = 0
+        if prefixes is not None and not prefixes.serves(model):
+            raise SettingsError(
+                "these prefixes are what another model has read: give each model a PrefixCache of its own"
+            )
         self._schedule = Schedule(limits or Limits(), prefill_chunk, prefixes)
         self._running: Turn | None = None
         self._passes = 0
@@ -82,10 +86,11 @@ class Engine:
         if like is not None and (
             like.tokens[: like.prompt_length] != seq.tokens
             or (like.source, like.kv) != (seq.source, seq.kv)
+            or (seq.source is None and like.model != seq.model)
             or _held(like) != _held(seq)
         ):
             raise SettingsError(
-                "a sequence can share the prefill of another one only if their prompts are the same, and their "
+                "a sequence can share the prefill of another one only if their prompts are the same, and their models, "
                 "sources, cache policies and embeddings"
             )
         seq.like = None if seq.watch is not None and seq.watch.private else like

@@ -199,6 +199,8 @@ class Schedule:
         """Let a text that has read nothing begin with what others have read of its prompt."""
         if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
             return
+        if not self.prefixes.serves(seq.model):
+            return
         if seq.cache.length or not seq.cache.begins(len(seq.tokens)) or (seq.watch is not None and seq.watch.private):
             return
         if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
@@ -212,6 +214,8 @@ class Schedule:
     def _keep_prefix(self, seq: Sequence) -> None:
         """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
         if self.prefixes is None or seq.source is not None or seq.position == 0 or seq.error is not None:
+            return
+        if not self.prefixes.serves(seq.model):
             return
         if seq.watch is not None and seq.watch.needs.changes:
             return
