@@ -14,6 +14,8 @@ from .memory import Memory
 from .trace import Trace
 
 if TYPE_CHECKING:
+    import torch
+
     from ..budget.base import Policy
     from ..decode.calls import Calls
     from ..decode.watch import Watch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ..model.cache import KVCache
     from ..model.protocol import Reader
     from ..model.sites import Intervention
+    from ..model.vocabularies import Padding
     from ..sample.base import Context
     from ..sample.sampler import Sampler
     from ..source.base import Source
@@ -104,7 +107,8 @@ class Sequence:
     conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
     None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
     it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for none.
-    embeddings: what its prompt holds beside tokens, None for nothing.
+    embeddings: what its prompt holds beside tokens, None for nothing. padding: ids that are no token and are never
+    written, None where there are none.
     """
 
     tokens: list[int]
@@ -155,6 +159,22 @@ class Sequence:
     complete: bool = True
     watch: Watch | None = None
     embeddings: Embeddings | None = None
+    padding: Padding | None = None
+
+    def writable(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of its model without the ids that are no token.
+
+        Args:
+            logits: [n, vocab], which are written to.
+
+        Returns:
+            The same tensor.
+        """
+        return logits if self.padding is None else self.padding.exclude(logits)
+
+    def is_padding(self, token: int) -> bool:
+        """Whether an id is no token of its model's: a rule that looks at no law must not accept it."""
+        return self.padding is not None and self.padding.holds(int(token))
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:

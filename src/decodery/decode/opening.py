@@ -9,7 +9,8 @@ from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
 from ..errors import ContextFull, PromptError, SettingsError
 from ..model.cache import KVCache
-from ..model.protocol import LanguageModel, Reader
+from ..model.protocol import LanguageModel, Reader, writes
+from ..model.vocabularies import padding_of
 from .request import Request
 from .watch import Watch
 
@@ -65,6 +66,7 @@ def opened(
         trees=request.trees,
         conversation=request.conversation,
         embeddings=request.embeddings,
+        padding=None if writes(target) else padding_of(target),
     )
     if detokenizer is not None:
         lag = max((monitor.rolls for monitor in request.monitors), default=0)

@@ -103,6 +103,7 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     ]
     scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
     seq.trace.steps.append(step)
+    seq.writable(scored.logits)
     _tell(seq, scored.logits, start)
     if seq.watch is not None:
         seq.watch.read(seq, scored.hidden, start, len(chunk))
@@ -152,6 +153,7 @@ def _decide(
     beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
     scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
     begin = perf_counter()
+    seq.writable(scored.logits)
     seq.trace.steps.append(step)
     if step.prefill:
         start = seq.cache.next_position

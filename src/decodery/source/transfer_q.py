@@ -15,6 +15,7 @@ from ..model.batch import Segment
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..model.sites import Tap
+from ..model.vocabularies import excluded
 from ..registry import register, resolve
 from ..sample.base import require_number
 from ..score.base import Candidates, Scorer, judge
@@ -139,7 +140,7 @@ class _Transferred(Blend):
                 break
             segments = [Segment.chunk(fresh[i], caches[i], logit_rows=[len(fresh[i]) - 1]) for i in active]
             found = yield from score_all(model, segments, (), role)
-            laws = torch.cat([each.logits for each in found])
+            laws = excluded(model, torch.cat([each.logits for each in found]))
             if settings.rollouts == 1:
                 drawn = laws.argmax(dim=-1).tolist()
             else:

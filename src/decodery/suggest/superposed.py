@@ -13,6 +13,7 @@ from ..core.ask import Asking, score
 from ..errors import PromptError, SettingsError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel, takes_states
+from ..model.vocabularies import excluded
 from ..registry import register
 from .ngrams import NGrams
 
@@ -105,7 +106,8 @@ def superpose(
     cache = model.new_cache()
     for start in range(0, len(prompt), _CHUNK):
         chunk = prompt[start : start + _CHUNK]
-        logits = (yield from score(model, Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1]))).logits[-1]
+        scored = yield from score(model, Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1]))
+        logits = excluded(model, scored.logits)[-1]
         cache.keep(range(len(chunk)))
     running, finished = [_Branch((), 0.0)], list[_Branch]()
     for number in range(min(length, room)):
@@ -117,7 +119,7 @@ def superpose(
             break
         mixed = mixture(model, [branch.tokens[-1] for branch in running], [branch.score for branch in running])
         segment = Segment(np.array([cache.next_position]), states=mixed, cache=cache)
-        logits = (yield from score(model, segment)).logits[-1]
+        logits = excluded(model, (yield from score(model, segment)).logits)[-1]
         cache.keep([0])
     # The paper ranks by exp(-score / length), the smaller the better.
     ranked = sorted(running + finished, key=lambda branch: -branch.score / len(branch.tokens))
