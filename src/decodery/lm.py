@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
@@ -22,6 +23,7 @@ from .diffuse.texts import Fill, Filling
 from .errors import SettingsError
 from .listen.base import Heard, Stream, listening
 from .model.own_caches import bare
+from .model.resident import trim
 from .model.store import Progress, silent
 from .output import Output, Piece
 from .registry import resolve
@@ -32,6 +34,8 @@ from .suggest.superposed import Draft, Superposition, superpose
 
 MOST_TEXTS = 32
 """Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
+_AHEAD = 8 * MOST_TEXTS
+"""Outputs that wait at most for one before them that is longer."""
 
 
 class LM(Asking):
@@ -40,26 +44,30 @@ class LM(Asking):
     @checked()
     def generate(
         self,
-        prompt: Prompt | list[str],
+        prompt: Prompt | list[str] | tuple[str, ...] | Iterator[Prompt],
         *,
         n: int = 1,
         raw: bool = False,
         keep_cache: bool = False,
         **settings: Any,
-    ) -> Output | list[Output]:
+    ) -> Output | list[Output] | Iterator[Output]:
         """Decode a prompt to the end; a list of outputs for a list of texts or for n > 1 (prompt by prompt).
 
         settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
-        of n has seed `seed + i`, modulo 2^64. keep_cache: let outputs keep what the model read, so that a later text
-        that begins alike goes on from there (`reuse=output`); it takes the memory of the whole text until the output
-        is let go.
+        of n has seed `seed + i`, modulo 2^64. An iterator of prompts gives an iterator of outputs, in their order:
+        prompts are taken as texts end, so that any number of them passes through in the memory of `MOST_TEXTS` texts.
+        keep_cache: let outputs keep what the model read, so that a later text that begins alike goes on from there
+        (`reuse=output`); it takes the memory of the whole text until the output is let go.
         """
-        several = isinstance(prompt, list) and all(isinstance(one, str) for one in prompt)
-        prompts: list[Any] = list(prompt) if several else [prompt]
         engine = self.engine()
-        sequences = [seq for one in prompts for seq in self._submit(engine, one, n, raw, settings)]
-        engine.run(sequences)
-        outputs = [self.output(seq, keep_cache=keep_cache) for seq in sequences]
+        several = isinstance(prompt, list | tuple) and all(isinstance(one, str) for one in prompt)
+        prompts: Any = prompt if several or isinstance(prompt, Iterator) else [prompt]
+        texts = (self._submit(engine, one, n, raw, settings) for one in prompts)
+        if isinstance(prompt, Iterator):
+            return self._outputs(engine, texts, keep_cache)
+        # What cannot be read is refused before anything is.
+        waiting = deque(texts)
+        outputs = list(self._outputs(engine, (waiting.popleft() for _ in range(len(waiting))), keep_cache))
         return outputs if several or n > 1 else outputs[0]
 
     @checked()
@@ -279,6 +287,28 @@ class LM(Asking):
         stream.push(prompt)
         return stream.push(tokens) + stream.finish()
 
+    def _outputs(self, engine: Engine, texts: Iterator[list[Sequence]], keep_cache: bool) -> Iterator[Output]:
+        """What texts that are submitted prompt by prompt become, in order; each becomes its output as it ends."""
+        found, taken, more = deque[Sequence | Output](), 0, True
+        try:
+            while more or found:
+                while more and len(found) < _AHEAD and sum(_runs(each) for each in found) < MOST_TEXTS:
+                    following = next(texts, None)
+                    more = following is not None
+                    found += following or ()
+                    taken += len(following or ())
+                engine.step()
+                for place, each in enumerate(found):
+                    if isinstance(each, Sequence) and each.finished and each.error is None:
+                        found[place] = self.output(each, keep_cache=keep_cache)
+                while found and not _runs(first := found[0]):
+                    del found[0]
+                    yield self.output(first) if isinstance(first, Sequence) else first
+        finally:
+            if taken > 1:
+                # Else what many texts have held stays with the process.
+                trim()
+
     def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[Sequence]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
@@ -287,3 +317,8 @@ class LM(Asking):
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
         return [first, *(engine.submit(each, like=first) for each in others)]
+
+
+def _runs(text: Sequence | Output) -> bool:
+    """Whether a text is still being written."""
+    return isinstance(text, Sequence) and not text.finished
