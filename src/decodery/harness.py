@@ -129,7 +129,7 @@ class Harness(TemplateLM):
                 scores = model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=rows)]))
                 cache.keep(range(len(chunk)))
                 laws.append(scores.logits.float().log_softmax(dim=-1))
-            law, chosen = torch.cat(laws), torch.tensor(following)
+            law, chosen = torch.cat(laws), torch.tensor(following, dtype=torch.int64, device="cpu")
             greedy = bool((law.argmax(dim=-1).cpu() == chosen).all())
             found.append((float(law.cpu().gather(1, chosen[:, None]).double().sum()), greedy))
         return found

@@ -102,7 +102,7 @@ def decode(
             raise SettingsError(f"{name} cannot be asked about the nodes of a tree: {_REFUSED[name]}")
     prompts = _prompts(input_ids, given.get("attention_mask"))
     if seed is None:
-        seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, (), device="cpu"))
     end = [] if generation_config.do_sample else [Temperature(0.0)]
     samplers = [
         Sampler([*(_warp(each, row[: len(row) - len(prompt)].tolist()) for each in processors), *end])
@@ -214,7 +214,7 @@ def _run(engine: Engine, texts: list[Text], streamer: Any) -> None:
                     text.cancel()
             if streamer is not None:
                 for token in texts[0].generated[shown:]:
-                    streamer.put(torch.tensor([token]))
+                    streamer.put(torch.tensor([token], dtype=torch.int64, device="cpu"))
                 shown = len(texts[0].generated)
     finally:
         for text in texts:
@@ -244,7 +244,7 @@ class _Stop:
         self._device = device
 
     def __call__(self, seq: Text) -> bool:
-        tokens = torch.tensor([seq.tokens], device=self._device)
+        tokens = torch.tensor([seq.tokens], dtype=torch.int64, device=self._device)
         self.met = self.met or any(bool(torch.as_tensor(each(tokens, None)).all()) for each in self._criteria)
         return self.met
 
@@ -264,7 +264,10 @@ class Processed(Warp):
     def warp(self, logits: torch.Tensor, contexts: Sequence[Context]) -> torch.Tensor:
         """See `Warp.warp`."""
         rows = [
-            self.processor(torch.tensor([[*self.padding, *context.tokens]], device=row.device), row[None].clone())
+            self.processor(
+                torch.tensor([[*self.padding, *context.tokens]], dtype=torch.int64, device=row.device),
+                row[None].clone(),
+            )
             for row, context in zip(logits, contexts, strict=True)
         ]
         return torch.cat(rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Ordered
 from copy import copy
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import ref
 
 from .asking import Asking
 from .checking import checked as checked_text
@@ -25,6 +26,8 @@ from .diffuse.lave import LAVE
 from .diffuse.texts import Fill, Filling
 from .errors import SettingsError
 from .listen.base import Heard, Stream, listening
+from .model.own_caches import bare
+from .model.resident import trim
 from .model.store import Progress, silent
 from .output import Output, Piece
 from .prompts import each as each_prompt
@@ -38,6 +41,8 @@ from .suggest.superposed import Draft, Superposition, superpose
 
 MOST_TEXTS = 32
 """Texts of one call in progress at a time; more of them share passes no better, and each holds keys and values."""
+_AHEAD = 8 * MOST_TEXTS
+"""Outputs that wait at most for one before them that is longer."""
 
 
 class LM(Asking):
@@ -52,34 +57,27 @@ class LM(Asking):
         raw: bool = False,
         keep_cache: bool = False,
         **settings: Any,
-    ) -> Output | list[Output]:
+    ) -> Output | list[Output] | Iterator[Output]:
         """Decode a prompt to the end; a list of outputs for several prompts or for n > 1 (prompt by prompt).
 
         prompt: a text, chat messages or token ids, or any iterable of such prompts.
 
         settings: see `request`. Up to `MOST_TEXTS` are decoded together, and each is what it would be alone; sample i
-        of n has seed `seed + i`, modulo 2^64. keep_cache: let outputs keep what the model read, so that a later text
-        that begins alike goes on from there (`reuse=output`); it takes the memory of the whole text until the output
-        is let go.
+        of n has seed `seed + i`, modulo 2^64. An iterator of prompts gives an iterator of outputs, in their order:
+        prompts are taken as texts end, so that any number of them passes through in the memory of `MOST_TEXTS` texts.
+        keep_cache: let outputs keep what the model read, so that a later text that begins alike goes on from there
+        (`reuse=output`); it takes the memory of the whole text until the output is let go.
         """
         only = single(prompt)
         several = only is None
-        prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
         engine = self.engine()
-        submitted = [each for one in prompts for each in self._submit(engine, one, n, raw, settings)]
-        engine.run([seq for _, seq in submitted])
-
-        def written(request: Request, seed: int, sampler: Sampler) -> Output:
-            changed = copy(request)
-            changed.seed, changed.sampler = seed, sampler
-            seq = engine.submit(changed)
-            engine.run([seq])
-            return self.output(seq, keep_cache=keep_cache)
-
-        outputs = [
-            passing(self.output(seq, keep_cache=keep_cache), seq.sampler, partial(written, request))
-            for request, seq in submitted
-        ]
+        prompts: Iterable[Any] = each_prompt(prompt) if several else [only]
+        texts = (self._submit(engine, one, n, raw, settings) for one in prompts)
+        if isinstance(prompt, Iterator):
+            return self._outputs(engine, texts, keep_cache)
+        # What cannot be read is refused before anything is.
+        waiting = deque(texts)
+        outputs = list(self._outputs(engine, (waiting.popleft() for _ in range(len(waiting))), keep_cache))
         return outputs if several or n > 1 else outputs[0]
 
     @checked()
@@ -293,7 +291,7 @@ class LM(Asking):
             score=seq.score,
             complete=seq.complete,
             # A cache whose rows were steered, or were no tokens, is no plain reading of its tokens.
-            kept=KeptText(seq.tokens, seq.cache, seq.source) if keep_cache and not bent else None,
+            kept=KeptText(seq.tokens, seq.cache, seq.source, ref(bare(seq.model))) if keep_cache and not bent else None,
             monitors=() if seq.watch is None else tuple(seq.watch.told),
             context_full=seq.context_full,
         )
@@ -304,9 +302,41 @@ class LM(Asking):
         stream.push(prompt)
         return stream.push(tokens) + stream.finish()
 
-    def _submit(
-        self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]
-    ) -> list[tuple[Request, Sequence]]:
+    def _outputs(self, engine: Engine, texts: Iterator[list[_Text]], keep_cache: bool) -> Iterator[Output]:
+        """What texts that are submitted prompt by prompt become, in order; each becomes its output as it ends."""
+        found, taken, more = deque[_Text | Output](), 0, True
+        try:
+            while more or found:
+                while more and len(found) < _AHEAD and sum(_runs(each) for each in found) < MOST_TEXTS:
+                    following = next(texts, None)
+                    more = following is not None
+                    found += following or ()
+                    taken += len(following or ())
+                engine.step()
+                for place, each in enumerate(found):
+                    if not isinstance(each, Output) and each.seq.finished and each.seq.error is None:
+                        found[place] = self._passing(engine, each, keep_cache)
+                while found and not _runs(first := found[0]):
+                    del found[0]
+                    yield first if isinstance(first, Output) else self.output(first.seq)
+        finally:
+            if taken > 1:
+                # Else what many texts have held stays with the process.
+                trim()
+
+    def _passing(self, engine: Engine, text: _Text, keep_cache: bool) -> Output:
+        """What a finished text becomes, written anew while it fails the check of its constraint."""
+
+        def again(seed: int, sampler: Sampler) -> Output:
+            request = copy(text.request)
+            request.seed, request.sampler = seed, sampler
+            seq = engine.submit(request)
+            engine.run([seq])
+            return self.output(seq, keep_cache=keep_cache)
+
+        return passing(self.output(text.seq, keep_cache=keep_cache), text.seq.sampler, again)
+
+    def _submit(self, engine: Engine, prompt: Any, n: int, raw: bool, settings: dict[str, Any]) -> list[_Text]:
         if n < 1:
             raise SettingsError(f"n must be at least 1, not {n}")
         tokens = self.encode(prompt, raw=raw, allow_special=settings.get("allow_special", False))
@@ -314,4 +344,16 @@ class LM(Asking):
         seeds = [nth_seed(first.seed, number) for number in range(1, n)]
         others = [self.request_for(prompt, raw=raw, tokens=tokens, **settings | {"seed": seed}) for seed in seeds]
         begun = engine.submit(first)
-        return [(first, begun), *((each, engine.submit(each, like=begun)) for each in others)]
+        return [_Text(first, begun), *(_Text(each, engine.submit(each, like=begun)) for each in others)]
+
+
+class _Text(NamedTuple):
+    """A text in progress, and what was asked for."""
+
+    request: Request
+    seq: Sequence
+
+
+def _runs(text: _Text | Output) -> bool:
+    """Whether a text is still being written."""
+    return not isinstance(text, Output) and not text.seq.finished

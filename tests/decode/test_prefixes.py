@@ -14,6 +14,7 @@ from decodery.decode.engine import Engine
 from decodery.decode.prefixes import PrefixCache
 from decodery.decode.request import Request
 from decodery.decode.schedule import Limits
+from decodery.errors import SettingsError
 from decodery.model.slab import SLOTS
 from decodery.sample import Sampler
 from decodery.search.base import Search
@@ -68,6 +69,16 @@ def test_other_salts_find_nothing() -> None:
     run(engine, LONG, salt="a")
     assert run(engine, LONG, salt="b").cached == 0
     assert run(engine, LONG, salt="a").cached == 99
+
+
+def test_what_one_model_has_read_is_no_other_models() -> None:
+    prefixes, other = PrefixCache(1 << 30), tiny_transformer(1)
+    run(Engine(MODEL, prefixes=prefixes), LONG)
+    assert run(Engine(MODEL, prefixes=prefixes), LONG).cached == 99
+    with pytest.raises(SettingsError, match="another model has read: give each model a PrefixCache of its own"):
+        Engine(other, prefixes=prefixes)
+    prefixes.clear()
+    assert run(Engine(other, prefixes=prefixes), LONG).cached == 0
 
 
 def test_texts_that_need_every_row_of_the_prompt_read_it() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from decodery.decode.schedule import Limits
 from decodery.draft.base import Drafter, Observation
 from decodery.draft.draft_model import DraftModel
 from decodery.errors import OutOfMemory, SettingsError
+from decodery.kv.h2o import H2O
 from decodery.lm import LM, Output
 from decodery.model.batch import Segment
 from decodery.model.blocks import resident
@@ -38,6 +40,7 @@ from decodery.verify.recursive_rejection import RecursiveRejection
 from decodery.verify.rejection import Rejection
 from decodery.verify.typical import Typical
 from methods import ADAPTIVE, DRAFTERS, KINDS, fits
+from tiny_models import tiny_loaded
 
 MODEL, SMALL = tiny_transformer(0), tiny_transformer(0, num_layers=1)
 EXACT = to_int8(MODEL)
@@ -400,3 +403,67 @@ def test_outputs_are_plain_values_and_keep_a_cache_only_when_asked(smollm2_int8:
     assert kept.tokens == first.tokens and kept.kept is not None and pickle.loads(pickle.dumps(kept)).kept is None
     again = smollm2_int8.generate("Name a bird.", max_new_tokens=8, drafter=None, reuse=kept)
     assert again.tokens == first.tokens and again.trace.steps[0].rows == 1
+
+
+def test_a_text_goes_on_from_no_other_models_keys_and_values() -> None:
+    # Another checkpoint of the same shape, another precision, and the same weights once more.
+    others = tiny_transformer(1), EXACT, tiny_transformer(0)
+    (begun,) = decode(MODEL, PROMPTS[:1], max_new_tokens=6)
+    lm, owned = LM(tiny_loaded()), LM(tiny_loaded())
+    output = lm.generate("The cache", max_new_tokens=6, keep_cache=True)
+    assert output.kept is not None and output.kept.model() is lm.model
+    for model in others:
+        for reuse in (begun, output.kept):
+            with pytest.raises(SettingsError, match=r"what another model has read .* give an output of this model"):
+                Engine(model).submit(Request(PROMPTS[0], reuse=reuse))
+    with pytest.raises(SettingsError, match="what another model has read"):
+        owned.generate("The cache", reuse=output)
+    # One policy more or less is the same model.
+    assert Engine(MODEL).submit(Request([*begun.tokens, 3], kv=H2O(0.5), reuse=begun)).cache is not None
+    assert Engine(MODEL).submit(Request([*begun.tokens, 3], reuse=begun)).cache.next_position == len(begun.tokens) - 1
+    del lm.model
+    gc.collect()
+    assert output.kept.model() is None
+    with pytest.raises(SettingsError, match="what another model has read"):
+        owned.generate("The cache", reuse=output)
+
+
+def test_a_prompt_is_shared_by_texts_of_one_model_alone() -> None:
+    first = Engine(MODEL).submit(Request(PROMPTS[0]))
+    with pytest.raises(SettingsError, match="their models"):
+        Engine(tiny_transformer(1)).submit(Request(PROMPTS[0]), like=first)
+
+
+@pytest.mark.parametrize("drafter", [None, Garbage()])
+def test_a_text_holds_what_it_needs_and_no_more(drafter: Drafter | None) -> None:
+    model = tiny_transformer(0, max_positions=8192)
+    slot, chunks = model.new_cache().slot_bytes, 37
+    engine = Engine(model, prefill_chunk=chunks)
+    prompt = [token % 64 for token in range(2000)]
+    text = engine.submit(Request(prompt, max_new_tokens=300, drafter=drafter, max_nodes=5))
+    places, held = set(), []
+    while not text.finished:
+        engine.step()
+        places.add(text.cache.blocks.runs[0].slab.data.data_ptr())
+        held.append(resident([text.cache.blocks]))
+    # The prompt's memory comes at once; then a sixteenth is added, to the end of the text.
+    assert held[0] == len(prompt) * slot and max(held) <= (2000 + 300 + 5) * slot
+    assert all(after <= before * 17 / 16 for before, after in pairwise(held)) and len(places) <= 4
+
+
+def test_several_texts_never_hold_more_than_is_allowed() -> None:
+    model = tiny_transformer(0, max_positions=8192)
+    bound = 4300 * model.new_cache().slot_bytes
+    engine = Engine(model, limits=Limits(cache_bytes=bound))
+    texts = [
+        engine.submit(
+            Request([(3 * token + number) % 64 for token in range(1250)], max_new_tokens=180, drafter=Garbage())
+        )
+        for number in range(4)
+    ]
+    most = 0
+    while any(not text.finished for text in texts):
+        engine.step()
+        most = max(most, resident(text.cache.blocks for text in texts if not text.finished))
+    assert 3 * 1250 * model.new_cache().slot_bytes < most <= bound and engine.preemptions
+    assert len({text.generated[0] for text in texts}) > 0 and all(len(text.generated) == 180 for text in texts)

@@ -68,7 +68,7 @@ def gap(
     """
     sampler = lm.request(tokens[:prompt_length], temperature=temperature, drafter=None).sampler
     cache = lm.model.new_cache()
-    logits = torch.empty(0)
+    logits = torch.empty(0, dtype=torch.float32, device="cpu")
     for start in range(0, len(tokens), _CHUNK):
         chunk = list(tokens[start : start + _CHUNK])
         logits = lm.model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1])])).logits
@@ -78,6 +78,6 @@ def gap(
     context = sampler.ahead(begin, tokens[prompt_length:])
     scores = sampler.law(logits, [context])[0].double().cpu()
     if not sampler.greedy:
-        scores = scores + gumbel(seed, context.position, torch.arange(len(scores)))
+        scores = scores + gumbel(seed, context.position, torch.arange(len(scores), device="cpu"))
     first, second = (float(scores[token]) for token in pair)
     return abs(first - second)

@@ -99,7 +99,7 @@ def _bandwidth(device: torch.device) -> float:
     """Fastest streaming read in GB/s (1e9 bytes per second) of the memory the model lies in."""
     if device.type != "cuda":
         return read_bandwidth()
-    buffer, times = torch.ones(2**28, device=device), []
+    buffer, times = torch.ones(2**28, device=device, dtype=torch.float32), []
     for _ in range(5):
         torch.cuda.synchronize(device)
         begin = perf_counter()

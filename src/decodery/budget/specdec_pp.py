@@ -49,10 +49,10 @@ class AcceptanceHead:
         generator = torch.Generator().manual_seed(seed)
 
         def matrix(rows: int) -> torch.Tensor:
-            return torch.randn(rows, hidden, generator=generator) / hidden**0.5
+            return torch.randn(rows, hidden, generator=generator, dtype=torch.float32, device="cpu") / hidden**0.5
 
-        blocks = [(matrix(hidden), torch.zeros(hidden)) for _ in range(depth)]
-        return cls(blocks, (matrix(2), torch.zeros(2)), vocab_size)
+        blocks = [(matrix(hidden), torch.zeros(hidden, dtype=torch.float32, device="cpu")) for _ in range(depth)]
+        return cls(blocks, (matrix(2), torch.zeros(2, dtype=torch.float32, device="cpu")), vocab_size)
 
     @property
     def hidden_size(self) -> int:

@@ -34,15 +34,18 @@ def dynamic(model: Reader, text: Merged, net: MergeNet | None = None) -> tuple[l
 
 def made(model: EmbeddingModel, spans: Sequence[Sequence[int]], net: MergeNet) -> torch.Tensor:
     """[n, hidden] what a network makes of each span's tokens."""
-    ends = torch.tensor([[span[end] for span in spans] for end in (0, -1)], device=model.device)
+    ends = torch.tensor([[span[end] for span in spans] for end in (0, -1)], dtype=torch.int64, device=model.device)
     first, last = (model.embed_tokens(each) for each in ends)
     return net.rows(means(model, spans), first, last)
 
 
 def means(model: EmbeddingModel, spans: Sequence[Sequence[int]]) -> torch.Tensor:
     """[n, hidden] the mean embedding of each span's tokens."""
-    ids = torch.tensor([token for span in spans for token in span], device=model.device)
-    owner = torch.repeat_interleave(torch.arange(len(spans)), torch.tensor([len(span) for span in spans]))
+    ids = torch.tensor([token for span in spans for token in span], dtype=torch.int64, device=model.device)
+    owner = torch.repeat_interleave(
+        torch.arange(len(spans), device="cpu"),
+        torch.tensor([len(span) for span in spans], dtype=torch.int64, device="cpu"),
+    )
     rows = model.embed_tokens(ids)
     sums = rows.new_zeros(len(spans), rows.shape[1]).index_add_(0, owner.to(rows.device), rows)
     return sums / torch.bincount(owner).to(sums)[:, None]

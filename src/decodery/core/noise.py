@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from ..model.kernels import library
+from ..model.kernels import address, library
 
 A = TypeVar("A", np.ndarray, torch.Tensor)
 
@@ -111,7 +111,7 @@ def gumbel_argmax(log_probs: torch.Tensor, seed: int, positions: Sequence[int], 
         _bounded_argmax(row, seed, int(position), stream, whole)
         for row, position in zip(rows.numpy(), positions, strict=True)
     ]
-    return torch.tensor(chosen, dtype=torch.int64)
+    return torch.tensor(chosen, dtype=torch.int64, device="cpu")
 
 
 def gumbel_topk(
@@ -176,7 +176,9 @@ def _raced(row: np.ndarray, seed: int, position: int, stream: int) -> np.ndarray
     if lib is None or row.dtype != np.float32 or not row.flags.c_contiguous:
         return None
     ids = np.empty(_TIES, dtype=np.int32)
-    found = lib.decodery_race(row.ctypes.data, len(row), mix(seed, stream, position), _TIES, ids.ctypes.data)
+    found = lib.decodery_race(
+        address(row, np.float32, None), len(row), mix(seed, stream, position), _TIES, ids.ctypes.data
+    )
     return ids[:found].astype(np.int64) if found > 0 else None
 
 

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from .conversation import Conversation
 from .memory import Memory
 from .trace import Trace
 
 if TYPE_CHECKING:
+    import torch
+
     from ..budget.base import Policy
     from ..decode.calls import Calls
     from ..decode.watch import Watch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ..model.cache import KVCache
     from ..model.protocol import Reader
     from ..model.sites import Intervention
+    from ..model.vocabularies import Padding
     from ..sample.base import Context
     from ..sample.sampler import Sampler
     from ..source.base import Source
@@ -69,11 +72,15 @@ class Watched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptText:
-    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one."""
+    """What a finished text leaves for one that goes on from it. tokens: its own, of which `cache` holds all but one.
+
+    model: whose keys and values these are; they do not keep it in memory.
+    """
 
     tokens: list[int]
     cache: KVCache
-    source: Source | None = None
+    source: Source | None
+    model: ref[Reader]
 
 
 @dataclass
@@ -100,7 +107,8 @@ class Sequence:
     conversation: what its prompt was made of; calls: opens texts behind other prompts, for whoever judges this one,
     None where nobody can. written_by: what a model that writes texts by itself keeps of this one. complete: False where
     it is not all that it would have been, because whoever wrote it went away. watch: its monitors, None for none.
-    embeddings: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`.
+    embeddings: what its prompt holds beside tokens, None for nothing. user_spans: see `PromptTokens`. padding: ids that
+    are no token and are never written, None where there are none.
     """
 
     tokens: list[int]
@@ -152,6 +160,22 @@ class Sequence:
     watch: Watch | None = None
     embeddings: Embeddings | None = None
     user_spans: tuple[tuple[int, int], ...] | None = None
+    padding: Padding | None = None
+
+    def writable(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of its model without the ids that are no token.
+
+        Args:
+            logits: [n, vocab], which are written to.
+
+        Returns:
+            The same tensor.
+        """
+        return logits if self.padding is None else self.padding.exclude(logits)
+
+    def is_padding(self, token: int) -> bool:
+        """Whether an id is no token of its model's: a rule that looks at no law must not accept it."""
+        return self.padding is not None and self.padding.holds(int(token))
 
     @property
     def interventions(self) -> tuple[Intervention, ...]:

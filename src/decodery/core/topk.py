@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..errors import NumericalError
-from ..model.kernels import library
+from ..model.kernels import address, library
 
 _STRIDE = 64
 """Tokens per group. Group maxima cost one sweep over the row, which is what bounds this on a CPU."""
@@ -90,7 +90,9 @@ def _swept(kernel: str, logits: torch.Tensor, k: int) -> tuple[np.ndarray, np.nd
     if lib is None or k > _FEW or not fits:
         return None
     ids, found = np.empty((len(logits), k), dtype=np.int32), np.empty((len(logits), k), dtype=np.float32)
-    if getattr(lib, kernel)(logits.data_ptr(), *logits.shape, k, ids.ctypes.data, found.ctypes.data):
+    if getattr(lib, kernel)(
+        address(logits, torch.float32, None, None), *logits.shape, k, ids.ctypes.data, found.ctypes.data
+    ):
         raise NumericalError(NAN)
     return ids.astype(np.int64), found
 

@@ -291,7 +291,11 @@ class TokenTree:
         read = [] if self.inputs is None else [self.inputs]
         if other.inputs is not None:
             asking = np.flatnonzero(other.tokens == UNKNOWN).tolist()
-            read.append(other.inputs[torch.tensor([place[node] >= len(self) for node in asking])])
+            read.append(
+                other.inputs[
+                    torch.tensor([place[node] >= len(self) for node in asking], dtype=torch.bool, device="cpu")
+                ]
+            )
         inputs = torch.cat(read) if read else None
         arrays = np.array(tokens, dtype=np.int64), np.array(parents, dtype=np.int64)
         return TokenTree(*arrays, inputs=inputs, changes={**other.changes, **self.changes})

@@ -74,7 +74,9 @@ def logprobs(logits: torch.Tensor, tokens: Ordered[int], top: int) -> list[Token
         here = tokens[first : first + _TOGETHER]
         rows = torch.log_softmax(logits[first : first + len(here)].float(), dim=-1)
         values, ids = rows.topk(min(top, rows.shape[-1]))
-        chosen = rows[torch.arange(len(here)), torch.tensor(here)].tolist()
+        chosen = rows[
+            torch.arange(len(here), device="cpu"), torch.tensor(here, dtype=torch.int64, device="cpu")
+        ].tolist()
         for token, own, near, how in zip(here, chosen, ids.tolist(), values.tolist(), strict=True):
             found.append(TokenLogprob(token, own, list(zip(near, how, strict=True))))
     return found

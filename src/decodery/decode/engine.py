@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import TypeVar, cast
 
 import numpy as np
-import torch
 
 from ..budget.base import Budget
 from ..budget.cost import CONTEXT, cost_curve
@@ -20,6 +19,7 @@ from ..core.sequence import Sequence
 from ..core.text import Detokenizer
 from ..core.trace import Step, Trace
 from ..errors import OutOfMemory, SettingsError
+from ..model.plain_state import in_plain_state
 from ..model.protocol import LanguageModel
 from ..model.threads import one_thread
 from .account import StepClock, aside, new_steps, spend
@@ -69,22 +69,28 @@ class Engine:
         self.prefill_chunk = prefill_chunk
         self._detokenizer = detokenizer
         self.rows = 0
+        if prefixes is not None and not prefixes.serves(model):
+            raise SettingsError(
+                "these prefixes are what another model has read: give each model a PrefixCache of its own"
+            )
         self._schedule = Schedule(limits or Limits(), prefill_chunk, prefixes)
         self._running: Turn | None = None
         self._passes = 0
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
         self._pass_seconds = pass_seconds or self._measured
 
+    @in_plain_state
     def submit(self, request: Request, *, like: Sequence | None = None) -> Sequence:
         """Start a text. like: one already submitted with the same prompt, whose prefill it shares."""
         seq = self._text(request)
         if like is not None and (
             like.tokens[: like.prompt_length] != seq.tokens
             or (like.source, like.kv) != (seq.source, seq.kv)
+            or (seq.source is None and like.model != seq.model)
             or _held(like) != _held(seq)
         ):
             raise SettingsError(
-                "a sequence can share the prefill of another one only if their prompts are the same, and their "
+                "a sequence can share the prefill of another one only if their prompts are the same, and their models, "
                 "sources, cache policies and embeddings"
             )
         seq.like = None if seq.watch is not None and seq.watch.private else like
@@ -208,7 +214,7 @@ class Engine:
         """
         self._schedule.preempt(task)
 
-    @torch.no_grad()
+    @in_plain_state
     def step(self) -> list[Task]:
         """One pass of the model over all who wait for it; returns the tasks it advanced. Finished ones leave."""
         clock = StepClock()

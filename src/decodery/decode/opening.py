@@ -9,7 +9,8 @@ from ..core.sequence import Sequence
 from ..core.text import Detokenizer, TextStream
 from ..errors import ContextFull, PromptError, SettingsError
 from ..model.cache import KVCache
-from ..model.protocol import LanguageModel, Reader
+from ..model.protocol import LanguageModel, Reader, writes
+from ..model.vocabularies import padding_of
 from .request import Request
 from .watch import Watch
 
@@ -43,7 +44,7 @@ def opened(
     seq = Sequence(
         tokens=prompt,
         prompt_length=len(prompt),
-        cache=_resumed(request, prompt, model.new_cache()),
+        cache=_resumed(request, prompt, model),
         sampler=request.sampler,
         rule=request.rule,
         drafter=request.drafter,
@@ -66,6 +67,7 @@ def opened(
         conversation=request.conversation,
         embeddings=request.embeddings,
         user_spans=getattr(request.prompt, "user_spans", None),
+        padding=None if writes(target) else padding_of(target),
     )
     if detokenizer is not None:
         lag = max((monitor.rolls for monitor in request.monitors), default=0)
@@ -102,15 +104,22 @@ def _check_prompt(prompt: list[int], model: Reader) -> None:
         raise PromptError(f"the prompt has token ids outside the model's vocabulary of {vocab}")
 
 
-def _resumed(request: Request, prompt: list[int], fresh: KVCache) -> KVCache:
+def _resumed(request: Request, prompt: list[int], model: Reader) -> KVCache:
     """The earlier sequence's cache, cut to the tokens both share; at least the last prompt token is read again.
 
-    `fresh` where there is none, where a source may have read something else in the prompt's place, where a cache policy
-    or a monitor has to see the prompt read, where all of the prompt has to be read, or where either holds embeddings.
+    An empty one where there is none, where a source may have read something else in the prompt's place, where a cache
+    policy or a monitor has to see the prompt read, where all of the prompt has to be read, or where either holds
+    embeddings.
+    Raises SettingsError for what another model has read.
     """
-    earlier = request.reuse
+    earlier, fresh = request.reuse, model.new_cache()
     if earlier is None or earlier.source is not None or request.source is not None:
         return fresh
+    if (earlier.model if isinstance(earlier, Sequence) else earlier.model()) != model:
+        raise SettingsError(
+            "reuse goes on from what another model has read (another checkpoint, or this one in another precision or "
+            "loaded once more): give an output of this model"
+        )
     if not fresh.begins(len(prompt)) or request.prompt_logprobs is not None:
         return fresh
     if request.embeddings is not None or (isinstance(earlier, Sequence) and earlier.embeddings is not None):

@@ -6,10 +6,13 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from weakref import ref
 
 import numpy as np
 
 from ..model.cache import KVCache
+from ..model.own_caches import bare
+from ..model.protocol import Reader
 from ..model.slab import SLOTS, Slab
 
 _SLACK = 4
@@ -42,12 +45,26 @@ class PrefixCache:
         self.most = most
         self.slabs: dict[int, Slab] = {}
         self.bytes = self.asked = self.found = 0
+        self._model: ref[Reader] | None = None
         self._holders: dict[int, np.ndarray] = {}
         self._entries: OrderedDict[_Entry, None] = OrderedDict()
         self._by_chain: dict[bytes, dict[_Entry, None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def serves(self, model: Reader) -> bool:
+        """Whether what is kept is this model's; an empty cache becomes that of the first one which asks.
+
+        Args:
+            model: the model; another load of the same files is another one.
+
+        Returns:
+            False where another model has read what is kept.
+        """
+        if self._model is None or not self._entries:
+            self._model = ref(bare(model))
+        return self._model() == model
 
     def find(self, tokens: Sequence[int], salt: str = "") -> KVCache | None:
         """What is known of the beginning of a text, None for nothing; its last token is always left to read."""

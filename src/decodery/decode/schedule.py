@@ -199,6 +199,8 @@ class Schedule:
         """Let a text that has read nothing begin with what others have read of its prompt."""
         if self.prefixes is None or seq.source is not None or seq.prompt_logprobs is not None:
             return
+        if not self.prefixes.serves(seq.model):
+            return
         if seq.cache.length or not seq.cache.begins(len(seq.tokens)) or (seq.watch is not None and seq.watch.private):
             return
         if (found := self.prefixes.find(seq.tokens, seq.salt)) is None:
@@ -212,6 +214,8 @@ class Schedule:
     def _keep_prefix(self, seq: Sequence) -> None:
         """Keep what a text has read for later ones: its prompt when that is done, and all of it when it has ended."""
         if self.prefixes is None or seq.source is not None or seq.position == 0 or seq.error is not None:
+            return
+        if not self.prefixes.serves(seq.model):
             return
         if seq.watch is not None and seq.watch.needs.changes:
             return
@@ -311,6 +315,6 @@ def _needed(seq: Sequence) -> int:
 
 
 def _missing(seq: Sequence) -> int:
-    """How many of these it has not taken yet."""
-    room = len(seq.tokens)
+    """How many of these, and of those that a step with its largest draft takes, it has not taken yet."""
+    room = len(seq.tokens) + (0 if seq.drafter is None or reads(seq) else seq.max_nodes)
     return sum(cache.slot_bytes * max(cache.room_for(room) - cache.capacity, 0) for cache in behind(seq))

@@ -22,6 +22,7 @@ from ..model.route import WHOLE, Route
 from ..model.sites import OF_OUTPUTS, Intervention, Site, Tap, site
 from ..verify.base import Accepted, Laws
 from .commit import commit, logprobs
+from .preempt import behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,13 @@ class Share:
 def unread(seq: Sequence) -> int:
     """Tokens of a text that its cache does not hold; 1 where only the pending one is left."""
     return len(seq.tokens) - seq.cache.next_position
+
+
+def expect(seq: Sequence) -> None:
+    """Tell the caches that a text reads through what it has to read, and what it may come to need."""
+    drafted = 0 if seq.drafter is None else seq.max_nodes
+    for cache in behind(seq):
+        cache.expect(len(seq.tokens), len(seq.tokens) + seq.remaining + drafted)
 
 
 def reads(seq: Sequence) -> bool:
@@ -54,6 +62,7 @@ def turn(seq: Sequence, share: Share) -> Asking[None]:
     if writes(seq.model):
         seq.model.advance(seq)
         return
+    expect(seq)
     try:
         yield from _read(seq, share.rows) if reads(seq) else _write(seq, share.budget)
     finally:
@@ -94,6 +103,7 @@ def _read(seq: Sequence, rows: int) -> Asking[None]:
     ]
     scored = yield from score(seq.model, segment, [*dict.fromkeys(taps)], seq.role)
     seq.trace.steps.append(step)
+    seq.writable(scored.logits)
     _tell(seq, scored.logits, start)
     if seq.watch is not None:
         seq.watch.read(seq, scored.hidden, start, len(chunk))
@@ -143,6 +153,7 @@ def _decide(
     beside = drafter.ahead(seq, tree) if drafter is not None and seq.remaining > 1 and not rests else None
     scored = yield from score(seq.model, segment, taps, seq.role, route=route, beside=beside)
     begin = perf_counter()
+    seq.writable(scored.logits)
     seq.trace.steps.append(step)
     if step.prefill:
         start = seq.cache.next_position

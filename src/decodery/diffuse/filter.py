@@ -53,8 +53,17 @@ class Filter:
         if not 1 <= places <= MOST_PLACES:
             raise SettingsError(f"a filter reads blocks of 1 to {MOST_PLACES} places, not {places}")
         draws = torch.Generator().manual_seed(seed)
-        first, second = (torch.randn(places, places, generator=draws) / places**0.5 for _ in range(2))
-        return cls(first, torch.zeros(places), second, torch.zeros(places), model)
+        first, second = (
+            torch.randn(places, places, generator=draws, dtype=torch.float32, device="cpu") / places**0.5
+            for _ in range(2)
+        )
+        return cls(
+            first,
+            torch.zeros(places, dtype=torch.float32, device="cpu"),
+            second,
+            torch.zeros(places, dtype=torch.float32, device="cpu"),
+            model,
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Filter:
@@ -65,7 +74,9 @@ class Filter:
 @remembered
 def _load(path: Path) -> Filter:
     found = Artifact.read(path, _KIND, MADE)
-    weight, bias, out, out_bias = (found.tensors.get(name, torch.empty(0)).float() for name in _NAMES)
+    weight, bias, out, out_bias = (
+        found.tensors.get(name, torch.empty(0, dtype=torch.float32, device="cpu")).float() for name in _NAMES
+    )
     shapes = [tuple(each.shape) for each in (weight, bias, out, out_bias)]
     if weight.dim() != 2 or not weight.numel() or weight.shape[1] > MOST_PLACES:
         raise CorruptFile(f"{path} holds no filter: {MADE}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..core.noise import mix
 from ..core.sequence import Sequence
 from ..core.tree import TokenTree
 from ..errors import SettingsError
+from ..model.artifact import remembered
 from ..registry import register
 from .base import Drafter
 from .shapes.monte_carlo import SearchTree, Successors, enumerate_all, search
@@ -67,8 +69,9 @@ class ADED(Drafter):
         return self.nodes
 
     def start(self, seq: Sequence) -> Trigrams:
-        if self.datastore is not None:
-            Datastore.open(self.datastore).fits(seq.vocab_size)
+        store = None if self.datastore is None else Datastore.open(self.datastore)
+        if store is not None:
+            store.fits(seq.vocab_size)
 
         def make() -> Trigrams:
             table = Trigrams(_PAIRS)
@@ -76,7 +79,8 @@ class ADED(Drafter):
                 table.load(_documents(self.datastore), self.successors)
             return table
 
-        key = ("aded", self.datastore, self.successors, self.increment, self.cap, self.window)
+        # A datastore that was made anew is another one.
+        key = ("aded", store, self.successors, self.increment, self.cap, self.window)
         table: Trigrams = seq.memory.recall(self.scope, seq, key, make)
         return table
 
@@ -122,6 +126,6 @@ class ADED(Drafter):
         return list(found)
 
 
-@lru_cache(maxsize=2)
-def _documents(folder: str) -> list[np.ndarray]:
-    return Datastore.open(folder).documents()
+@remembered
+def _documents(folder: Path) -> list[np.ndarray]:
+    return Datastore.open(str(folder)).documents()

@@ -216,6 +216,20 @@ class Expander(Drafter):
         """How deep a tree below the pending token this drafter can grow."""
         return seq.remaining
 
+    def writable(self, seq: Sequence, tree: TokenTree, nodes: Ordered[int]) -> Asking[torch.Tensor]:
+        """`logits` without the ids that are no token, which a text never holds.
+
+        Args:
+            seq: the text.
+            tree: a tree below its last token.
+            nodes: of the tree.
+
+        Returns:
+            Logits [len(nodes), vocab].
+        """
+        logits = yield from settled(self.logits(seq, tree, nodes))
+        return logits if seq.padding is None else seq.padding.exclude(logits.clone())
+
     def expand(
         self, seq: Sequence, tree: TokenTree, nodes: Ordered[int], *, shaped: bool = True
     ) -> Asking[torch.Tensor]:
@@ -224,7 +238,7 @@ class Expander(Drafter):
         They are those of the request's own sampler, every row summing to 1. shaped=False, and temperature 0, leave
         out temperature and truncation: its masks and penalties alone.
         """
-        logits = yield from settled(self.logits(seq, tree, nodes))
+        logits = yield from self.writable(seq, tree, nodes)
         return expected(seq, tree, nodes, logits, shaped=shaped)
 
     def likeliest(
@@ -234,7 +248,7 @@ class Expander(Drafter):
         if not seq.sampler.keeps(shaped=shaped):
             return topk((yield from self.expand(seq, tree, nodes, shaped=shaped)), k)
         # Most of a distribution over a whole vocabulary is never looked at: no copy of it is made.
-        logits = yield from settled(self.logits(seq, tree, nodes))
+        logits = yield from self.writable(seq, tree, nodes)
         return logged(likeliest(logits, k))
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
@@ -264,11 +278,11 @@ class Expander(Drafter):
         sampler, context = seq.sampler, seq.context()
         drafted: list[int] = []
         laws: dict[int, torch.Tensor] = {}
-        tree, logits = TokenTree.root(seq.pending), torch.empty(0)
+        tree, logits = TokenTree.root(seq.pending), torch.empty(0, dtype=torch.float32, device="cpu")
 
         def law() -> Asking[torch.Tensor]:
             nonlocal logits
-            logits = yield from settled(self.logits(seq, tree, [len(drafted)]))
+            logits = yield from self.writable(seq, tree, [len(drafted)])
             with one_thread():
                 return sampler.law(logits.clamp(min=UNSAID), [context])[0]
 

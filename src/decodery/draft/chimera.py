@@ -61,16 +61,34 @@ class ChimeraHead(DraftHead):
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         hidden = model.config.hidden_size
         shape, tensors = context_layer(model, silent=True)
-        tensors["trigram.weight"] = torch.zeros(3 * hidden, 3 * hidden)
-        tensors["trigram.bias"] = torch.zeros(3 * hidden)
+        tensors["trigram.weight"] = torch.zeros(3 * hidden, 3 * hidden, dtype=torch.float32, device="cpu")
+        tensors["trigram.bias"] = torch.zeros(3 * hidden, dtype=torch.float32, device="cpu")
         # To begin with a trigram is its last token.
-        tensors["encoded.weight"] = torch.cat((torch.zeros(hidden, 2 * hidden), torch.eye(hidden)), dim=1)
+        tensors["encoded.weight"] = torch.cat(
+            (
+                torch.zeros(hidden, 2 * hidden, dtype=torch.float32, device="cpu"),
+                torch.eye(hidden, dtype=torch.float32, device="cpu"),
+            ),
+            dim=1,
+        )
         for number in range(cls.taught):
-            tensors[f"head.{number}.weight"] = torch.cat((torch.eye(hidden), torch.eye(hidden)), dim=1) / 2
+            tensors[f"head.{number}.weight"] = (
+                torch.cat(
+                    (
+                        torch.eye(hidden, dtype=torch.float32, device="cpu"),
+                        torch.eye(hidden, dtype=torch.float32, device="cpu"),
+                    ),
+                    dim=1,
+                )
+                / 2
+            )
         return tensors, {"heads": cls.taught, "layer": asdict(shape)}
 
     def begin(self) -> _Memory:
-        like, none = self.embed(torch.zeros(1, dtype=torch.int64)), torch.empty(0, dtype=torch.int64)
+        like, none = (
+            self.embed(torch.zeros(1, dtype=torch.int64, device="cpu")),
+            torch.empty(0, dtype=torch.int64, device="cpu"),
+        )
         return _Memory(self._layer.begin(like), like, none, none.view(0, 3))
 
     def read(
@@ -102,11 +120,13 @@ class ChimeraHead(DraftHead):
     def unroll(self, states: dict[Tap, torch.Tensor], tokens: torch.Tensor, steps: int) -> list[Guess]:
         b, n, hidden = states[-1].shape
         final = self.model.final_norm(states[-1].flatten(0, 1))
-        places = torch.arange(tokens.shape[1])[:, None] + torch.tensor([-2, -1, 0])
+        places = torch.arange(tokens.shape[1], device="cpu")[:, None] + torch.tensor(
+            [-2, -1, 0], dtype=torch.int64, device="cpu"
+        )
         encoded = self._encoded(tokens[:, places.clamp(min=0)].flatten(0, 1)).view(b, -1, hidden)
 
         def heads(rows: torch.Tensor, first: int) -> list[torch.Tensor]:
-            found = self._layer.heads(self._layer.entered(rows), torch.arange(first, first + n).repeat(b))
+            found = self._layer.heads(self._layer.entered(rows), torch.arange(first, first + n, device="cpu").repeat(b))
             return [each.view(b, n, *each.shape[1:]) for each in found]
 
         seen = [heads(final, 0)]

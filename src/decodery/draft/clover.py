@@ -59,18 +59,24 @@ class CloverHead(DraftHead):
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         hidden, random = model.config.hidden_size, torch.Generator().manual_seed(seed)
         shape, tensors = context_layer(model, silent=False)
-        for name, begun in (("query", torch.eye(hidden)), ("key", torch.eye(hidden)), ("value", 0.0)):
-            tensors[f"{name}.weight"] = begun + 0.01 * torch.rand(hidden, hidden, generator=random)
+        for name, begun in (
+            ("query", torch.eye(hidden, dtype=torch.float32, device="cpu")),
+            ("key", torch.eye(hidden, dtype=torch.float32, device="cpu")),
+            ("value", 0.0),
+        ):
+            tensors[f"{name}.weight"] = begun + 0.01 * torch.rand(
+                hidden, hidden, generator=random, dtype=torch.float32, device="cpu"
+            )
         for number in range(cls.taught):
-            tensors[f"head.{number}.weight"] = torch.zeros(hidden, hidden)
-            tensors[f"head.{number}.bias"] = torch.zeros(hidden)
-        tensors["state_norm.weight"] = torch.ones(hidden)
+            tensors[f"head.{number}.weight"] = torch.zeros(hidden, hidden, dtype=torch.float32, device="cpu")
+            tensors[f"head.{number}.bias"] = torch.zeros(hidden, dtype=torch.float32, device="cpu")
+        tensors["state_norm.weight"] = torch.ones(hidden, dtype=torch.float32, device="cpu")
         tensors["norm.weight"] = copied(model.weights.norm)
         gates = gcd(model.config.num_heads, hidden)
         return tensors, {"heads": cls.taught, "gates": gates, "layer": asdict(shape)}
 
     def begin(self) -> _Memory:
-        like = self.embed(torch.zeros(1, dtype=torch.int64))
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         return _Memory(self._augmenting.begin(like), like, like[:0])
 
     def read(

@@ -22,8 +22,14 @@ class EAGLEHead(FeatureHead):
 
     @classmethod
     def fresh(cls, hidden: int, inner: int, like: torch.Tensor, random: torch.Generator) -> dict[str, torch.Tensor]:
-        weight = torch.cat([torch.zeros(hidden, hidden), torch.eye(hidden)], dim=1).to(like)
-        return {"fc.weight": weight, "fc.bias": torch.zeros(hidden).to(like)}
+        weight = torch.cat(
+            [
+                torch.zeros(hidden, hidden, dtype=torch.float32, device="cpu"),
+                torch.eye(hidden, dtype=torch.float32, device="cpu"),
+            ],
+            dim=1,
+        ).to(like)
+        return {"fc.weight": weight, "fc.bias": torch.zeros(hidden, dtype=torch.float32, device="cpu").to(like)}
 
     def chosen(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         return self.parts.linear("fc")(torch.cat((embedded, features), dim=-1))

@@ -39,8 +39,14 @@ class EAGLE3Head(RecurrentHead):
         # The deepest state goes in as it is; what the others and the token add is learned.
         qkv = tensors["layer.qkv.weight"]
         tensors["layer.qkv.weight"] = torch.cat((torch.zeros_like(qkv), qkv), dim=1)
-        tensors["fc.weight"] = torch.cat([torch.zeros(hidden, 2 * hidden), torch.eye(hidden)], dim=1).to(qkv)
-        tensors["token_norm.weight"] = torch.ones(hidden).to(qkv)
+        tensors["fc.weight"] = torch.cat(
+            [
+                torch.zeros(hidden, 2 * hidden, dtype=torch.float32, device="cpu"),
+                torch.eye(hidden, dtype=torch.float32, device="cpu"),
+            ],
+            dim=1,
+        ).to(qkv)
+        tensors["token_norm.weight"] = torch.ones(hidden, dtype=torch.float32, device="cpu").to(qkv)
         tensors["feature_norm.weight"] = copied(model.weights.layers[-1].attention_norm)
         tensors["norm.weight"] = copied(model.weights.norm)
         # The states that enter layers 2, the middle one and the third from the end, where there are so many.

@@ -86,13 +86,15 @@ class FalconHead(DraftHead):
         random = torch.Generator().manual_seed(seed)
         for layer in range(_LAYERS):
             for name, width in (("input", 2 * hidden if layer == 0 else hidden), ("hidden", hidden)):
-                weight = (2 * torch.rand(4 * hidden, width, generator=random) - 1) / hidden**0.5
+                weight = (
+                    2 * torch.rand(4 * hidden, width, generator=random, dtype=torch.float32, device="cpu") - 1
+                ) / hidden**0.5
                 tensors[f"lstm.{layer}.{name}.weight"] = weight.to(like)
-            tensors[f"lstm.{layer}.input.bias"] = torch.zeros(4 * hidden).to(like)
+            tensors[f"lstm.{layer}.input.bias"] = torch.zeros(4 * hidden, dtype=torch.float32, device="cpu").to(like)
         return tensors, {"layer": asdict(shape), "block": cls.block}
 
     def begin(self) -> _Memory:
-        like = self.embed(torch.zeros(1, dtype=torch.int64))
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         nothing = like.new_zeros(self.block_size, like.shape[1])
         return _Memory(self.layer.begin(like), nothing, nothing[None], like.new_zeros(1, _LAYERS, 2, like.shape[1]))
 
@@ -106,7 +108,9 @@ class FalconHead(DraftHead):
         memory.held.write(keys, values, text=True)
         memory.tail = torch.cat((memory.tail, rows[0]))[-self.block_size :]
         memory.end = int(positions[-1])
-        queries, _, _ = self.layer.heads(memory.tail, torch.arange(memory.end - self.block_size, memory.end) + 1)
+        queries, _, _ = self.layer.heads(
+            memory.tail, torch.arange(memory.end - self.block_size, memory.end, device="cpu") + 1
+        )
         memory.features = self._behind(memory.tail, self._attended(memory.held, queries, None))[None]
         memory.states = after[:, -1]
         return self.project(memory.features[0, :1])[0]
@@ -136,7 +140,7 @@ class FalconHead(DraftHead):
                 path.append(memory.nodes[row][0])
                 row = memory.nodes[row][1]
             paths.append(path[::-1])
-        embedded = self.embed(torch.tensor(paths).flatten()).view(new, size, -1)
+        embedded = self.embed(torch.tensor(paths, dtype=torch.int64, device="cpu").flatten()).view(new, size, -1)
         rows, after = self.recur(torch.cat((embedded, memory.features[blocks]), dim=-1), memory.states[blocks])
         rows = rows.flatten(0, 1)
         seen = np.zeros((known + new, known + new), dtype=bool)
@@ -162,7 +166,7 @@ class FalconHead(DraftHead):
         items = torch.cat((self._embedded(tokens[:, :n]), features), dim=-1)
         rows, memory = self.recur(items, items.new_zeros(b, _LAYERS, 2, features.shape[-1]))
         rows = torch.cat((rows.new_zeros(b, size - 1, rows.shape[-1]), rows), dim=1)
-        queries, keys, values = self._heads(rows, torch.arange(1 - size, n))
+        queries, keys, values = self._heads(rows, torch.arange(1 - size, n, device="cpu"))
         seen, told = [keys[:, size - 1 :]], [values[:, size - 1 :]]
         found = [
             self._stepped(rows[:, first : first + n], queries[:, first : first + n], seen, told)
@@ -175,7 +179,9 @@ class FalconHead(DraftHead):
             items = torch.stack([torch.cat(pair, dim=-1) for pair in zip(embedded, found, strict=True)], dim=2)
             rows, after = self.recur(items.flatten(0, 1), memory.flatten(0, 1))
             rows, memory = rows.view(b, n, size, -1), after[:, -1].view(b, n, *after.shape[2:])
-            heads = [self._heads(rows[:, :, each], torch.arange(n) + first + each) for each in range(size)]
+            heads = [
+                self._heads(rows[:, :, each], torch.arange(n, device="cpu") + first + each) for each in range(size)
+            ]
             seen, told = seen + [keys for _, keys, _ in heads], told + [values for _, _, values in heads]
             found = [self._stepped(rows[:, :, each], heads[each][0], seen, told) for each in range(size)]
             guesses += found

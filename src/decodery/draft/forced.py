@@ -88,7 +88,7 @@ class Forced(Composite):
         # The drafter may combine several: what it drafted this time says how its siblings arose.
         if seq.rule.needs.laws and tree.origin != "deterministic":
             for node, token in enumerate(forced):
-                laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64)
+                laws[node] = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
                 laws[node][token] = 1.0
         draws = {node + count: [child + count for child in drawn] for node, drawn in tree.draws.items()}
         return TokenTree(tokens, parents, tree.origin, logq, laws, draws, tree.inputs, tree.changes)

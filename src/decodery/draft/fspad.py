@@ -25,11 +25,16 @@ class FSPADHead(FeatureHead):
     @classmethod
     def fresh(cls, hidden: int, inner: int, like: torch.Tensor, random: torch.Generator) -> dict[str, torch.Tensor]:
         wide = {
-            f"{name}.weight": (torch.randn(inner, hidden, generator=random) / hidden**0.5).to(like)
+            f"{name}.weight": (
+                torch.randn(inner, hidden, generator=random, dtype=torch.float32, device="cpu") / hidden**0.5
+            ).to(like)
             for name in ("gate", "widen")
         }
-        same = {f"{name}.weight": torch.eye(hidden).to(like) for name in ("feature", "word")}
-        return wide | {"narrow.weight": torch.zeros(hidden, inner).to(like)} | same
+        same = {
+            f"{name}.weight": torch.eye(hidden, dtype=torch.float32, device="cpu").to(like)
+            for name in ("feature", "word")
+        }
+        return wide | {"narrow.weight": torch.zeros(hidden, inner, dtype=torch.float32, device="cpu").to(like)} | same
 
     def chosen(self, features: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         sampled = silu(self.parts.linear("gate")(embedded)) * self.parts.linear("widen")(features)

@@ -50,7 +50,7 @@ class HiddenTransfer(InPass):
         for layer in dict.fromkeys(found.layers):
             at = [place for place, own in enumerate(found.layers) if own == layer]
             changes[layer] = partial(transferred, maps=maps, places=at)
-        nothing = torch.zeros(maps.shape[:2], device=model.device)
+        nothing = torch.zeros(maps.shape[:2], device=model.device, dtype=torch.float32)
         return Asked(nothing, found.rates.double().numpy(), changes)
 
 

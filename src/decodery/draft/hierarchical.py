@@ -81,7 +81,7 @@ class Hierarchical(Composite):
         while most > 0:
             with self.part(seq, _DRAFT) as drafter:
                 assert isinstance(drafter, Expander)
-                logits = yield from settled(drafter.logits(seq, asked, fresh))
+                logits = yield from drafter.writable(seq, asked, fresh)
             seen = _follow(writing, guess, logits, most)
             with self.part(writing.seq, _INNER) as inner:
                 inner.observe(writing.seq, seen)

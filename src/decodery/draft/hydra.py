@@ -66,10 +66,12 @@ class HydraHead(DraftHead):
         settings: dict[str, Any] = {"heads": cls.taught, "blocks": 2}
         for number in range(cls.taught):
             width = (number + 2) * hidden
-            tensors[f"head.{number}.through.weight"] = torch.eye(hidden, width)
+            tensors[f"head.{number}.through.weight"] = torch.eye(hidden, width, dtype=torch.float32, device="cpu")
             for block in range(settings["blocks"]):
-                tensors[f"head.{number}.{block}.weight"] = torch.zeros(hidden, hidden if block else width)
-                tensors[f"head.{number}.{block}.bias"] = torch.zeros(hidden)
+                tensors[f"head.{number}.{block}.weight"] = torch.zeros(
+                    hidden, hidden if block else width, dtype=torch.float32, device="cpu"
+                )
+                tensors[f"head.{number}.{block}.bias"] = torch.zeros(hidden, dtype=torch.float32, device="cpu")
         if prefix:
             shape, layer = context_layer(model, silent=True)
             tensors |= layer | {"norm.weight": copied(model.weights.norm)}
@@ -77,7 +79,7 @@ class HydraHead(DraftHead):
         return tensors, settings
 
     def begin(self) -> _Memory:
-        like = self.embed(torch.zeros(1, dtype=torch.int64))
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         none = like.new_empty(0, (self.reach + 1) * like.shape[1])
         return _Memory(none, none, None if self._prefix is None else self._prefix.begin(like))
 

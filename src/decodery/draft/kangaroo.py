@@ -87,7 +87,7 @@ class KangarooHead(BoundHead):
         rows = states[self.exit]
         b, n, _ = rows.shape
         rows = rows.flatten(0, 1)
-        heads = self.layer.heads(self.layer.norm("input_norm", rows), torch.arange(n).repeat(b))
+        heads = self.layer.heads(self.layer.norm("input_norm", rows), torch.arange(n, device="cpu").repeat(b))
         queries, keys, values = (each.view(b, n, *each.shape[1:]) for each in heads)
         context = teacher_attention(self.layer, queries, [keys], [values]).flatten(0, 1)
         spoken = self._spoken(rows + self.parts.linear("layer.output")(context)).view(b, n, -1)
@@ -108,7 +108,7 @@ class _Reading:
     head: KangarooHead
     held: Held
     fresh: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    states: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    states: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
     rows: TreeRows = field(default_factory=TreeRows)
     sure: float = 1.0
 
@@ -174,7 +174,7 @@ class Kangaroo(TrainedDrafter):
     def start(self, seq: Sequence) -> _Reading:
         head = self._bound(seq.model)
         assert isinstance(head, KangarooHead)
-        return _Reading(head, head.layer.begin(head.embed(torch.zeros(1, dtype=torch.int64))))
+        return _Reading(head, head.layer.begin(head.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))))
 
     def propose(self, seq: Sequence, budget: Budget) -> Asking[TokenTree]:
         reading: _Reading = seq.draft_state

@@ -96,7 +96,7 @@ class LongSpecHead(DraftHead):
         return tensors | own, {"layer": asdict(replace(shape, window=cls.window))}
 
     def begin(self) -> _Memory:
-        like = self.embed(torch.zeros(1, dtype=torch.int64))
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         return _Memory(self.layer.begin(like), self.layer.begin(like))
 
     def read(

@@ -45,8 +45,8 @@ class MedusaHead(DraftHead):
     def untrained(cls, model: Transformer, seed: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         hidden, tensors = model.config.hidden_size, dict[str, torch.Tensor]()
         for number in range(cls.taught):
-            tensors[f"head.{number}.0.weight"] = torch.zeros(hidden, hidden)
-            tensors[f"head.{number}.0.bias"] = torch.zeros(hidden)
+            tensors[f"head.{number}.0.weight"] = torch.zeros(hidden, hidden, dtype=torch.float32, device="cpu")
+            tensors[f"head.{number}.0.bias"] = torch.zeros(hidden, dtype=torch.float32, device="cpu")
         return tensors, {"heads": cls.taught, "blocks": 1}
 
     def begin(self) -> _Memory:

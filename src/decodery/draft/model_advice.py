@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from weakref import ref
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class ModelAdvice(Advice):
             return Blending(), AskCosts(_share(model, seq.model))
 
         # Two models are two opinions, and so are those of greedy texts and of drawn ones.
-        key = ("auto", "model", id(model), seq.sampler.greedy)
+        key = ("auto", "model", ref(model), seq.sampler.greedy)
         blending, costs = seq.memory.recall("process", seq, key, make)
         # Half of its context at least is for the text.
         return cls(blending, costs, follower=follower, deepest=min(most, model.config.max_positions // 2))

@@ -59,7 +59,9 @@ class NestedReading:
     def forget(self) -> None:
         """Give back the cache's memory: all is read again where it is needed."""
         self.cache, self.tokens = self.model.new_cache(), []
-        self.waiting = [torch.empty(0, self.model.config.hidden_size)] * (len(self.exits) - 1)
+        self.waiting = [torch.empty(0, self.model.config.hidden_size, dtype=torch.float32, device="cpu")] * (
+            len(self.exits) - 1
+        )
         if self.slots is not None:
             self.cache.provide(self.slots)
 

@@ -54,7 +54,7 @@ class TreeRows:
         root: [vocab] after the tree's root, where the cache holds that too; None: it gets a row like the others.
         """
         place, fresh = self.place(tree, nodes, rooted=root is None)
-        found = torch.empty(0)
+        found = torch.empty(0, dtype=torch.float32, device="cpu")
         if fresh:
             first = len(self.rows) - len(fresh)
             mask, positions = self.mask(tree, place, fresh), cache.next_position + tree.depths[fresh]

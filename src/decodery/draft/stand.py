@@ -170,7 +170,7 @@ def _with_law(tree: TokenTree, filled: np.ndarray, draws: _Draws, seq: Sequence)
         if not len(children):
             continue
         ids, row = draws.ids[slot], draws.logq[slot]
-        law = torch.zeros(seq.vocab_size, dtype=torch.float64)
+        law = torch.zeros(seq.vocab_size, dtype=torch.float64, device="cpu")
         law[torch.from_numpy(ids[ids >= 0])] = torch.from_numpy(np.exp(row[ids >= 0]))
         laws[node] = law
         places = {token: place for place, token in enumerate(ids.tolist())}

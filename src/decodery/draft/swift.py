@@ -130,7 +130,9 @@ def matchness(seq: Sequence, route: Route, window: int) -> Asking[float]:
     cache.truncate(first)
     written = seq.tokens[first : first + window + 1]
     said = yield from through(seq, Segment.chunk(written[:-1], cache), route, "search")
-    return float((said.argmax(dim=-1).cpu() == torch.tensor(written[1:])).float().mean())
+    return float(
+        (said.argmax(dim=-1).cpu() == torch.tensor(written[1:], dtype=torch.int64, device="cpu")).float().mean()
+    )
 
 
 def _file(path: str) -> Path:

@@ -67,7 +67,7 @@ class Prompt:
         grouped = asking.reshape(kv_heads, -1, *asking.shape[1:])
         scores = torch.einsum("kgrd,ksd->kgrs", grouped, self.keys)
         if queries is None:
-            future = torch.arange(length) > torch.from_numpy(self.at)[:, None]
+            future = torch.arange(length, device="cpu") > torch.from_numpy(self.at)[:, None]
             scores = scores.masked_fill(future.to(scores.device), -torch.inf)
         return scores.softmax(dim=-1)
 

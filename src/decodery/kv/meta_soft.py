@@ -71,7 +71,7 @@ class MetaSoft(CachePolicy):
     def settle(self, seq: Sequence) -> Asking[None]:
         state, model, prompt = seq.cache.policy, seq.model, seq.tokens[: seq.prompt_length]
         assert isinstance(state, Flowing) and takes_states(model)
-        soft = state.meta.compose(model.embed_tokens(torch.tensor(prompt, device=model.device)))
+        soft = state.meta.compose(model.embed_tokens(torch.tensor(prompt, dtype=torch.int64, device=model.device)))
         soft = soft[: model.config.max_positions - len(prompt)]
         positions = np.arange(len(prompt), len(prompt) + len(soft))
         yield from probed(seq, Segment(positions, None, soft, cache=seq.cache, logit_rows=[]))

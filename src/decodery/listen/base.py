@@ -18,6 +18,7 @@ from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.encoder_decoder import EncoderDecoder
 from ..model.protocol import LanguageModel
+from ..model.vocabularies import excluded
 
 __all__ = ["Heard", "Listen", "Stream"]
 
@@ -111,7 +112,7 @@ class Stream:
         scored = yield from score(self.model, Segment.chunk(rows, self.cache))
         self.cache.keep(range(len(rows)))
         self.trace.steps.append(Step(rows=len(rows)))
-        return scored.logits
+        return excluded(self.model, scored.logits)
 
     def cut(self, place: int) -> None:
         """Forget what is written from a place on."""

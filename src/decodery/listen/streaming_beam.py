@@ -12,6 +12,7 @@ from ..core.trace import Step
 from ..errors import SettingsError
 from ..model.batch import Segment
 from ..model.cache import KVCache
+from ..model.vocabularies import excluded
 from ..registry import register
 from .base import Listen, Stream, agreed
 
@@ -26,7 +27,7 @@ class _Beam:
     written: list[int]
     cache: KVCache
     score: float = 0.0
-    following: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    following: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
     waits: bool = False
 
 
@@ -81,14 +82,14 @@ class StreamingBeam(Listen):
         stream.trace.steps.append(Step(rows=sum(map(len, rows))))
         for beam, scored in zip(beams, found, strict=True):
             beam.cache.keep(range(len(beam.written) + 1))
-            laws = scored.logits.double().log_softmax(dim=-1)
+            laws = excluded(stream.model, scored.logits).double().log_softmax(dim=-1)
             for place in range(max(len(beam.written) - self.lookback, 0), len(beam.written)):
                 likely = laws[place].topk(min(self.width, laws.shape[1])).indices
                 if beam.written[place] not in likely:
                     del beam.written[place:]
                     beam.cache.truncate(place + 1)
                     break
-            tokens = torch.tensor(beam.written, dtype=torch.int64)
+            tokens = torch.tensor(beam.written, dtype=torch.int64, device="cpu")
             beam.score = float(laws[: len(tokens)].gather(1, tokens[:, None]).sum())
             beam.following, beam.waits = laws[len(tokens)], False
         unlike = {tuple(beam.written): beam for beam in reversed(beams)}
@@ -125,4 +126,4 @@ def _read(stream: Stream, beams: Sequence[_Beam]) -> Asking[None]:
     stream.trace.steps.append(Step(rows=len(beams)))
     for beam, scored in zip(beams, found, strict=True):
         beam.cache.keep([0])
-        beam.following = scored.logits[-1].double().log_softmax(dim=-1)
+        beam.following = excluded(stream.model, scored.logits)[-1].double().log_softmax(dim=-1)

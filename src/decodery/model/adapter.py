@@ -146,7 +146,7 @@ class TransformersModel:
 
         placed: with positions of ours.
         """
-        given = {"input_ids": torch.as_tensor(tokens, device=self.device)[None], "use_cache": False}
+        given = {"input_ids": torch.as_tensor(tokens, dtype=torch.int64, device=self.device)[None], "use_cache": False}
         if placed:
             given["position_ids"] = torch.arange(len(tokens), device=self.device)[None]
         return self._logits(given, rows)

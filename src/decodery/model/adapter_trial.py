@@ -148,7 +148,12 @@ class _Trial:
         found = []
         for outcome in (logits * weights).sum(dim=-1):
             slopes = torch.autograd.grad(outcome, [rows, *values], retain_graph=True, allow_unused=True)
-            read = [torch.zeros(slots) if slope is None else slope[0].abs().sum(dim=(0, 2)) for slope in slopes[1:]]
+            read = [
+                torch.zeros(slots, dtype=torch.float32, device="cpu")
+                if slope is None
+                else slope[0].abs().sum(dim=(0, 2))
+                for slope in slopes[1:]
+            ]
             found.append(torch.cat([slopes[0].abs().sum(dim=-1), *(part.to(slopes[0]) for part in read)]) > 0)
         return torch.stack(found).cpu()
 

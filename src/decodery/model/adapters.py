@@ -128,7 +128,7 @@ class Adapter:
         """
         at = Path(path).expanduser()
         if (at / peft.CONFIG).is_file() and not (at / FILE).is_file():
-            return _load_lora(at / peft.CONFIG)
+            return _load_lora(at)
         return _load(at / FILE if at.is_dir() else at)
 
 

@@ -49,12 +49,14 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
     if name not in sizes or (not fused and name not in ("q", "k")):
         return None
     first, count = sizes[name]
-    found = torch.arange(count)
+    found = torch.arange(count, device="cpu")
     if config.family == "gpt_neox" and fused:
         # Queries, keys and values of one head stand side by side.
         first = 0
         found = (
-            found.view(-1, dim) + 2 * dim * torch.arange(config.num_heads)[:, None] + "qkv".index(name) * dim
+            found.view(-1, dim)
+            + 2 * dim * torch.arange(config.num_heads, device="cpu")[:, None]
+            + "qkv".index(name) * dim
         ).flatten()
     if name in ("q", "k") and config.rope.kind != "none":
         found = (found.view(-1, dim)[:, _order(config)]).flatten()
@@ -64,7 +66,7 @@ def rows(part: str, config: ModelConfig) -> torch.Tensor | None:
 def _order(config: ModelConfig) -> torch.Tensor:
     """[head_dim] the dimension of a checkpoint's head that stands at each place here."""
     dim, turned = config.head_dim, config.rope.rotated or config.head_dim
-    pairs = torch.arange(turned).view((-1, 2) if config.family == "glm4" else (2, -1))
+    pairs = torch.arange(turned, device="cpu").view((-1, 2) if config.family == "glm4" else (2, -1))
     both = pairs if config.family == "glm4" else pairs.T
-    still = torch.arange(turned, dim).view(2, -1)
+    still = torch.arange(turned, dim, device="cpu").view(2, -1)
     return torch.cat((both[:, 0], still[0], both[:, 1], still[1]))

@@ -14,7 +14,7 @@ import torch
 
 from ..errors import CorruptFile, ModelNotFound, SettingsError
 from .fields import Fields, Kind, Record, Text, parse_json
-from .store import replacing
+from .store import contents, replacing
 
 if TYPE_CHECKING:
     from .protocol import Reader
@@ -135,20 +135,19 @@ def refuse_other(what: str, made_for: str, model: Reader, advice: str) -> None:
 
 
 def remembered(read: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[str | Path, P], T]:
-    """`read` of a file, done again only when there is another file of that name or another content in it."""
+    """`read` of a file or folder, done again only when its `contents` are others."""
 
     @functools.lru_cache(maxsize=8)
-    def kept(path: Path, size: int, changed: int, number: int, *args: P.args, **kwargs: P.kwargs) -> T:
+    def kept(path: Path, known: object, *args: P.args, **kwargs: P.kwargs) -> T:
         return read(path, *args, **kwargs)
 
     @functools.wraps(read)
     def current(path: str | Path, *args: P.args, **kwargs: P.kwargs) -> T:
         path = Path(path).expanduser()
         try:
-            status = path.stat()
+            known = contents(path)
         except OSError:
             return read(path, *args, **kwargs)
-        # A file that replaces another one has a number of its own, even within the clock's grain.
-        return kept(path, status.st_size, status.st_mtime_ns, status.st_ino, *args, **kwargs)  # type: ignore[arg-type]
+        return kept(path, known, *args, **kwargs)
 
     return current

@@ -67,7 +67,7 @@ class Segment:
         own = [each for each in self.interventions if site(each.site, layers)[:2] == place] if self.steered else []
         if not own:
             return None
-        rows = torch.zeros(len(self), len(self.slots(layer)), dtype=torch.float64)
+        rows = torch.zeros(len(self), len(self.slots(layer)), dtype=torch.float64, device="cpu")
         for each in own:
             changed = each.change(rows, self)
             if changed.shape != rows.shape:

@@ -118,7 +118,7 @@ class BlockLinear(Native):
         whole, scale = quantize_rows(rows.float())
         whole = whole.view(len(rows), -1, width)
         values, scales = self.values().view(outputs, -1, width), self.scales.float()
-        result = torch.zeros(len(rows), outputs, device=rows.device)
+        result = torch.zeros(len(rows), outputs, device=rows.device, dtype=torch.float32)
         for number in range(inputs // width):
             block = number // parts
             of_group = scale[:, block // 2, None]

@@ -18,7 +18,9 @@ from ..errors import OutOfMemory
 from .slab import SLOTS, Slab
 
 _SPARE = 16
-"""A fork's own piece has room for one slot in so many more than it is asked for."""
+"""A piece that grows has room for one slot in so many more than it is asked for."""
+_LEAST_SPARE = 64
+"""Slots that a text's only piece grows by at least."""
 
 _names = itertools.count(1)
 
@@ -44,9 +46,10 @@ class Blocks:
     """The slots of one text, logically one after another.
 
     Memory comes when slots are to be written for the first time. A text whose blocks nobody shares stays in one piece,
-    which doubles. One that shares its beginning has the rest in one piece of its own, which grows by a block, or by a
-    `_SPARE`th where that is more: many forks hold little more than they have written, and growing copies less than a
-    `_SPARE`th of what attention reads meanwhile.
+    which grows by `_LEAST_SPARE` slots, or by a `_SPARE`th where that is more. One that shares its beginning has the
+    rest in one piece of its own, which grows by a block, or by a `_SPARE`th: many forks hold little more than they have
+    written, and growing copies less than a `_SPARE`th of what attention reads meanwhile. `room` tells before what it
+    takes.
     windowed: layers whose rows stop seeing old slots. passed: how many of the first blocks they no longer read; what is
     in these layers there is gone once that holds for all texts that hold the block.
     """
@@ -112,25 +115,35 @@ class Blocks:
                 slots[layers] = part[layers]
             done += slots.shape[3]
 
-    def own(self, start: int, stop: int, held: int, least: int) -> None:
+    def room(self, start: int, stop: int, least: int, most: int | None = None) -> int:
+        """The capacity once slots [start, stop) are there, as `own` takes memory for them.
+
+        Args:
+            start: the first slot that is to be written.
+            stop: the slot behind the last one.
+            least: slots of a text's only piece at least.
+            most: slots that the text will ever have; it is given no more than these, unless it has more already.
+
+        Returns:
+            Slots.
+        """
+        return self._planned(stop, least, most, *self._find(start))[1] if stop > self.capacity else self.capacity
+
+    def own(self, start: int, stop: int, held: int, least: int, most: int | None = None) -> None:
         """Let slots [start, stop) be there, and this text's alone to write. Where there is no memory nothing changes.
 
-        held: how many slots hold something. least: slots of the first slab.
+        held: how many slots hold something. least, most: see `room`.
         """
         if start >= stop or (self._mine[0] <= start and stop <= self._mine[1]):
             return
         self._extend(stop)
         blocks, shared = self._find(start)
         if stop > min(blocks * SLOTS, self.capacity):
-            # A short last block, which no other can follow, is made anew.
-            blocks = min(blocks, self.capacity // SLOTS)
-            if shared:
-                first = min(blocks, shared) * SLOTS
-                wanted = max(stop, held) - first
-                self._append(first, wanted + wanted // _SPARE, held)
+            first, room = self._planned(max(stop, held), least, most, blocks, shared)
+            if first is None:
+                self.replace(room, held)
             else:
-                grown = 2 * self.capacity if stop > self.capacity else self.capacity
-                self.replace(max(stop, held, grown, least), held)
+                self._append(first, room - first, held)
             blocks = -(-self.capacity // SLOTS)
         self._mine = start, min(blocks * SLOTS, self.capacity)
 
@@ -200,6 +213,19 @@ class Blocks:
         run.slab.need(run.last, run.last + len(behind))
         run.last += len(behind)
 
+    def _planned(self, stop: int, least: int, most: int | None, blocks: int, shared: int) -> tuple[int | None, int]:
+        """From which slot on memory is taken anew so that there are `stop` slots, and how many there are then.
+
+        The slot is None where the text's only piece is. blocks, shared: see `_find`.
+        """
+        if shared:
+            # A short last block, which no other can follow, is made anew.
+            first = min(blocks, shared, self.capacity // SLOTS) * SLOTS
+            room = _within(stop, stop + (stop - first) // _SPARE, most)
+            return first, first - (first - room) // SLOTS * SLOTS
+        grown = self.capacity + max(self.capacity // _SPARE, _LEAST_SPARE) if 0 < self.capacity < stop else 0
+        return None, _within(max(stop, least, self.capacity), grown, most)
+
     def _find(self, start: int) -> tuple[int, int]:
         """How many blocks there are up to the first that may not be written to, of those from slot `start` on.
 
@@ -221,8 +247,8 @@ class Blocks:
         return blocks, shared
 
     def _append(self, first: int, slots: int, held: int) -> None:
-        """Put a slab with room for `slots` in the place of all blocks from slot `first` on."""
-        data = _allocate(self.nothing, -(-slots // SLOTS) * SLOTS)
+        """Put a slab with room for `slots`, of whole blocks, in the place of all blocks from slot `first` on."""
+        data = _allocate(self.nothing, slots)
         self._copy(first, max(held, first), data)
         dropped = list(self._numbered(max(first // SLOTS, self.passed)))
         before, behind = [], 0
@@ -276,6 +302,11 @@ def resident(texts: Iterable[Blocks], slabs: Mapping[int, Slab] = MappingProxyTy
     """
     held = {id(run.slab): run.slab.bytes for text in texts for run in text.runs}
     return sum(held.values()) + sum(slab.bytes for key, slab in slabs.items() if key not in held)
+
+
+def _within(slots: int, wished: int, most: int | None) -> int:
+    """As many as are wished, but no more than `most`, and `slots` in any case."""
+    return max(slots, wished if most is None else min(wished, most))
 
 
 def _allocate(like: torch.Tensor, slots: int) -> torch.Tensor:

@@ -40,8 +40,8 @@ class KVCache:
 
     Slots [0, length) are content in ascending position order; passes write their rows behind them, tentatively, and
     `keep` decides which of these become content. Memory is taken when the first rows are written, for `capacity` slots
-    or more; from then on it doubles, so growing costs no copy per token. Forks share `blocks` of slots, and copy only
-    those that they write to.
+    or more, or for all that is `expected`; from then on it grows by a sixteenth, so growing costs no copy per token.
+    Forks share `blocks` of slots, and copy only those that they write to.
     dtype: what keys and values are held in; torch.int8 is whole numbers with a scale for each row (`model.coded`).
     prefix: how many of the first slots belong to no token, but to a learned past at positions -prefix to -1.
     window: how many positions back the rows of layers `windowed` see; None where every row may see all of them.
@@ -80,6 +80,7 @@ class KVCache:
         self.states = States()
         self._marks: WeakSet[Mark] = WeakSet()
         self._first = capacity
+        self._expected: tuple[int, int | None] = 0, None
 
     @property
     def data(self) -> torch.Tensor:
@@ -163,8 +164,22 @@ class KVCache:
 
     def room_for(self, tokens: int) -> int:
         """Slots that memory is taken for when a text of so many tokens is read."""
+        slots = self._slots_of(tokens)
+        return max(self.blocks.room(self.length, slots, self._first, self._expected[1]), self._first)
+
+    def expect(self, tokens: int, most: int) -> None:
+        """Take memory at once for all that is to be read, and never for more than the text will need.
+
+        Args:
+            tokens: how many the text has, read or not.
+            most: how many it may come to have, with those that are drafted behind it.
+        """
+        self._expected = self._slots_of(tokens), self._slots_of(most)
+
+    def _slots_of(self, tokens: int) -> int:
+        """How many slots so many tokens of its text take."""
         slots, most = tokens - self.next_position + self.length, None if self.policy is None else self.policy.most
-        return max(slots if most is None else min(slots, most), self._first)
+        return slots if most is None else min(slots, most)
 
     def provide(self, slots: int) -> None:
         """Have room for exactly `slots` tokens, or for the content if that is more: no more memory, and no less."""
@@ -199,7 +214,8 @@ class KVCache:
             raise IndexError(f"{stays} rows cannot stay where there are {known} tentative ones")
         n, starts = stays + len(positions), set(self.lengths.tolist())
         needed, held = max(starts) + n, max(starts) + self.scratch
-        self.blocks.own(min(starts) + stays, needed, held, self._first)
+        expected, most = self._expected
+        self.blocks.own(min(starts) + stays, max(needed, expected), held, self._first, most)
         same = stays if layers is None else self._same(positions, stays)
         self.places.put(self.lengths, stays, positions, self.capacity)
         self.scratch, self.stays = n, stays
@@ -337,7 +353,7 @@ class KVCache:
         twin.memory = self.memory
         twin.states = self.states.fork()
         twin._marks = WeakSet(self._marks)
-        twin._first = self._first
+        twin._first, twin._expected = self._first, (0, None)
         return twin
 
     def become(self, other: Self) -> None:

@@ -79,10 +79,23 @@ class CoprocessorWeights:
         n, hidden = embeddings.shape
         tensors = {"base": embeddings.clone()}
         if not static:
-            down = torch.randn(config.num_layers, rank, hidden, generator=torch.Generator().manual_seed(seed))
+            down = torch.randn(
+                config.num_layers,
+                rank,
+                hidden,
+                generator=torch.Generator().manual_seed(seed),
+                dtype=torch.float32,
+                device="cpu",
+            )
             size = float(embeddings.square().mean().sqrt())
-            tensors["soft"], tensors["gain"] = embeddings.clone(), torch.full((n,), size / 10)
-            tensors["down"], tensors["up"] = down / hidden**0.5, torch.zeros(config.num_layers, hidden, rank)
+            tensors["soft"], tensors["gain"] = (
+                embeddings.clone(),
+                torch.full((n,), size / 10, dtype=torch.float32, device="cpu"),
+            )
+            tensors["down"], tensors["up"] = (
+                down / hidden**0.5,
+                torch.zeros(config.num_layers, hidden, rank, dtype=torch.float32, device="cpu"),
+            )
         return cls(tensors)
 
     def require(self, model: Reader) -> None:

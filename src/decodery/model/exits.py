@@ -133,7 +133,10 @@ class ExitHeads:
     def load(cls, path: Path) -> ExitHeads:
         """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
         found = Artifact.read(path, _HEADS, _MAKE_HEADS, {"every": Whole(1, MOST_LAYERS)})
-        classifier, down, up = (found.tensors.get(name, torch.zeros(0)) for name in ("classifier", "down", "up"))
+        classifier, down, up = (
+            found.tensors.get(name, torch.zeros(0, dtype=torch.float32, device="cpu"))
+            for name in ("classifier", "down", "up")
+        )
         if not _sound(classifier, down, up):
             raise CorruptFile(f"{path} holds no {_HEADS}, or is damaged: {_MAKE_HEADS}")
         return cls(found.facts["every"], classifier, down, up, found.facts, found.model)

@@ -77,8 +77,13 @@ def factors(raw: dict[str, Any], config: ModelConfig, origin: str) -> dict[str, 
     mamba = config.mamba
     assert mamba is not None
     led = mamba.groups * mamba.state
-    sizes = torch.tensor((mamba.inner, mamba.inner, led, led, mamba.heads))
-    mixed = torch.tensor(fields.get("ssm_multipliers", [1.0] * 5)).repeat_interleave(sizes) * state_in
+    sizes = torch.tensor((mamba.inner, mamba.inner, led, led, mamba.heads), dtype=torch.int64, device="cpu")
+    mixed = (
+        torch.tensor(fields.get("ssm_multipliers", [1.0] * 5), dtype=torch.float32, device="cpu").repeat_interleave(
+            sizes
+        )
+        * state_in
+    )
     return {
         **{"q": enters, "k": enters * key, "v": enters, "output": leaves},
         **{"mix_in": mixed, "mix_out": state_out, "gate": gate, "down": down},

@@ -151,7 +151,7 @@ class FourBits:
         return scales, self._zeros(read, begin, end), numbers, self._groups(inputs)
 
     def _groups(self, inputs: int) -> torch.Tensor:
-        return torch.arange(inputs) // (inputs if self.group == -1 else self.group)
+        return torch.arange(inputs, device="cpu") // (inputs if self.group == -1 else self.group)
 
     def _zeros(self, read: Read, begin: int, end: int) -> torch.Tensor:
         """[groups, outputs]"""
@@ -212,7 +212,7 @@ def read_four_bits(config: Any, origin: str) -> FourBits | None:
 
 def _bits(words: torch.Tensor) -> torch.Tensor:
     """[n, m] int32 -> the eight numbers of each word [n, m, 8], lowest bits first."""
-    return words[..., None] >> (4 * torch.arange(_PER_WORD, dtype=torch.int32)) & 15
+    return words[..., None] >> (4 * torch.arange(_PER_WORD, dtype=torch.int32, device="cpu")) & 15
 
 
 def _outputs(words: torch.Tensor, begin: int, end: int) -> torch.Tensor:

@@ -194,7 +194,7 @@ class _StaticPass:
     def fill(self, batch: Batch, places: list[int]) -> None:
         """Write the inputs of `batch`, whose segments have these places and have reserved their scratch."""
         # Pinned memory is not handed out again before the copy from it is done, so no pass waits for another.
-        host = torch.zeros(len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.pool is not None)
+        host = torch.zeros(len(self._inputs), dtype=torch.uint8, pin_memory=self._arena.pool is not None, device="cpu")
         tokens, positions, own, wanted, lengths, masks = (field.numpy() for field in self._fields(host))
         counts = np.zeros(len(lengths), dtype=np.int64)
         parts = []

@@ -22,7 +22,7 @@ from ..errors import CorruptFile
 from .block_linear import BlockLinear
 from .gguf_blocks import NUMBERS, READ, SIZES
 from .int4 import Int4Linear
-from .kernels import Form, library
+from .kernels import Form, address, library
 from .packed import BLOCK, PANEL, panel_bytes
 from .resident import discard
 from .weights import Weights
@@ -168,10 +168,9 @@ class Rows:
         lib = library()
         assert lib is not None
         addresses = np.ascontiguousarray(self.addresses if rows is None else self.addresses[rows])
-        found = torch.empty(len(addresses), self.inputs)
-        lib.decodery_expand_rows(
-            NUMBERS[self.kind], addresses.ctypes.data, len(addresses), self.inputs, found.data_ptr()
-        )
+        found = torch.empty(len(addresses), self.inputs, dtype=torch.float32, device="cpu")
+        read, written = address(addresses, np.uint64, None), address(found, torch.float32, *found.shape)
+        lib.decodery_expand_rows(NUMBERS[self.kind], read, len(addresses), self.inputs, written)
         return found
 
     def layer(self) -> Int4Linear | BlockLinear:

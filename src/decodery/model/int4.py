@@ -76,7 +76,7 @@ class Int4Linear(Native):
         whole, scale = quantize_rows(rows.float())
         whole = whole.view(len(rows), -1, packed.BLOCK)
         values = self.values().view(outputs, -1, packed.BLOCK)
-        result = torch.zeros(len(rows), outputs, device=rows.device)
+        result = torch.zeros(len(rows), outputs, device=rows.device, dtype=torch.float32)
         for block in range(inputs // packed.BLOCK):
             of_group = scale[:, block // 2, None]
             sums = whole[:, block] @ values[:, block].T

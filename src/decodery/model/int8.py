@@ -48,7 +48,7 @@ class Int8Linear(Native):
         """The same arithmetic in PyTorch alone."""
         whole, scale = quantize_rows(rows.float())
         outputs = self.weight.shape[0]
-        result = torch.zeros(len(rows), outputs, device=rows.device)
+        result = torch.zeros(len(rows), outputs, device=rows.device, dtype=torch.float32)
         for group in range(scale.shape[1]):
             span = slice(group * packed.GROUP, (group + 1) * packed.GROUP)
             weight = self.weight[:, span].float()
@@ -85,6 +85,6 @@ def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = parts.abs().amax(dim=-1)
     finite, tiny = largest.isfinite(), largest < 1e-30
     # PyTorch turns division by or of a plain number into multiplication by a rounded reciprocal, hence the tensor.
-    inverse = torch.where(finite & ~tiny, torch.tensor(127.0) / largest, 0.0)
+    inverse = torch.where(finite & ~tiny, torch.tensor(127.0, dtype=torch.float32, device="cpu") / largest, 0.0)
     scale = torch.where(finite, torch.where(tiny, 0.0, largest * STEP), torch.nan)
     return (parts * inverse[..., None]).round(), scale

@@ -10,9 +10,12 @@ from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uin
 from enum import IntEnum
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..errors import CorruptFile, OutOfMemory
+
+Numbers = torch.Tensor | np.ndarray
 
 
 class Form(IntEnum):
@@ -220,12 +223,12 @@ def status() -> str:
 
 def read_bandwidth(*, mebibytes: int = 512, rounds: int = 5) -> float:
     """Fastest streaming read of a buffer larger than the caches, by all threads, in GB/s (1e9 bytes per second)."""
-    buffer = torch.ones(mebibytes * 2**20 // 8, dtype=torch.float64)
+    buffer = torch.ones(mebibytes * 2**20 // 8, dtype=torch.float64, device="cpu")
     size = buffer.nbytes
     lib = library()
     if lib is None:
         return max(size / seconds for seconds in _sum_times(buffer, rounds)) / 1e9
-    return max(size / lib.decodery_read(buffer.data_ptr(), size) for _ in range(rounds)) / 1e9
+    return max(size / lib.decodery_read(address(buffer, torch.float64, None), size) for _ in range(rounds)) / 1e9
 
 
 def _sum_times(buffer: torch.Tensor, rounds: int) -> list[float]:
@@ -237,6 +240,39 @@ def _sum_times(buffer: torch.Tensor, rounds: int) -> list[float]:
         buffer.sum()
         times.append(perf_counter() - begin)
     return times
+
+
+def address(numbers: Numbers, dtype: torch.dtype | type[np.generic], *shape: int | None, apart: bool = False) -> int:
+    """Where numbers begin that a kernel reads or writes as `dtype`, on the CPU and one after another.
+
+    Args:
+        numbers: a tensor, or a numpy array; the caller keeps it alive until the kernel has returned.
+        dtype: what the kernel takes them for; of numpy for an array.
+        shape: their shape; None stands for any size.
+        apart: let everything but the last dimension be further apart, as the kernel is given its strides.
+
+    Returns:
+        The address.
+
+    Raises:
+        ValueError: the kernel would read or write something else.
+    """
+    if isinstance(numbers, torch.Tensor):
+        lies = numbers.device.type == "cpu" and (numbers.is_contiguous() or (apart and numbers.stride(-1) == 1))
+        place = numbers.data_ptr() if lies else 0
+    else:
+        lies = numbers.flags.c_contiguous or (apart and numbers.strides[-1] == numbers.itemsize)
+        place = numbers.ctypes.data
+    fits = len(numbers.shape) == len(shape) and all(
+        size in (None, each) for size, each in zip(shape, numbers.shape, strict=True)
+    )
+    if not lies or not fits or numbers.dtype != dtype:
+        sizes = ["any" if size is None else size for size in shape]
+        raise ValueError(
+            f"a kernel was given {numbers.dtype} {list(numbers.shape)}{'' if lies else ', not in order on the CPU'}: "
+            f"it takes {dtype} {sizes}, contiguous on the CPU"
+        )
+    return place
 
 
 def check(code: int) -> None:

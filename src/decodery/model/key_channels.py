@@ -56,7 +56,9 @@ def _load(path: Path) -> KeyChannels:
     if (
         order is None
         or order.ndim != 3
-        or not order.sort(dim=-1).values.equal(torch.arange(order.shape[-1], dtype=order.dtype).expand(order.shape))
+        or not order.sort(dim=-1).values.equal(
+            torch.arange(order.shape[-1], dtype=order.dtype, device="cpu").expand(order.shape)
+        )
     ):
         raise CorruptFile(f"{path} holds something else than key channels: {_MADE}")
     return KeyChannels(order.long(), read.facts, read.model)

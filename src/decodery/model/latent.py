@@ -111,14 +111,16 @@ def rows(name: str, config: ModelConfig) -> torch.Tensor | None:
     """[n] int64, which rows of its tensor a part of a layer is, see `arranged.rows`: neighbours are turned together."""
     latent = config.latent
     assert latent is not None
-    pairs = torch.cat((torch.arange(0, latent.turned, 2), torch.arange(1, latent.turned, 2)))
+    pairs = torch.cat(
+        (torch.arange(0, latent.turned, 2, device="cpu"), torch.arange(1, latent.turned, 2, device="cpu"))
+    )
     if name == "kv":
-        return torch.cat((torch.arange(latent.rank), latent.rank + pairs))
+        return torch.cat((torch.arange(latent.rank, device="cpu"), latent.rank + pairs))
     if name not in ("q", "q_up"):
         return None
     size = latent.plain + latent.turned
-    own = torch.cat((torch.arange(latent.plain), latent.plain + pairs))
-    return (size * torch.arange(config.num_heads)[:, None] + own).flatten()
+    own = torch.cat((torch.arange(latent.plain, device="cpu"), latent.plain + pairs))
+    return (size * torch.arange(config.num_heads, device="cpu")[:, None] + own).flatten()
 
 
 def queries_and_latents(

@@ -32,10 +32,21 @@ from .four_bit import refuse_quantized
 from .gguf_file import parts_of
 from .kernels import vectorised
 from .named import Precision
+from .plain_state import in_plain_state
 from .protocol import LanguageModel
 from .resident import trim
 from .rope import stretched
-from .store import converted, fingerprint, lock_of, locked, remove_others, replacing, terminal_progress, write_text
+from .store import (
+    contents,
+    converted,
+    fingerprint,
+    lock_of,
+    locked,
+    remove_others,
+    replacing,
+    terminal_progress,
+    write_text,
+)
 from .tokenizer import Tokenizer
 from .transformer import Transformer, runs_natively
 from .unixcoder import is_unixcoder, load_unixcoder
@@ -111,6 +122,7 @@ def load(
     return loaded
 
 
+@in_plain_state
 def _load(source: _Source, dtype: str, target: torch.device) -> LoadedModel:
     if source.folder is not None:
         described = read_json(source.folder / "config.json")
@@ -207,6 +219,26 @@ def _find(name: str, revision: str | None) -> _Source:
     )
     kind = "file or folder" if "/" in name or name.endswith(".gguf") else "model"
     raise ModelNotFound(f"there is no {kind} {name!r}: {hint}")
+
+
+def identity(name: str) -> object:
+    """What tells the files that `load` reads by a name from those that it read before they were replaced.
+
+    Args:
+        name: as `load` takes it.
+
+    Returns:
+        Something that compares equal as long as they stay as they are.
+
+    Raises:
+        ModelNotFound: there is no such model.
+    """
+    source = _find(name, None)
+    try:
+        return source.entry, contents(source.folder or source.file or source.entry)
+    except FileNotFoundError:
+        # An embedded model that is not here yet, whose checksum is in the name of its entry.
+        return source.entry
 
 
 def _draft(name: str, folder: Path) -> _Source:
@@ -398,7 +430,7 @@ def _device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
+        torch.empty(0, device=chosen, dtype=torch.float32)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise SettingsError(f"there is no device {device!r} here: leave device at auto, or use cpu") from error
     return chosen

@@ -51,8 +51,14 @@ class MergeNet:
     def initial(cls, hidden: int, width: int, seed: int = 0) -> MergeNet:
         """One that adds nothing."""
         draws = torch.Generator().manual_seed(seed)
-        first = torch.randn(width, 3 * hidden, generator=draws) / (3 * hidden) ** 0.5
-        return cls({"first": first, "bias": torch.zeros(width), "second": torch.zeros(hidden, width)})
+        first = torch.randn(width, 3 * hidden, generator=draws, dtype=torch.float32, device="cpu") / (3 * hidden) ** 0.5
+        return cls(
+            {
+                "first": first,
+                "bias": torch.zeros(width, dtype=torch.float32, device="cpu"),
+                "second": torch.zeros(hidden, width, dtype=torch.float32, device="cpu"),
+            }
+        )
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""

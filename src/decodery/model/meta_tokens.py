@@ -74,12 +74,13 @@ class MetaTokens:
         """One that nothing was learned for. size: how long an embedding of the model is on average."""
         draws, hidden, inner = torch.Generator().manual_seed(seed), config.hidden_size, 256
         tensors = {
-            "free": torch.randn(m, hidden, generator=draws),
-            "scale": torch.full((m,), size * sparse**0.5),
-            "weight.0": torch.randn(inner, 2 * hidden, generator=draws) / hidden**0.5,
-            "bias.0": torch.zeros(inner),
-            "weight.1": torch.randn(k * m, inner, generator=draws) / inner**0.5,
-            "bias.1": torch.randn(k * m, generator=draws) / 2,
+            "free": torch.randn(m, hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "scale": torch.full((m,), size * sparse**0.5, dtype=torch.float32, device="cpu"),
+            "weight.0": torch.randn(inner, 2 * hidden, generator=draws, dtype=torch.float32, device="cpu")
+            / hidden**0.5,
+            "bias.0": torch.zeros(inner, dtype=torch.float32, device="cpu"),
+            "weight.1": torch.randn(k * m, inner, generator=draws, dtype=torch.float32, device="cpu") / inner**0.5,
+            "bias.1": torch.randn(k * m, generator=draws, dtype=torch.float32, device="cpu") / 2,
         }
         return cls(tensors, sparse, static)
 

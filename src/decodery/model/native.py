@@ -14,7 +14,7 @@ import torch
 from .batch import Batch, Segment
 from .config import ModelConfig, Rope
 from .in_place import InPlace
-from .kernels import LayerStruct, ModelStruct, PassStruct, RunStruct, SegmentStruct, check, library
+from .kernels import LayerStruct, ModelStruct, PassStruct, RunStruct, SegmentStruct, address, check, library
 from .packed import Arena, Packed, packed_size
 from .picks import Picks
 from .resident import forget, mapped_files
@@ -60,14 +60,15 @@ class NativeStack:
                 packed = self._pack(getattr(layer, name), arena, gated=name == "gate_up")
                 setattr(layers[index], name, packed.struct)
             for norm in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "post_attention_norm", "post_mlp_norm"):
-                setattr(layers[index], norm, self._pointer(getattr(layer, norm)))
+                width = config.head_dim if norm in ("q_norm", "k_norm") else config.hidden_size
+                setattr(layers[index], norm, self._pointer(getattr(layer, norm), width))
             layers[index].window = config.window(index) or 0
             layers[index].rope = int(bool(config.local_rope and config.sliding_layers[index]))
         self._alive.append(layers)
         self._model = ModelStruct(
-            layers, self._pointer(weights.norm), self.project.struct, config.hidden_size, config.intermediate_size,
-            config.num_heads, config.num_kv_heads, config.head_dim, int(config.activation != "silu"),
-            config.norm_eps, config.attention_scale,
+            layers, self._pointer(weights.norm, config.hidden_size), self.project.struct, config.hidden_size,
+            config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            int(config.activation != "silu"), config.norm_eps, config.attention_scale,
         )  # fmt: skip
 
     def _pack(self, linear: Any, arena: Arena, *, gated: bool = False) -> Packed:
@@ -106,10 +107,11 @@ class NativeStack:
 
     def _rows(self, kernel: str, hidden: torch.Tensor, width: int) -> torch.Tensor:
         hidden = hidden.to(torch.float32).contiguous()
-        result = torch.empty(len(hidden), width)
+        result = torch.empty(len(hidden), width, dtype=torch.float32, device="cpu")
         if len(hidden):
             run = getattr(library(), kernel)
-            check(run(self.address, hidden.data_ptr(), len(hidden), result.data_ptr()))
+            read = address(hidden, torch.float32, len(result), self.config.hidden_size)
+            check(run(self.address, read, len(hidden), address(result, torch.float32, len(hidden), width)))
         return result
 
     def plan(self, run: Sequence[Stop]) -> tuple[Array[c_int32], Array[c_int32], Array[c_void_p]]:
@@ -128,12 +130,12 @@ class NativeStack:
         cos, sin = self._angles(rope, positions)
         return cos.contiguous(), sin.contiguous()
 
-    def _pointer(self, values: torch.Tensor | None) -> int | None:
+    def _pointer(self, values: torch.Tensor | None, width: int) -> int | None:
         if values is None:
             return None
         kept = values.detach().to(torch.float32).contiguous()
         self._alive.append(kept)
-        return kept.data_ptr()
+        return address(kept, torch.float32, width)
 
 
 class _Walk:
@@ -158,13 +160,14 @@ class _Walk:
                 # Most passes are read at a few places, and every one of them comes by here.
                 if (after := _after(stop.layer)) in visits and not marks[i] & _AT_RESIDUAL:
                     visits.states[after] = torch.empty_like(hidden)
-                    states[i] = visits.states[after].data_ptr()
-        step = self._step = PassStruct(hidden.data_ptr(), self._segments)
+                    states[i] = address(visits.states[after], torch.float32, *hidden.shape)
+        rows, half = len(hidden), config.head_dim // 2
+        step = self._step = PassStruct(address(hidden, torch.float32, rows, config.hidden_size), self._segments)
         step.run, step.marks, step.taps = (ctypes.addressof(each) for each in (order, marks, states))
         tables = [stack.table(rope, batch.positions) for rope in (config.rope, config.local_rope) if rope is not None]
         for i, (cos, sin) in enumerate(tables):
-            step.cos[i], step.sin[i] = cos.data_ptr(), sin.data_ptr()
-        step.rows, step.segment_count, step.run_count = len(hidden), len(batch.segments), len(run)
+            step.cos[i], step.sin[i] = (address(each, torch.float32, rows, half) for each in (cos, sin))
+        step.rows, step.segment_count, step.run_count = rows, len(batch.segments), len(run)
         self._stops = not streams and any(mark & _STOPS for mark in marks)
         self._alive += [order, marks, states, tables]
 
@@ -189,7 +192,11 @@ class _Walk:
                 self._read(picks)
                 self._visit(Site("head_out", layer), step.context, self.config.num_heads * self.config.head_dim)
             elif step.stopped == _AT_RESIDUAL:
-                self._visit(Site("residual", layer + 1), self._hidden.data_ptr(), self.config.hidden_size)
+                self._visit(
+                    Site("residual", layer + 1),
+                    address(self._hidden, torch.float32, None, None),
+                    self.config.hidden_size,
+                )
             else:
                 name = "attn_out" if step.stopped == _AT_ATTENTION else "mlp_out"
                 self._visit(Site(name, layer), step.branch, self.config.hidden_size)
@@ -219,10 +226,14 @@ class _Walk:
         queries = _floats(self._step.queries, len(self._hidden), heads * wide)[offset : offset + len(segment)]
         picks = Picks.of(segment, layer, queries.view(-1, heads, wide)[..., :dim].clone(), self.config.window(layer))
         struct = self._segments[number]
-        struct.starts, struct.picked = picks.starts.ctypes.data, picks.slots.ctypes.data
+        struct.starts = address(picks.starts, np.int32, self.config.num_kv_heads * picks.rows + 1)
+        struct.picked = address(picks.slots, np.int32, None)
         # Not every layer's weights are wanted: those of an earlier one may be gone.
-        told = (None, None) if picks.weights is None else (picks.weights.data_ptr(), picks.mass.data_ptr())
-        struct.weights, struct.mass = told
+        struct.weights = struct.mass = None
+        if picks.weights is not None:
+            group = heads // self.config.num_kv_heads
+            struct.weights = address(picks.weights, torch.float32, group, len(picks.slots))
+            struct.mass = address(picks.mass, torch.float32, picks.rows, heads)
         return picks
 
     def _read(self, picks: dict[int, Picks]) -> None:
@@ -234,32 +245,37 @@ class _Walk:
             picked.settle(context)
 
     def _segment(self, segment: Segment) -> SegmentStruct:
-        n = len(segment)
+        n, kv_heads = len(segment), self.config.num_kv_heads
         positions = np.ascontiguousarray(segment.positions, dtype=np.int64)
         causal = segment.mask is None and not segment.stays
         mask = None if causal else np.ascontiguousarray(segment.seen())
         cache = segment.cache
         if cache is None:
             # Rows that see each other only: room for one layer's keys and values, used by every layer in turn.
-            data = torch.empty(1, 2, self.config.num_kv_heads, n, self.config.head_dim)
+            data = torch.empty(1, 2, kv_heads, n, self.config.head_dim, dtype=torch.float32, device="cpu")
             lengths = np.zeros(self.config.num_layers, dtype=np.int64)
             slots, apart = positions.astype(np.int32), 0
-            runs = (RunStruct * 1)(RunStruct(data.data_ptr(), 0, data.stride(1), data.stride(2), 0, n))
+            runs = (RunStruct * 1)(
+                RunStruct(
+                    address(data, torch.float32, 1, 2, kv_heads, n, None), 0, data.stride(1), data.stride(2), 0, n
+                )
+            )
         else:
             lengths, data = cache.lengths, cache.blocks.nothing
             slots, apart = cache.places.table
             runs, first = (RunStruct * len(cache.blocks.runs))(), 0
             for run, held in zip(runs, cache.blocks.runs, strict=True):
                 memory = held.slab.data
+                begin = address(memory, data.dtype, len(lengths), 2, kv_heads, None, data.shape[-1], apart=True)
                 run.layer_stride, run.kind_stride, run.head_stride, slot, _ = memory.stride()
-                run.data = memory.data_ptr() + held.first * SLOTS * slot * memory.itemsize
+                run.data = begin + held.first * SLOTS * slot * memory.itemsize
                 run.first, run.end = first, first + held.slots
                 first = run.end
         self._alive += [positions, mask, data, runs, lengths, slots]
         return SegmentStruct(
-            runs, lengths.ctypes.data, slots.ctypes.data, positions.ctypes.data,
-            None if mask is None else mask.ctypes.data, apart, len(runs), n,
-            segment.stays, _ELEMENTS[data.dtype],
+            runs, address(lengths, np.int64, None), address(slots, np.int32, *slots.shape, apart=True),
+            address(positions, np.int64, n), None if mask is None else address(mask, np.bool_, n, segment.stays + n),
+            apart, len(runs), n, segment.stays, _ELEMENTS[data.dtype],
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from .config import Mamba
-from .kernels import MixedStruct, MixerStruct, check, library
+from .kernels import MixedStruct, MixerStruct, address, check, library
 
 
 class NativeScan:
@@ -24,7 +24,12 @@ class NativeScan:
     def __init__(self, shape: Mamba, tensors: Sequence[torch.Tensor | None], eps: float) -> None:
         self._shape = shape
         self._alive = [None if each is None else each.detach().contiguous() for each in tensors]
-        pointers = [None if each is None else each.data_ptr() for each in self._alive]
+        channels, heads = (shape.channels,), (shape.heads,)
+        sizes = (*channels, shape.kernel), channels, heads, heads, heads, (shape.inner,)
+        pointers = [
+            None if each is None else address(each, torch.float32, *size)
+            for each, size in zip(self._alive, sizes, strict=True)
+        ]
         self._mixer = MixerStruct(
             *pointers, shape.heads, shape.head_dim, shape.groups, shape.state, shape.kernel, shape.least_step,
             shape.most_step, eps,
@@ -39,22 +44,27 @@ class NativeScan:
         right before each, -1 for none, None where they follow each other; state: [heads, head_dim, state] behind the
         content; gate: [n, inner] of a tensor whose rows may be further apart.
         """
-        out = torch.empty(len(gate), self._shape.inner)
-        mixed = MixedStruct(out=out.data_ptr(), gate=gate.data_ptr(), gate_stride=gate.stride(0), said=len(gate))
+        out = torch.empty(len(gate), self._shape.inner, dtype=torch.float32, device="cpu")
+        mixed = MixedStruct(gate_stride=gate.stride(0), said=len(gate))
+        mixed.out, mixed.gate = (
+            address(each, torch.float32, len(gate), self._shape.inner, apart=True) for each in (out, gate)
+        )
         parents = None if line is None else line.to(torch.int32).contiguous()
-        mixed.parents = None if parents is None else parents.data_ptr()
+        mixed.parents = None if parents is None else address(parents, torch.int32, len(held) - reach)
         self._run(mixed, held, reach, state)
         return out
 
     def advance(self, held: torch.Tensor, reach: int, state: torch.Tensor) -> torch.Tensor:
         """The state behind rows that follow each other, held behind `reach` others."""
         after = torch.empty_like(state)
-        self._run(MixedStruct(after=after.data_ptr()), held, reach, state)
+        self._run(MixedStruct(after=address(after, torch.float32, *state.shape)), held, reach, state)
         return after
 
     def _run(self, mixed: MixedStruct, held: torch.Tensor, reach: int, state: torch.Tensor) -> None:
         held, lib = held.contiguous(), library()
-        assert lib is not None and held.shape[1] == self._shape.width and state.is_contiguous()
-        mixed.held, mixed.state = held.data_ptr(), state.data_ptr()
+        assert lib is not None
+        shape = self._shape
+        mixed.held = address(held, torch.float32, None, shape.width)
+        mixed.state = address(state, torch.float32, shape.heads, shape.head_dim, shape.state)
         mixed.reach, mixed.rows = reach, len(held) - reach
         check(lib.decodery_mix(ctypes.addressof(self._mixer), ctypes.addressof(mixed)))

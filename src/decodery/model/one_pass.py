@@ -119,4 +119,4 @@ def _sight(segment: Segment, block_length: int | None) -> np.ndarray:
 def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A tensor of an array, on the device."""
     # A blocking copy would wait until the device has done all that was asked of it so far.
-    return torch.as_tensor(array).to(device, non_blocking=True)
+    return torch.from_numpy(array).to(device, non_blocking=True)

@@ -12,7 +12,7 @@ from ..contract import Contract
 from .batch import Batch, Scores
 from .cache import KVCache
 from .config import ModelConfig
-from .protocol import Capabilities, LanguageModel, OpenModel
+from .protocol import Capabilities, LanguageModel, OpenModel, Reader
 from .route import WHOLE, Route
 from .sites import Tap
 from .weights import Linear
@@ -34,7 +34,7 @@ class OwnCaches(Contract):
     @property
     def bare(self) -> LanguageModel:
         """The model below all that only gives caches."""
-        return self.model.bare if isinstance(self.model, OwnCaches) else self.model
+        return cast(LanguageModel, bare(self.model))
 
     @property
     def config(self) -> ModelConfig:
@@ -88,3 +88,8 @@ class OwnCaches(Contract):
 
     def __hash__(self) -> int:
         return hash(self.bare)
+
+
+def bare(model: Reader) -> Reader:
+    """The model itself, below all that only gives caches."""
+    return bare(model.model) if isinstance(model, OwnCaches) else model

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from . import kernels
-from .kernels import Form, LinearStruct, check, library
+from .kernels import Form, LinearStruct, address, check, library
 
 if TYPE_CHECKING:
     from .block_linear import BlockLinear
@@ -75,28 +75,35 @@ class Packed:
         """From tensors to an address."""
         lib = library()
         assert lib is not None
-        weight, form = linear.weight.contiguous(), linear.form
+        weight, form, outputs, inputs = linear.weight.contiguous(), linear.form, self.outputs, self.inputs
         if form == Form.ROWS8:
-            lib.decodery_pack(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
+            lib.decodery_pack(
+                address(weight, torch.int8, outputs, inputs), inputs, order.ctypes.data, len(order), packed
+            )
         elif form == Form.ROWS2:
-            lib.decodery_pack_ternary(weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
+            begin = address(weight, torch.uint8, outputs, inputs // 4)
+            lib.decodery_pack_ternary(begin, inputs, order.ctypes.data, len(order), packed)
         elif form in BITS:
             scales = linear.scales.contiguous()  # type: ignore[union-attr]
-            lib.decodery_pack_blocks(
-                form, weight.data_ptr(), scales.data_ptr(), self.inputs, order.ctypes.data, len(order), packed
-            )
+            begin = address(weight, torch.uint8, outputs, inputs * BITS[form] // 8)
+            scale = address(scales, torch.float16, outputs, inputs // BLOCK, 2)
+            lib.decodery_pack_blocks(form, begin, scale, inputs, order.ctypes.data, len(order), packed)
         else:
-            assert weight.dtype.itemsize == 2
-            lib.decodery_pack16(form, weight.data_ptr(), self.inputs, order.ctypes.data, len(order), packed)
+            begin = address(weight, torch.bfloat16 if form == Form.BFLOAT16 else torch.float16, outputs, inputs)
+            lib.decodery_pack16(form, begin, inputs, order.ctypes.data, len(order), packed)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """[N, in] float32 -> [N, out] float32."""
         lib = library()
         assert lib is not None
         rows = rows.contiguous()
-        result = torch.empty(len(rows), self.outputs)
+        result = torch.empty(len(rows), self.outputs, dtype=torch.float32, device="cpu")
         if len(rows):
-            check(lib.decodery_linear(ctypes.addressof(self.struct), rows.data_ptr(), len(rows), result.data_ptr()))
+            read, written = (
+                address(each, torch.float32, len(rows), width)
+                for each, width in ((rows, self.inputs), (result, self.outputs))
+            )
+            check(lib.decodery_linear(ctypes.addressof(self.struct), read, len(rows), written))
         return result
 
     @staticmethod

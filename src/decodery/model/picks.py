@@ -45,8 +45,8 @@ class Picks:
         n, heads = queries.shape[:2]
         wanted = attention.bias is not None
         wanted |= cache.policy is not None and (cache.policy.observes or cache.policy.merges)
-        weights = torch.empty(heads // len(keys), len(slots)) if wanted else None
-        return cls(attention, read, slots, starts, weights, torch.empty(n, heads))
+        weights = torch.empty(heads // len(keys), len(slots), dtype=torch.float32, device="cpu") if wanted else None
+        return cls(attention, read, slots, starts, weights, torch.empty(n, heads, dtype=torch.float32, device="cpu"))
 
     @property
     def rows(self) -> int:
@@ -64,7 +64,7 @@ class Picks:
         if self.weights is None:
             return
         kv_heads, n, slots = self.read.shape
-        every = torch.zeros(kv_heads, len(self.weights), n, slots)
+        every = torch.zeros(kv_heads, len(self.weights), n, slots, dtype=torch.float32, device="cpu")
         for group, weights in enumerate(self.weights):
             every[:, group][torch.from_numpy(self.read)] = weights
         attention.weights, attention.mass = every.flatten(0, 1), self.mass

@@ -115,7 +115,7 @@ class _Reader:
 
     def __init__(self, config: ModelConfig, tensor: Callable[[str], torch.Tensor], neighbours: bool) -> None:
         self.config, self.tensor = config, tensor
-        places = torch.arange(config.head_dim)
+        places = torch.arange(config.head_dim, device="cpu")
         self.order = places.view(-1, 2).T.flatten() if neighbours else places
 
     def part(self, name: str, *shape: int) -> torch.Tensor:
@@ -137,8 +137,8 @@ class _Reader:
     def turned(self, dense: Dense) -> Dense:
         """Queries, keys and values, of which the first two are brought into the other order in every head."""
         config = self.config
-        heads = torch.arange(2 * config.num_heads)[:, None] * config.head_dim
-        values = torch.arange(2 * config.hidden_size, 3 * config.hidden_size)
+        heads = torch.arange(2 * config.num_heads, device="cpu")[:, None] * config.head_dim
+        values = torch.arange(2 * config.hidden_size, 3 * config.hidden_size, device="cpu")
         rows = torch.cat(((heads + self.order).flatten(), values))
         assert dense.bias is not None
         return Dense(dense.weight[rows], dense.bias[rows])

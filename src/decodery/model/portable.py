@@ -137,7 +137,7 @@ def attend_picked(
     picks = Picks.of(segment, layer, queries, window)
     n, heads, dim = queries.shape
     group = heads // len(keys)
-    context = torch.empty(n, heads, dim)
+    context = torch.empty(n, heads, dim, dtype=torch.float32, device="cpu")
     for head in range(len(keys)):
         own = slice(head * group, (head + 1) * group)
         found, weights, picks.mass[:, own] = attend(
@@ -172,7 +172,7 @@ def attend(
         while finite and last < n and last - first < ROWS_AT_ONCE and _begins(slots[last], slots[last - 1]):
             last += 1
         index = torch.from_numpy(slots[last - 1]).to(keys.device)
-        lengths = torch.tensor([len(row) for row in slots[first:last]], device=keys.device)
+        lengths = torch.tensor([len(row) for row in slots[first:last]], dtype=torch.int64, device=keys.device)
         part, shares, sums = _attend_together(queries[first:last], keys[:, index], values[:, index], lengths)
         parts.append(part)
         weights += [row[:, :length] for row, length in zip(shares, lengths.tolist(), strict=True)]
@@ -209,10 +209,10 @@ def _attend_together(
         shares, values = coded.weigh(weights, scale[None, :, None, :, 0]), values.float()
     weights_by_block = pad(shares, (0, room)).unflatten(-1, (blocks, VALUE_BLOCK))
     values_by_block = pad(values, (0, 0, 0, room)).unflatten(1, (blocks, VALUE_BLOCK))
-    blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device)
+    blocked = torch.zeros(n, kv_heads, heads // kv_heads, blocks, dim, device=keys.device, dtype=torch.float32)
     for i in range(VALUE_BLOCK):
         blocked += weights_by_block[..., i, None] * values_by_block[None, :, None, :, i]
-    total = torch.zeros(n, kv_heads, heads // kv_heads, dim, device=keys.device)
+    total = torch.zeros(n, kv_heads, heads // kv_heads, dim, device=keys.device, dtype=torch.float32)
     for block in range(blocks):
         total += blocked[..., block, :]
     sums = lane_sum(weights)[..., None]

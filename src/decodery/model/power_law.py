@@ -114,7 +114,7 @@ class PowerLaw:
         """[layers, heads, d, d] of one text, as reading it whole makes them: what a G-cache keeps."""
         if not tokens:
             raise SettingsError("operators are made of a text: give at least one token")
-        return self.predicted(torch.tensor([list(tokens)]))[1][:, 0]
+        return self.predicted(torch.tensor([list(tokens)], dtype=torch.int64, device="cpu"))[1][:, 0]
 
     def frozen(self, operators: torch.Tensor) -> Transformer:
         """The causal model with these operators [layers, heads, d, d], which shares all else with this one."""

@@ -33,7 +33,9 @@ class KVPrefix:
     @classmethod
     def zeros(cls, config: ModelConfig, n: int, dtype: torch.dtype = torch.float32) -> KVPrefix:
         """A prefix nothing was learned for. It still draws attention: every row spends some of it on zeros."""
-        return cls(torch.zeros(config.num_layers, 2, config.num_kv_heads, n, config.head_dim, dtype=dtype))
+        return cls(
+            torch.zeros(config.num_layers, 2, config.num_kv_heads, n, config.head_dim, dtype=dtype, device="cpu")
+        )
 
     def fits(self, config: ModelConfig) -> bool:
         """Whether it has the shape of a model's keys and values."""

@@ -54,7 +54,7 @@ class Span:
     def loss(self, adapted: Transformer, tokens: Sequence[int]) -> torch.Tensor:
         """Mean cross-entropy [] of what follows each row. tokens: of the whole prompt."""
         first, end = self.start, self.start + len(self.positions)
-        ids = torch.tensor(list(tokens[first : end + 1]), device=adapted.device)
+        ids = torch.tensor(list(tokens[first : end + 1]), dtype=torch.int64, device=adapted.device)
         run = stops(WHOLE, adapted.config.num_layers)
         hidden = adapted.blocks(adapted.embed_tokens(ids[:-1]), self, run, Visits.reading(()))
         return cross_entropy(adapted.head(hidden), ids[1:])

@@ -127,7 +127,7 @@ class Recurrence:
         """What a segment's rows say, [n, heads, head_dim]. held: `reach` rows of content, then all tentative ones."""
         n, found = len(segment), []
         if line is None:
-            steps, x, b, c = self._inputs(held, torch.arange(-1, len(held) - 1), reach)
+            steps, x, b, c = self._inputs(held, torch.arange(-1, len(held) - 1, device="cpu"), reach)
             for first in range(0, n, CHUNK):
                 some = slice(first, first + CHUNK)
                 taken, at, led = steps[some], x[some], b[some]
@@ -179,7 +179,7 @@ class Recurrence:
             if self._native is not None:
                 done, state = stop, self._native.advance(held, reach, state)
                 continue
-            steps, x, b, _ = self._inputs(held, torch.arange(-1, len(held) - 1), reach)
+            steps, x, b, _ = self._inputs(held, torch.arange(-1, len(held) - 1, device="cpu"), reach)
             done, state = stop, advance(steps, self._decay, x, b, state)
         cache.states.add(self._index, content, state)
         return state

@@ -31,7 +31,7 @@ def rope_table(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor,
 
     Rotation pairs dimension i with i + head_dim / 2. Yarn's attention factor is multiplied in.
     """
-    return rope_angles(rope, head_dim, torch.arange(positions, dtype=torch.float32))
+    return rope_angles(rope, head_dim, torch.arange(positions, dtype=torch.float32, device="cpu"))
 
 
 def rope_angles(rope: Rope, head_dim: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,13 +53,13 @@ def rope_frequencies(rope: Rope, head_dim: int) -> tuple[torch.Tensor, float]:
     head_dim: the dimensions that are turned.
     """
     if rope.kind == "none":
-        return torch.zeros(head_dim // 2), 1.0
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+        return torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu"), 1.0
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     inverse = 1.0 / rope.theta**exponents
     if rope.kind == "linear":
         return inverse / rope.factor, 1.0
     if rope.kind == "factors":
-        return inverse / torch.tensor(rope.factors), 1.0
+        return inverse / torch.tensor(rope.factors, dtype=torch.float32, device="cpu"), 1.0
     if rope.kind == "llama3":
         return _llama3(rope, inverse), 1.0
     if rope.kind == "yarn":
@@ -83,7 +83,7 @@ def _yarn(rope: Rope, inverse: torch.Tensor, head_dim: int) -> tuple[torch.Tenso
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    pairs = torch.arange(head_dim // 2, dtype=torch.float32)
+    pairs = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu")
     stretched = ((pairs - low) / max(high - low, 0.001)).clamp(0.0, 1.0)
     blended = inverse / rope.factor * stretched + inverse * (1 - stretched)
 

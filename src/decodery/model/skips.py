@@ -44,7 +44,7 @@ class SkipSet:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        marks = torch.zeros(len(SUBLAYERS), self.layers, dtype=torch.uint8)
+        marks = torch.zeros(len(SUBLAYERS), self.layers, dtype=torch.uint8, device="cpu")
         for name in self.skip:
             kind, _, layer = name.partition(".")
             marks[SUBLAYERS.index(kind), int(layer)] = 1

@@ -70,7 +70,7 @@ class Slots:
         """
         given, parts = len(states), self.tensors
         # A source longer than those that were learned from goes on in the last place.
-        places = torch.arange(states.shape[1]).clamp(max=len(parts["place"]) - 1)
+        places = torch.arange(states.shape[1], device="cpu").clamp(max=len(parts["place"]) - 1)
         memory = states + parts["place"][places]
         counted = memory if symbols is None else torch.cat([memory, symbols.expand(given, -1, -1)], dim=1)
         ordered = torch.cat([memory, parts["slot"].expand(given, -1, -1)], dim=1)
@@ -85,7 +85,9 @@ class Slots:
 
     def end(self, logits: torch.Tensor) -> int:
         """How many slots of [slots, v] there are up to the first that says that the text ends, itself included."""
-        ending = torch.isin(self.tokens[logits.argmax(dim=-1).cpu()], torch.tensor(self.ends))
+        ending = torch.isin(
+            self.tokens[logits.argmax(dim=-1).cpu()], torch.tensor(self.ends, dtype=torch.int64, device="cpu")
+        )
         return int(ending.int().argmax()) + 1 if bool(ending.any()) else len(logits)
 
     def _layer(self, name: str, rows: torch.Tensor, seen: torch.Tensor, missing: torch.Tensor | None) -> torch.Tensor:

@@ -142,12 +142,22 @@ def _beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def written(path: str | Path) -> int:
-    """When a file was last written, in nanoseconds, for those who keep what they read of it; 0 where there is none."""
-    try:
-        return Path(path).expanduser().stat().st_mtime_ns
-    except OSError:
-        return 0
+def contents(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What tells the contents of a file, or of all files of a folder, from those before and after they are replaced.
+
+    Args:
+        path: the file or folder; folders within it do not count.
+
+    Returns:
+        Name, size, time and number of each file: one that replaces another one has a number of its own, even within
+        the clock's grain.
+
+    Raises:
+        OSError: there is no such file or folder.
+    """
+    files = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else [path]
+    found = [(each.name, each.stat()) for each in files]
+    return tuple((name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found)
 
 
 @contextmanager

@@ -50,10 +50,13 @@ def inputs(importance: torch.Tensor, sparsity: float) -> torch.Tensor:
     importance, from 0 for the least to 1; the layer's target sparsity.
     """
     n, least = len(importance), max(1, len(importance) - 1)
-    ranks = torch.empty(n, dtype=torch.int64)
-    ranks[importance.argsort(stable=True)] = torch.arange(n)
-    place = torch.arange(n) / least
-    return torch.stack((place, (n * importance).log1p(), ranks / least, torch.full((n,), sparsity)), dim=-1).float()
+    ranks = torch.empty(n, dtype=torch.int64, device="cpu")
+    ranks[importance.argsort(stable=True)] = torch.arange(n, device="cpu")
+    place = torch.arange(n, device="cpu") / least
+    return torch.stack(
+        (place, (n * importance).log1p(), ranks / least, torch.full((n,), sparsity, dtype=torch.float32, device="cpu")),
+        dim=-1,
+    ).float()
 
 
 def least_important(importance: torch.Tensor, sparsity: float, free: torch.Tensor) -> torch.Tensor:
@@ -94,9 +97,16 @@ class TokenRouters:
         generator, layers = torch.Generator().manual_seed(seed), len(schedule)
 
         def drawn(*shape: int) -> torch.Tensor:
-            return torch.randn(layers, *shape, generator=generator) * shape[-1] ** -0.5
+            return (
+                torch.randn(layers, *shape, generator=generator, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5
+            )
 
-        weights = (drawn(width, INPUTS), torch.zeros(layers, width), drawn(2, width), torch.zeros(layers, 2))
+        weights = (
+            drawn(width, INPUTS),
+            torch.zeros(layers, width, dtype=torch.float32, device="cpu"),
+            drawn(2, width),
+            torch.zeros(layers, 2, dtype=torch.float32, device="cpu"),
+        )
         return cls(tuple(schedule), dict(zip(_SHAPES, weights, strict=True)))
 
     @property
@@ -119,7 +129,7 @@ class TokenRouters:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""
-        schedule = torch.tensor(self.schedule, dtype=torch.float64)
+        schedule = torch.tensor(self.schedule, dtype=torch.float64, device="cpu")
         Artifact(_KIND, {**self.weights, "schedule": schedule}, self.facts, self.model).save(path)
 
     @classmethod
@@ -127,7 +137,7 @@ class TokenRouters:
         """Read what `save` wrote. Raises ModelNotFound where there is no such file, CorruptFile for anything else."""
         found = Artifact.read(path, _KIND, _MADE)
         tensors = dict(found.tensors)
-        schedule = tensors.pop("schedule", torch.zeros(0))
+        schedule = tensors.pop("schedule", torch.zeros(0, dtype=torch.float32, device="cpu"))
         width = tensors["in.weight"].shape[1] if tensors.get("in.weight", schedule).ndim == 3 else 0
         layers = len(schedule) if schedule.ndim == 1 else 0
         shapes = dict(

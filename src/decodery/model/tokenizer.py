@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..errors import CorruptFile, DecoderyError, PromptError, UnsupportedModel
 from .content import ContentEncoder, Encoded, Span, merged, overlaps
 
@@ -203,6 +205,28 @@ class Tokenizer:
         if found is None:
             found = self._pieces[id] = self._bytes_of(id)
         return found
+
+    def unknown(self, size: int) -> np.ndarray:
+        """The ids below `size` that are no token and end no text, such as the padding of a vocabulary.
+
+        Args:
+            size: how many ids the model has.
+
+        Returns:
+            [n] int64 ascending.
+        """
+        last = None if size < 1 else self.backend.id_to_token(size - 1)
+        if self.backend.get_vocab_size(with_added_tokens=True) == size and last not in (None, f"[PAD{size - 1}]"):
+            # A vocabulary has an id for each of its tokens: there are as many.
+            return np.empty(0, dtype=np.int64)
+        missing = np.ones(size, dtype=np.bool_)
+        # As converters to GGUF spell what they pad a vocabulary with.
+        named = self.backend.get_vocab(with_added_tokens=True).items()
+        known = [id for token, id in named if not (token.startswith("[PAD") and token == f"[PAD{id}]")]
+        missing[[id for id in (*known, *self.eos_ids) if 0 <= id < size]] = False
+        # Of two tokens with one spelling the vocabulary names only one.
+        spelt = ((id, self.backend.id_to_token(id)) for id in np.flatnonzero(missing).tolist())
+        return np.array([id for id, token in spelt if token in (None, f"[PAD{id}]")], dtype=np.int64)
 
     def fingerprint(self) -> str:
         """SHA-256 of what every id stands for and which ids are special: equal only for one space of tokens."""

@@ -47,7 +47,7 @@ class Transfer:
         tensors = {
             "weight": torch.stack([each.weight for each in kept]),
             "scale": torch.stack([each.scale for each in kept]),
-            "layers": torch.tensor(self.layers),
+            "layers": torch.tensor(self.layers, dtype=torch.int64, device="cpu"),
             "rates": self.rates.float(),
         }
         Artifact(_KIND, tensors, self.facts, self.model).save(path)

@@ -16,6 +16,7 @@ from ..errors import VocabularyMismatch
 from .batch import Batch, Scores, Segment
 from .cache import KVCache
 from .config import ModelConfig
+from .own_caches import bare
 from .protocol import Capabilities, LanguageModel, Reader
 from .route import WHOLE, Route
 from .sites import Tap
@@ -32,6 +33,71 @@ _spoken: WeakKeyDictionary[LanguageModel, Tokenizer] = WeakKeyDictionary()
 def speaks(model: LanguageModel, tokenizer: Tokenizer) -> None:
     """Remember what the tokens of a model stand for."""
     _spoken[model] = tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """Ids that no token stands for, which nothing may draw: rows that a vocabulary was padded with.
+
+    first: the id from which on none is a token. others: [n] int64, those below it.
+    """
+
+    first: int
+    others: np.ndarray
+
+    def holds(self, id: int) -> bool:
+        """Whether an id is one of them."""
+        return id >= self.first or bool((self.others == id).any())
+
+    def exclude(self, logits: torch.Tensor) -> torch.Tensor:
+        """Make minus infinity of them.
+
+        Args:
+            logits: [..., vocab], which are written to.
+
+        Returns:
+            The same tensor.
+        """
+        logits[..., self.first :] = -torch.inf
+        if len(self.others):
+            logits[..., torch.from_numpy(self.others).to(logits.device)] = -torch.inf
+        return logits
+
+
+def padding_of(model: Reader) -> Padding | None:
+    """The ids of a model that no token stands for.
+
+    Args:
+        model: a model whose tokenizer is known, as that of every loaded one is.
+
+    Returns:
+        None where all of them are tokens, or where nothing is known of them.
+    """
+    found = _tokenizer(bare(model))
+    return None if found is None else _padding(found, model.vocab_size)
+
+
+def excluded(model: Reader, logits: torch.Tensor) -> torch.Tensor:
+    """Logits [..., vocab] of a model, written to, without the ids that no token stands for: for what has no `Sequence`.
+
+    Args:
+        model: whose tokenizer is known.
+        logits: its logits.
+
+    Returns:
+        The same tensor.
+    """
+    padding = padding_of(model)
+    return logits if padding is None else padding.exclude(logits)
+
+
+@lru_cache(maxsize=16)
+def _padding(tokenizer: Tokenizer, size: int) -> Padding | None:
+    missing = tokenizer.unknown(size)
+    if not len(missing):
+        return None
+    tail = int((missing[::-1] == size - 1 - np.arange(len(missing))).cumprod().sum())
+    return Padding(size - tail, missing[: len(missing) - tail])
 
 
 def fitted(model: R, target: Reader) -> R | Fitted:

@@ -58,11 +58,16 @@ class WriteGates:
         """One that nothing was learned for. sizes: widths between the layers."""
         generator, tensors = torch.Generator().manual_seed(seed), {}
         wide = width(config)
-        tensors["scale"], tensors["shift"] = torch.ones(wide), torch.zeros(wide)
+        tensors["scale"], tensors["shift"] = (
+            torch.ones(wide, dtype=torch.float32, device="cpu"),
+            torch.zeros(wide, dtype=torch.float32, device="cpu"),
+        )
         for number, (before, after) in enumerate(pairwise((wide, *sizes, 2))):
-            tensors[f"weight.{number}"] = torch.randn(after, before, generator=generator) / before**0.5
-            tensors[f"bias.{number}"] = torch.zeros(after)
-        return cls(tensors, layer, torch.linspace(-1, 1, LEVELS))
+            tensors[f"weight.{number}"] = (
+                torch.randn(after, before, generator=generator, dtype=torch.float32, device="cpu") / before**0.5
+            )
+            tensors[f"bias.{number}"] = torch.zeros(after, dtype=torch.float32, device="cpu")
+        return cls(tensors, layer, torch.linspace(-1, 1, LEVELS, dtype=torch.float32, device="cpu"))
 
     def least(self, share: float) -> float:
         """The margin above which that share of tokens lies."""
@@ -95,7 +100,7 @@ class WriteGates:
 def _load(path: Path) -> WriteGates:
     read = Artifact.read(path, _KIND, _MADE, {"layer": Whole(0, MOST_LAYERS)})
     tensors = dict(read.tensors)
-    levels = tensors.pop("levels", torch.empty(0))
+    levels = tensors.pop("levels", torch.empty(0, dtype=torch.float32, device="cpu"))
     if not _sound(tensors) or tuple(levels.shape) != (LEVELS,) or not (levels.diff() >= 0).all():
         raise CorruptFile(f"{path} holds something else than a write gate: {_MADE}")
     return WriteGates(tensors, int(read.facts["layer"]), levels.float(), read.facts, read.model)
@@ -103,7 +108,7 @@ def _load(path: Path) -> WriteGates:
 
 def _sound(tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether they are layers that follow one another, from a norm's width to 2."""
-    count, norm = (len(tensors) - 2) // 2, tensors.get("scale", torch.empty(0))
+    count, norm = (len(tensors) - 2) // 2, tensors.get("scale", torch.empty(0, dtype=torch.float32, device="cpu"))
     names = {"scale", "shift", *(f"{kind}.{number}" for kind in ("weight", "bias") for number in range(count))}
     if count < 1 or set(tensors) != names or norm.ndim != 1 or tensors["shift"].shape != norm.shape:
         return False

@@ -32,6 +32,8 @@ _KIND = "LOS-Net"
 _MADE = "make one with `decodery train los QUESTIONS --out DIR`"
 _FACTS = {"k": Whole(0, 1 << 20), "width": Whole(8, 1 << 12), "layers": Whole(1, 16)}
 _HEADS, _REST = 8, 5
+_HELD: Any = {"dtype": torch.float32, "device": "cpu"}
+"""What its parameters are made in."""
 _State = tuple[tuple[torch.Tensor, ...], float | None]
 
 
@@ -45,14 +47,14 @@ class LOSNet(nn.Module):
     def __init__(self, k: int, width: int = 64, layers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
         self.k = k
-        self.top = nn.Linear(k, width // 2) if k else None
-        self.taken = nn.Parameter(torch.randn(2, width - width // 2) / width**0.5)
-        self.row = nn.Linear(2, width)
-        self.first = nn.Parameter(torch.randn(width) / width**0.5)
-        self.places = nn.Parameter(torch.randn(MOST_TOKENS + 1, width) / width**0.5)
-        layer = nn.TransformerEncoderLayer(width, _HEADS, width, dropout, batch_first=True)
+        self.top = nn.Linear(k, width // 2, **_HELD) if k else None
+        self.taken = nn.Parameter(torch.randn(2, width - width // 2, **_HELD) / width**0.5)
+        self.row = nn.Linear(2, width, **_HELD)
+        self.first = nn.Parameter(torch.randn(width, **_HELD) / width**0.5)
+        self.places = nn.Parameter(torch.randn(MOST_TOKENS + 1, width, **_HELD) / width**0.5)
+        layer = nn.TransformerEncoderLayer(width, _HEADS, width, dropout, batch_first=True, **_HELD)
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.out = nn.Linear(width, 1)
+        self.out = nn.Linear(width, 1, **_HELD)
 
     def forward(self, numbers: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """[n] logits of being wrong. numbers: [n, t, k + 5] as `Signature.numbers`; lengths: [n] tokens of each."""
@@ -98,7 +100,7 @@ class LOSHead:
         """The probability of a wrong answer. rows: `Signature.numbers` of its tokens, `MOST_TOKENS` at most."""
         numbers = torch.stack(list(rows))[None]
         with torch.no_grad():
-            return float(self.net(numbers, torch.tensor([len(rows)])).sigmoid())
+            return float(self.net(numbers, torch.tensor([len(rows)], dtype=torch.int64, device="cpu")).sigmoid())
 
     def save(self, path: Path) -> None:
         """Write a safetensors file, whole or not at all."""

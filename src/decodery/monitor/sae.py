@@ -149,7 +149,9 @@ class SAE(Monitor):
             return 0.0
         trained, dim = self.trained, self.trained.facts["dim"]
         rows = torch.stack([row.hidden[f"head_out.{layer}"].view(-1, dim)[head] for layer, head in self.heads])
-        numbers = torch.tensor([layer * trained.facts["heads"] + head for layer, head in self.heads])
+        numbers = torch.tensor(
+            [layer * trained.facts["heads"] + head for layer, head in self.heads], dtype=torch.int64, device="cpu"
+        )
         return float(trained.tensors["own"][numbers, trained.of(rows)].double().mean())
 
     def score(self, state: float | None) -> float | None:

@@ -39,5 +39,7 @@ class Signature:
 
     def numbers(self) -> torch.Tensor:
         """[k + 5] float32: top, then log-probability, rank, mean, deviation and entropy."""
-        rest = torch.tensor([self.logprob, self.rank, self.mean, self.deviation, self.entropy])
+        rest = torch.tensor(
+            [self.logprob, self.rank, self.mean, self.deviation, self.entropy], dtype=torch.float32, device="cpu"
+        )
         return torch.cat((self.top.float(), rest))

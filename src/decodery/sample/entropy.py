@@ -17,4 +17,4 @@ def row_sums(values: torch.Tensor) -> torch.Tensor:
     if values.device.type != "cpu":
         return values.sum(dim=-1, dtype=torch.float64)
     # Row by row: torch would split a single row among threads and round it differently from one of many.
-    return torch.tensor([row.sum(dtype=np.float64) for row in values.numpy()], dtype=torch.float64)
+    return torch.tensor([row.sum(dtype=np.float64) for row in values.numpy()], dtype=torch.float64, device="cpu")

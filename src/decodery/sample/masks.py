@@ -21,7 +21,7 @@ def exclude(logits: torch.Tensor, banned: Sequence[Sequence[int] | np.ndarray]) 
         return logits
     kept = logits.clone()
     for row in rows:
-        kept[row, torch.as_tensor(banned[row], device=logits.device)] = -torch.inf
+        kept[row, torch.as_tensor(banned[row], dtype=torch.int64, device=logits.device)] = -torch.inf
     empty = kept.amax(dim=-1, keepdim=True) == -torch.inf
     if logits.device.type == "cpu" and not empty.any():
         return kept

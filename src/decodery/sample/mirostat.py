@@ -64,7 +64,9 @@ class Mirostat(Warp):
             return logits
         if self.version == 2:
             log_probs = logits.log_softmax(dim=-1)
-            bounds = torch.tensor([[each.state.mu] for each in contexts], device=logits.device) * -math.log(2)
+            bounds = torch.tensor(
+                [[each.state.mu] for each in contexts], dtype=torch.float32, device=logits.device
+            ) * -math.log(2)
             return logits.masked_fill(
                 log_probs < torch.minimum(bounds, log_probs.amax(dim=-1, keepdim=True)), -torch.inf
             )
@@ -73,7 +75,9 @@ class Mirostat(Warp):
         if logits.device.type == "cpu":
             return keep(logits, (_best(*each) for each in zip(logits.numpy(), sizes, strict=True)))
         values, ids = largest(logits, max(sizes))
-        beyond = torch.arange(ids.shape[-1]) >= torch.tensor(sizes)[:, None]
+        beyond = (
+            torch.arange(ids.shape[-1], device="cpu") >= torch.tensor(sizes, dtype=torch.int64, device="cpu")[:, None]
+        )
         kept = values.masked_fill(beyond.to(logits.device), -torch.inf)
         return torch.full_like(logits, -torch.inf).scatter_(-1, ids, kept)
 
@@ -110,7 +114,12 @@ def zipf_exponents(best: torch.Tensor) -> list[float]:
     Excluded tokens (-inf) end a row.
     """
     steps = (best[:, :-1] - best[:, 1:]).double()
-    logs = (torch.arange(2, best.shape[-1] + 1) / torch.arange(1, best.shape[-1])).double().log().to(best.device)
+    logs = (
+        (torch.arange(2, best.shape[-1] + 1, device="cpu") / torch.arange(1, best.shape[-1], device="cpu"))
+        .double()
+        .log()
+        .to(best.device)
+    )
     known = best[:, 1:] > -torch.inf
     falls = torch.where(known, steps * logs, 0.0).sum(dim=-1)
     return (falls / torch.where(known, logs**2, 0.0).sum(dim=-1).clamp_min(1e-12)).tolist()

@@ -43,5 +43,7 @@ class XTC(Warp):
         values, ids = largest(logits, int(1 / self.threshold) + 1)
         likely = (values - logits.logsumexp(dim=-1, keepdim=True)).exp() >= self.threshold
         numbers = torch.arange(1, ids.shape[-1] + 1, device=logits.device)
-        dropped = (numbers < likely.sum(dim=-1, keepdim=True)) & torch.tensor(chosen, device=logits.device)[:, None]
+        dropped = (numbers < likely.sum(dim=-1, keepdim=True)) & torch.tensor(
+            chosen, dtype=torch.bool, device=logits.device
+        )[:, None]
         return logits.scatter(-1, ids, values.masked_fill(dropped, -torch.inf))

@@ -139,7 +139,7 @@ def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
             "with controlled-decoding or controlled-blocks"
         )
     if not len(candidates):
-        return torch.empty(0, dtype=torch.float64)
+        return torch.empty(0, dtype=torch.float64, device="cpu")
     charged().scorer_calls += len(candidates)
     found = _as_scores(scorer, (yield from settled(scorer.score(candidates))))
     if tuple(found.shape) != (len(candidates),) or bool(found.isnan().any()) or bool((found == torch.inf).any()):

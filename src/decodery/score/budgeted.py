@@ -45,5 +45,5 @@ class Budgeted(Wrapper):
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
         found = yield from settled(self.inner.score(candidates))
-        lengths = torch.tensor([len(output) for output in candidates.outputs], dtype=torch.float64)
+        lengths = torch.tensor([len(output) for output in candidates.outputs], dtype=torch.float64, device="cpu")
         return found.double().cpu() * ((self.most + self.spare - lengths) / self.spare).clamp(0.0, 1.0)

@@ -71,7 +71,7 @@ class Corrupted(Wrapper):
         found = yield from settled(self.inner.score(candidates))
         sound = found.double().cpu().clamp(_CLIP, 1 - _CLIP)
         bent = [self._added(candidates.prompt, output) for output in candidates.outputs]
-        return torch.sigmoid(self.confidence * sound.logit() + torch.tensor(bent, dtype=torch.float64))
+        return torch.sigmoid(self.confidence * sound.logit() + torch.tensor(bent, dtype=torch.float64, device="cpu"))
 
     def _added(self, prompt: Sequence[int], output: Sequence[int]) -> float:
         total = self.optimism * max(0.0, 1 - len(output) / self.length)

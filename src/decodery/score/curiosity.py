@@ -93,7 +93,7 @@ class Curiosity(Scorer):
         logprobs = yield from token_logprobs(candidates, counts)
         # A text that ends at once has said nothing, and surprised nobody.
         surprisal = torch.stack(
-            [-each.mean() if len(each) else torch.zeros((), dtype=torch.float64) for each in logprobs]
+            [-each.mean() if len(each) else torch.zeros((), dtype=torch.float64, device="cpu") for each in logprobs]
         )
         total = self.bias + self.surprise * inverted_u(surprisal, self.peak, self.width)
         if self.inner is not None:

@@ -44,5 +44,7 @@ class LengthNormalised(Wrapper):
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
         found = yield from settled(self.inner.score(candidates))
-        lengths = torch.tensor([max(len(output), 1) for output in candidates.outputs], dtype=torch.float64)
+        lengths = torch.tensor(
+            [max(len(output), 1) for output in candidates.outputs], dtype=torch.float64, device="cpu"
+        )
         return found.double().cpu() / lengths**self.penalty

@@ -104,7 +104,7 @@ class LLMJudge(Scorer):
         if writes(calls.reader):
             return (yield from self._heard(calls, prompts))
         ids = [calls.conversation.apart(prompt).tokens() for prompt in prompts]
-        found = torch.zeros(len(ids), dtype=torch.float64)
+        found = torch.zeros(len(ids), dtype=torch.float64, device="cpu")
 
         def take(number: int, row: int, logits: torch.Tensor) -> None:
             law = logits[-1].double().log_softmax(dim=-1)
@@ -138,7 +138,7 @@ class LLMJudge(Scorer):
                     "use a model that answers at once, or another instruction"
                 )
             scores.append(_mean(logs))
-        return torch.tensor(scores, dtype=torch.float64)
+        return torch.tensor(scores, dtype=torch.float64, device="cpu")
 
     def _logs(self, likely: Mapping[str, float]) -> list[float]:
         """Log-probability of each label, by those of the tokens that it begins with; -inf where none is listed."""

@@ -48,7 +48,7 @@ class LogProbability(Scorer):
 
     def _of(self, logprobs: torch.Tensor) -> torch.Tensor:
         if not len(logprobs):
-            return torch.zeros((), dtype=torch.float64)
+            return torch.zeros((), dtype=torch.float64, device="cpu")
         total = logprobs.min() if self.of == "min" else logprobs.sum()
         if self.of == "mean":
             total = total / len(logprobs)
@@ -59,11 +59,11 @@ class LogProbability(Scorer):
 def token_logprobs(candidates: Candidates, counts: Sequence[int]) -> Asking[list[torch.Tensor]]:
     """What the model that wrote them finds the last `counts` tokens of each output likely: [count] float64 of each."""
     model, start = reader(candidates, "log-probability"), len(candidates.prompt)
-    found = [torch.zeros(wanted, dtype=torch.float64) for wanted in counts]
+    found = [torch.zeros(wanted, dtype=torch.float64, device="cpu") for wanted in counts]
 
     def take(number: int, row: int, logits: torch.Tensor) -> None:
         output, wanted = candidates.outputs[number], counts[number]
-        following = torch.tensor(output[row - start + 1 :][: len(logits)], device=logits.device)
+        following = torch.tensor(output[row - start + 1 :][: len(logits)], dtype=torch.int64, device=logits.device)
         law = logits.double().log_softmax(dim=-1).gather(1, following[:, None])[:, 0]
         first = row - start + 1 - (len(output) - wanted)
         found[number][first : first + len(law)] = law.cpu()

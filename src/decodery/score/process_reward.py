@@ -95,7 +95,7 @@ class ProcessReward(Scorer):
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
         model = reader(candidates, "process-reward")
         self.fits(model)
-        found = torch.zeros(len(candidates), dtype=torch.float64)
+        found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
 
         def take(number: int, row: int, states: torch.Tensor) -> None:
             found[number] = torch.sigmoid(self.trained.logits(states[-1:])[0].double())

@@ -70,7 +70,7 @@ class Product(Scorer):
         return torch.stack([power * each for power, each in zip(powers, found, strict=True)]).sum(dim=0)
 
     def _logarithms(self, factor: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
-        total = torch.zeros(len(candidates), dtype=torch.float64)
+        total = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
         known = [n for n, finished in enumerate(candidates.finished) if finished or factor.prefixes]
         if known:
             some = candidates.of(known)

@@ -64,7 +64,7 @@ class ProgramTests(Scorer):
         if head is None:
             head = "" if decode is None else decode(candidates.prompt)
         written = texts(candidates, decode, "program-tests")
-        return torch.tensor([self.verdict(text, head).share for text in written], dtype=torch.float64)
+        return torch.tensor([self.verdict(text, head).share for text in written], dtype=torch.float64, device="cpu")
 
     def remark(self, prompt: str, text: str) -> str:
         """See `Scorer.remark`: why the program, or the first test that failed, did not pass."""

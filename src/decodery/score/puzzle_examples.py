@@ -43,4 +43,4 @@ class PuzzleExamples(Scorer):
         assert isinstance(asked, Puzzle)
         written = texts(candidates, decode, "puzzle-examples")
         prompt = "" if decode is None else decode(candidates.prompt)
-        return torch.tensor([asked.passed(prompt, text) for text in written], dtype=torch.float64)
+        return torch.tensor([asked.passed(prompt, text) for text in written], dtype=torch.float64, device="cpu")

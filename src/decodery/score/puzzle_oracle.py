@@ -45,7 +45,7 @@ class PuzzleOracle(Scorer):
             self._value(asked, prompt, text, finished)
             for text, finished in zip(written, candidates.finished, strict=True)
         ]
-        return torch.tensor(found, dtype=torch.float64)
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
     def _value(self, asked: Puzzle, prompt: str, text: str, finished: bool) -> float:
         if self.blind and not finished:

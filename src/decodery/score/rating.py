@@ -91,7 +91,7 @@ class Rating(Scorer):
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
         model = reader(candidates, "rating")
         self.fits(model)
-        found = torch.zeros(len(candidates), dtype=torch.float64)
+        found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
         texts = [[*candidates.prompt, *output, *map(int, self.question)] for output in candidates.outputs]
 
         def take(number: int, row: int, logits: torch.Tensor) -> None:
@@ -103,7 +103,7 @@ class Rating(Scorer):
     def read_off(self, logits: torch.Tensor, text: Ordered[int]) -> float:
         """The value of an answer whose logits [vocab] these are. text: what was asked about, which decides draws."""
         ids = [[int(token) for token in word] for word in self.words]
-        values = torch.tensor(self.values, dtype=torch.float64)
+        values = torch.tensor(self.values, dtype=torch.float64, device="cpu")
         if self.how == "argmax":
             top = int(logits.argmax())
             return next((value for word, value in zip(ids, self.values, strict=True) if top in word), self.bounds[0])
@@ -111,7 +111,7 @@ class Rating(Scorer):
         words = torch.stack([law[word].logsumexp(dim=0) for word in ids]).cpu()
         if self.how == "mean":
             return float(words.softmax(dim=0) @ values)
-        noise = gumbel(mix(*text), range(self.draws), torch.arange(len(ids)))
+        noise = gumbel(mix(*text), range(self.draws), torch.arange(len(ids), device="cpu"))
         return float(values[(words + noise).argmax(dim=-1)].mean())
 
 

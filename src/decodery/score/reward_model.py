@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -14,8 +14,8 @@ from ..core.conversation import Prompt
 from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.chat_prompt import chat_tokens
-from ..model.load import LoadedModel, load
-from ..model.named import Precision
+from ..model.load import LoadedModel
+from ..model.named import Precision, loaded
 from ..model.protocol import LanguageModel, Reader
 from ..model.vocabularies import fitted
 from ..registry import register
@@ -85,7 +85,8 @@ class RewardModel(Wrapper):
         self.inner.fits(self._loaded[0])
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        model, tokenizer = self._loaded
+        found = self._found
+        model, tokenizer = (found.model, found.tokenizer) if isinstance(found, LoadedModel) else (found, None)
         writer = candidates.model
         alike = writer is None or writer.config.vocabulary == model.config.vocabulary != ""
         if tokenizer is None or alike:
@@ -93,15 +94,15 @@ class RewardModel(Wrapper):
         else:
             asked = self._retold(candidates, tokenizer, model)
         calls = candidates.calls if self.inner.apart else None
-        if calls is not None and isinstance(self._found, LoadedModel):
-            calls = calls.read_by(model, partial(_turns, self._found))
+        if calls is not None and isinstance(found, LoadedModel):
+            calls = calls.read_by(model, partial(_turns, found))
         elif calls is not None:
             calls = calls.read_by(model if writer is None else fitted(model, writer), calls.conversation.encode)
         return (yield from settled(self.inner.score(replace(asked, states=None, calls=calls, role=_ROLE))))
 
     @property
     def _found(self) -> LoadedModel | LanguageModel:
-        return _load(self.model, self.dtype) if isinstance(self.model, str) else self.model
+        return loaded(self.model, self.dtype) if isinstance(self.model, str) else self.model
 
     @property
     def _loaded(self) -> tuple[LanguageModel, Tokenizer | None]:
@@ -135,8 +136,3 @@ def _turns(asked: LoadedModel, prompt: Prompt) -> list[int]:
         return asked.tokenizer.encode(str(prompt))
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return chat_tokens(asked.chat, asked.tokenizer, turns)
-
-
-@lru_cache(maxsize=4)
-def _load(name: str, dtype: Precision) -> LoadedModel:
-    return load(name, dtype=dtype)

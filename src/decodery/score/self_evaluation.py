@@ -67,7 +67,7 @@ class SelfEvaluation(Scorer):
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
         model = reader(candidates, "self-evaluation")
         self.fits(model)
-        found = torch.zeros(len(candidates), dtype=torch.float64)
+        found = torch.zeros(len(candidates), dtype=torch.float64, device="cpu")
 
         def take(number: int, row: int, logits: torch.Tensor) -> None:
             law = logits[-1].double().log_softmax(dim=-1)

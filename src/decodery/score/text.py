@@ -44,7 +44,7 @@ class TextScore(Scorer):
             function = self.whole if finished or self.beginning is None else self.beginning
             value = function(text)
             found.append(self._of(value) if isinstance(value, bool | np.bool_) else float(value))
-        return torch.tensor(found, dtype=torch.float64)
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
     def _of(self, right: bool | np.bool_) -> float:
         return (0.0 if right else -torch.inf) if self.logarithmic else float(right)

@@ -69,7 +69,12 @@ class Allocation:
     def save(self, path: Path) -> None:
         """Write the table as a safetensors file, whole or not at all."""
         facts = {**self.facts, **{name: _plain(getattr(self, name)) for name in _FACTS}}
-        Artifact("table of strategies", {"choices": torch.tensor(self.choices)}, facts, self.model).save(path)
+        Artifact(
+            "table of strategies",
+            {"choices": torch.tensor(self.choices, dtype=torch.int64, device="cpu")},
+            facts,
+            self.model,
+        ).save(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Allocation:
@@ -92,7 +97,7 @@ def _load(path: Path) -> Allocation:
     known: dict[str, Any] = {
         name: tuple(value) if isinstance(value := found.facts[name], list) else value for name in _FACTS
     }
-    choices = found.tensors.get("choices", torch.empty(0))
+    choices = found.tensors.get("choices", torch.empty(0, dtype=torch.float32, device="cpu"))
     shape = (len(known["edges"]) + 1, len(known["budgets"]))
     sound = choices.dtype == torch.int64 and tuple(choices.shape) == shape and min(shape) > 0
     if not sound or not bool(((choices >= 0) & (choices < len(known["strategies"]))).all()):

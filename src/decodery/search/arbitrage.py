@@ -112,7 +112,7 @@ class Arbitrage(Stepped, Judged):
     def _by_router(self, router: Router, growth: Growth, second: Second, node: Node, drafted: Node) -> Asking[Node]:
         state = yield from second.state(router.tap)
         escalated = node.number >= 0 and not growth.trace.grown[node.number].author
-        if float(router.better(state[None], torch.tensor([escalated]))[0]) < self.theta:
+        if float(router.better(state[None], torch.tensor([escalated], dtype=torch.bool, device="cpu"))[0]) < self.theta:
             return drafted
         (own,) = yield from growth.extend([node])
         return own

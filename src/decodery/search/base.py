@@ -96,6 +96,8 @@ class Branches:
     ) -> Asking[list[Scored]]:
         """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
         found = yield from score_all(self.model, segments, taps)
+        for scored in found:
+            self.root.writable(scored.logits)
         rows = sum(len(segment) for segment in segments)
         self.root.trace.steps.append(Step(rows=rows, prefill=prefill))
         return found

@@ -117,7 +117,7 @@ def _best(
     """The `count` best extensions of all beams: total, number of the beam, token."""
     if penalties:
         logprobs = logprobs.clone()
-        logprobs[:, list(penalties)] -= torch.tensor(list(penalties.values()), dtype=logprobs.dtype)
+        logprobs[:, list(penalties)] -= torch.tensor(list(penalties.values()), dtype=logprobs.dtype, device="cpu")
     ids, values = topk(logprobs, count)
     totals = values.astype(np.float64) + np.array([[beam.total] for beam in parents])
     owners = np.broadcast_to(np.arange(len(parents))[:, None], ids.shape)

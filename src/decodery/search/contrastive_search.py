@@ -84,7 +84,7 @@ class _States:
     def __init__(self, model: Reader, most: int) -> None:
         assert is_open(model)
         self._norm = model.final_norm
-        self._all = torch.empty(0)
+        self._all = torch.empty(0, dtype=torch.float32, device="cpu")
         self._count, self._most = 0, most
         self.taps = (model.config.num_layers,)
 

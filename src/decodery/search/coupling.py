@@ -226,7 +226,7 @@ class _Rows:
         # Nothing follows the last one.
         self.branches, self.tokens = branches, tokens[:-1]
         self.exact = branches.model.capabilities.exact_rows
-        self.first, self.logits = 0, torch.empty(0)
+        self.first, self.logits = 0, torch.empty(0, dtype=torch.float32, device="cpu")
 
     def after(self, seq: Sequence) -> Asking[torch.Tensor]:
         """[vocab] after the last token of `seq`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.retrieval import Keywords
 from ..errors import SettingsError
-from ..model.store import written
+from ..model.artifact import remembered
 
 _MOST_BYTES = 1 << 28
 _PARAGRAPH = "\n\n"
@@ -48,7 +48,7 @@ class Library:
 def library(documents: str | Documents, most: int) -> Library:
     """A library of documents, or of those in a file. Raises SettingsError for a file that holds none."""
     if isinstance(documents, str):
-        return _read_library(documents, written(documents), most)
+        return _read_library(documents, most)
     return _library(documents, most)
 
 
@@ -57,10 +57,10 @@ def _library(documents: Documents, most: int) -> Library:
     return Library(documents.texts, most)
 
 
-@lru_cache(maxsize=8)
-def _read_library(path: str, when: int, most: int) -> Library:
+@remembered
+def _read_library(path: Path, most: int) -> Library:
     text = _text(path)
-    if path.endswith(".jsonl"):
+    if path.suffix == ".jsonl":
         found = [str(line["text"]) for line in _lines(path, text, ("text",))]
     else:
         found = [part.strip() for part in text.split(_PARAGRAPH) if part.strip()]
@@ -73,11 +73,11 @@ def _read_library(path: str, when: int, most: int) -> Library:
 
 def demonstrations(given: str | tuple[Demonstration, ...]) -> tuple[Demonstration, ...]:
     """Worked examples, or those of a .jsonl file."""
-    return _read_demonstrations(given, written(given)) if isinstance(given, str) and given else tuple(given)  # type: ignore[arg-type]
+    return _read_demonstrations(given) if isinstance(given, str) and given else tuple(given)  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=8)
-def _read_demonstrations(path: str, when: int) -> tuple[Demonstration, ...]:
+@remembered
+def _read_demonstrations(path: Path) -> tuple[Demonstration, ...]:
     found = []
     for line in _lines(path, _text(path), ("question", "answer")):
         steps = line.get("steps", [])
@@ -88,16 +88,16 @@ def _read_demonstrations(path: str, when: int) -> tuple[Demonstration, ...]:
     return tuple(found)
 
 
-def _text(path: str) -> str:
+def _text(path: Path) -> str:
     try:
-        if Path(path).expanduser().stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MOST_BYTES:
             raise SettingsError(f"{path} is larger than {_MOST_BYTES >> 20} MiB: give a smaller file")
-        return Path(path).expanduser().read_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read {path}: {error}") from error
 
 
-def _lines(path: str, text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
+def _lines(path: Path, text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """The objects of a file of JSON lines, each with these keys."""
     found = []
     for number, line in enumerate(filter(str.strip, text.splitlines()), 1):

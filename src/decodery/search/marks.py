@@ -42,6 +42,7 @@ def force(seq: Sequence, tokens: Ordered[int], trace: Trace) -> Asking[None]:
     """
     chunk = [seq.pending, *tokens[:-1]]
     scored = yield from score(seq.model, Segment.chunk(chunk, seq.cache))
+    seq.writable(scored.logits)
     before = len(seq.tokens)
     for row, token in enumerate(tokens):
         choose(seq, token, scored.logits[row])

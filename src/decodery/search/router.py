@@ -64,7 +64,7 @@ class Router:
 @remembered
 def _load(path: Path) -> Router:
     found = Artifact.read(path, "router", _MADE, {"tap": Whole(0, LAYERS.most)})
-    tensors = [found.tensors.get(name, torch.empty(0, 0, 0)) for name in _NAMES]
+    tensors = [found.tensors.get(name, torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")) for name in _NAMES]
     weight, bias, out, out_bias = tensors
     if [each.dim() for each in tensors] != [2, 1, 1, 0] or not len(weight) == len(bias) == len(out) > 0:
         raise CorruptFile(f"{path} holds no router: its layers do not fit together; {_MADE}")

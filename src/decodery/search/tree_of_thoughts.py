@@ -100,10 +100,10 @@ class TreeOfThoughts(StepSearch):
 
     def _chosen(self, nodes: list[Node], seed: int) -> list[Node]:
         """The b texts that are followed."""
-        worth = torch.tensor([self.worth(node) for node in nodes], dtype=torch.float64)
+        worth = torch.tensor([self.worth(node) for node in nodes], dtype=torch.float64, device="cpu")
         if self.select == "sampled":
             # Gumbel-top-k: draws without replacement, by the value of each.
-            numbers = torch.tensor([node.number for node in nodes])
+            numbers = torch.tensor([node.number for node in nodes], dtype=torch.int64, device="cpu")
             worth = log_scores(self.judge, worth) + gumbel(seed, 0, numbers, RESAMPLE)
         best = torch.argsort(worth, descending=True, stable=True)[: self.b]
         return [nodes[number] for number in best.tolist()]

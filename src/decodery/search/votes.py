@@ -40,7 +40,7 @@ def vote_weights(scorer: Scorer, scores: Ordered[float]) -> list[float]:
 
     All are divided by the largest: what they have in common changes no vote, and what is left does not vanish.
     """
-    logs = log_scores(scorer, torch.tensor(scores, dtype=torch.float64))
+    logs = log_scores(scorer, torch.tensor(scores, dtype=torch.float64, device="cpu"))
     return [math.exp(log) for log in (logs - logs.max().clamp(min=-1e300)).tolist()]
 
 

@@ -287,7 +287,7 @@ class Part:
     def read(self, number: int, rows: Rows | None, taps: Sequence[Tap] = ()) -> Asking[Scored]:
         """Ask member `number` about rows: logits [wanted, vocab] and states of the rows it is fed; of none for None."""
         if rows is None:
-            return Scored(torch.empty(0))
+            return Scored(torch.empty(0, dtype=torch.float32, device="cpu"))
         reader = self.contexts.readers[number]
         return (yield from reader.read(self.segment, rows, self.contexts.tokens, taps, reader.member.name))
 

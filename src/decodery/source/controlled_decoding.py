@@ -81,7 +81,7 @@ class _Controlled(Blend):
     def _values(self, part: Part, tokens: torch.Tensor) -> Asking[torch.Tensor]:
         """The values [m, k] of the prefixes that the m output rows make with their candidate tokens [m, k]."""
         if self.strength == 0.0:
-            return torch.zeros(tokens.shape)
+            return torch.zeros(tokens.shape, dtype=torch.float32, device="cpu")
         states: dict[Tap, torch.Tensor] = {}
         if self.value.needs.taps:
             children = _children(part, tokens.cpu().numpy())

@@ -80,7 +80,7 @@ class _Contrasting(OfOneModel):
     def compose(self, segment: Segment, taps: Sequence[Tap] = (), role: str = "") -> Asking[Scored]:
         scored = yield from score(self.model, segment, [*dict.fromkeys((*taps, *self.candidates))], role)
         rows = range(len(segment)) if segment.logit_rows is None else segment.logit_rows
-        wanted = torch.tensor([*rows], dtype=torch.long)
+        wanted = torch.tensor([*rows], dtype=torch.long, device="cpu")
         at_once, parts = max(1, _EARLY_ROWS // len(self.candidates)), []
         for first in range(0, len(wanted), at_once):
             index = wanted[first : first + at_once].to(self.device)

@@ -150,7 +150,11 @@ class _Walk:
             events[row] = (tokens, "switches") if state.since == 0 else (tokens,)
         self.part.contexts.note(events, self.states)
         rows = [self.logits[self.who[row], row] for row in self.part.wanted.tolist()]
-        return torch.stack(rows) if rows else torch.empty(0, self.model.vocab_size, device=self.model.device)
+        return (
+            torch.stack(rows)
+            if rows
+            else torch.empty(0, self.model.vocab_size, device=self.model.device, dtype=torch.float32)
+        )
 
     def _before(self, row: int) -> _State | None:
         """The state in which a row is scored; None where a row above it has not been scored."""

@@ -148,7 +148,7 @@ class Watching(AttentionPolicy):
     observes = True
 
     def __init__(self) -> None:
-        self.received = torch.empty(0)
+        self.received = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def observe(self, attention: Attention) -> None:
         assert attention.weights is not None
@@ -182,7 +182,7 @@ class Pruned(OfOneModel):
         complete = own[-1] == len(self.prompt) - 1
         if not complete and not len(wanted):
             cache.note(segment.positions)
-            return Scored(torch.empty(0, self.vocab_size))
+            return Scored(torch.empty(0, self.vocab_size, dtype=torch.float32, device="cpu"))
         whole = self.new_cache()
         whole.provide(cache.room_for(0))
         climb = Climb(self, whole, role or "layers")
@@ -221,10 +221,10 @@ class Climb:
         self.tokens = np.asarray(source.prompt, dtype=np.int64)
         self.skips: dict[int, torch.Tensor] = {}
         self.shown: dict[int, torch.Tensor] = {}
-        self.importance = torch.zeros(len(self.tokens))
+        self.importance = torch.zeros(len(self.tokens), dtype=torch.float32, device="cpu")
         self.layers = 0
         n = len(self.tokens)
-        self.free = (torch.arange(n) >= source.sinks) & (torch.arange(n) < n - 1)
+        self.free = (torch.arange(n, device="cpu") >= source.sinks) & (torch.arange(n, device="cpu") < n - 1)
 
     def run(self) -> Asking[torch.Tensor]:
         """[n, hidden] states behind the last layer."""

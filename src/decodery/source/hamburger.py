@@ -209,7 +209,7 @@ class _Walk:
             yield from self._round(places)
             waiting = [row for row in waiting if row not in places]
         if not self.rows:
-            return Scored(torch.empty(0, self.source.vocab_size))
+            return Scored(torch.empty(0, self.source.vocab_size, dtype=torch.float32, device="cpu"))
         return Scored(torch.stack([self.logits[row] for row in self.rows]))
 
     def _place(self, row: int) -> Place | None:
@@ -280,9 +280,14 @@ class _Walk:
         """[m, hidden] what the model reads of the groups that end with these rows."""
         # Each by itself, so that it is the same whatever else is in the pass.
         groups = [torch.stack([*places[row].written, self._embedded(row)]) for row in rows.tolist()]
-        return torch.cat([self.source.parts.merged(each[None], torch.tensor([len(each)])) for each in groups])
+        return torch.cat(
+            [
+                self.source.parts.merged(each[None], torch.tensor([len(each)], dtype=torch.int64, device="cpu"))
+                for each in groups
+            ]
+        )
 
     def _embedded(self, row: int) -> torch.Tensor:
         """[hidden]"""
-        ids = torch.tensor([int(self.tokens[row])], device=self.source.device)
+        ids = torch.tensor([int(self.tokens[row])], dtype=torch.int64, device=self.source.device)
         return self.source.model.embed_tokens(ids)[0].to(self.source.parts.dtype)

@@ -69,9 +69,12 @@ class PartialWeights:
                 )
             query, key, value = (part.detach().clone() for part in layer.qkv.weight.split(sizes))
             hidden = config.hidden_size
-            noise = [torch.randn(hidden, hidden, generator=generator) * hidden**-0.5 for _ in range(2)]
+            noise = [
+                torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu") * hidden**-0.5
+                for _ in range(2)
+            ]
             bend, mix = (each.to(query) for each in noise)
-            output = torch.zeros(hidden, sizes[0]).to(query)
+            output = torch.zeros(hidden, sizes[0], dtype=torch.float32, device="cpu").to(query)
             layers.append(dict(zip(_SHAPES, (bend, mix, query, key, value, output), strict=True)))
         return cls(tuple(layers), reset, model=model.fingerprint)
 

@@ -15,6 +15,7 @@ from ..model.batch import Segment
 from ..model.named import Precision, named
 from ..model.protocol import LanguageModel, Reader
 from ..model.sites import Tap
+from ..model.vocabularies import excluded
 from ..registry import register, resolve
 from ..sample.base import require_number
 from ..score.base import Candidates, Scorer, judge
@@ -89,7 +90,7 @@ class _Transferred(Blend):
             return given
         rows = torch.from_numpy(part.output)
         top = given.logits[rows].topk(min(self.settings.k, self.vocab_size), dim=-1)
-        worth = torch.zeros(top.values.shape)
+        worth = torch.zeros(top.values.shape, dtype=torch.float32, device="cpu")
         if self.settings.weight:
             worth = yield from self._worth(part, top.indices.tolist())
         steered = top.values + self.settings.weight * worth.to(top.values)
@@ -139,7 +140,7 @@ class _Transferred(Blend):
                 break
             segments = [Segment.chunk(fresh[i], caches[i], logit_rows=[len(fresh[i]) - 1]) for i in active]
             found = yield from score_all(model, segments, (), role)
-            laws = torch.cat([each.logits for each in found])
+            laws = excluded(model, torch.cat([each.logits for each in found]))
             if settings.rollouts == 1:
                 drawn = laws.argmax(dim=-1).tolist()
             else:

@@ -66,7 +66,7 @@ def save_ngrams(
     parts = [np.asarray(text, dtype=np.int64) for text in texts]
     kind = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     tokens = torch.from_numpy(np.concatenate(parts).astype(kind))
-    sizes = torch.tensor([len(part) for part in parts])
+    sizes = torch.tensor([len(part) for part in parts], dtype=torch.int64, device="cpu")
     Artifact(_KIND, {"tokens": tokens, "sizes": sizes}, facts).save(path)
 
 

@@ -14,6 +14,7 @@ from ..core.ask import Asking, score
 from ..errors import PromptError, SettingsError, UnsupportedModel
 from ..model.batch import Segment
 from ..model.protocol import LanguageModel, takes_states
+from ..model.vocabularies import excluded
 from ..registry import register
 from .ngrams import NGrams
 
@@ -113,7 +114,8 @@ def superpose(
     cache = model.new_cache()
     for start in range(0, len(prompt), _CHUNK):
         chunk = prompt[start : start + _CHUNK]
-        logits = (yield from score(model, Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1]))).logits[-1]
+        scored = yield from score(model, Segment.chunk(chunk, cache, logit_rows=[len(chunk) - 1]))
+        logits = excluded(model, scored.logits)[-1]
         cache.keep(range(len(chunk)))
     running, finished = [_Branch((), 0.0)], list[_Branch]()
     for number in range(min(length, room)):
@@ -125,7 +127,7 @@ def superpose(
             break
         mixed = mixture(model, [branch.tokens[-1] for branch in running], [branch.score for branch in running])
         segment = Segment(np.array([cache.next_position]), states=mixed, cache=cache)
-        logits = (yield from score(model, segment)).logits[-1]
+        logits = excluded(model, (yield from score(model, segment)).logits)[-1]
         cache.keep([0])
     # The paper ranks by exp(-score / length), the smaller the better.
     ranked = sorted(running + finished, key=lambda branch: -branch.score / len(branch.tokens))
@@ -154,8 +156,8 @@ def mixture(model: LanguageModel, tokens: Ordered[int], scores: Ordered[float]) 
     """[1, hidden] input embedding: those of `tokens`, averaged with the softmax of their drafts' scores."""
     if not takes_states(model):
         raise UnsupportedModel(f"{type(model).__name__} takes no input embeddings, which superposed drafts need")
-    weights = torch.tensor(scores, dtype=torch.float64).softmax(dim=0)
-    rows = model.embed_tokens(torch.tensor(list(tokens), device=model.device))
+    weights = torch.tensor(scores, dtype=torch.float64, device="cpu").softmax(dim=0)
+    rows = model.embed_tokens(torch.tensor(list(tokens), dtype=torch.int64, device=model.device))
     return (weights.to(rows.device, rows.dtype)[:, None] * rows).sum(dim=0, keepdim=True)
 
 

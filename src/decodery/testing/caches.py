@@ -110,7 +110,7 @@ class _Family:
         segment.logit_rows = []
         taps = () if route == WHOLE else (f"resid_post.{(route.layers or ())[-1]}",)
         scores = self.model.forward(Batch([segment]), taps=taps, route=route)
-        return scores.hidden[taps[0]] if taps else torch.empty(0)
+        return scores.hidden[taps[0]] if taps else torch.empty(0, dtype=torch.float32, device="cpu")
 
     def _truncate(self, text: _Text) -> str:
         n = int(self.random.integers(len(text.tokens) // 2, len(text.tokens) + 1))

@@ -48,7 +48,7 @@ class ScriptedChain(TableModel):
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         text = "".join(ALPHABET[token] for token in tokens if token < END_ID)
         begun = _BEGUN.fullmatch(text)
-        row = torch.full((self.vocab_size,), _NEVER, dtype=torch.float64)
+        row = torch.full((self.vocab_size,), _NEVER, dtype=torch.float64, device="cpu")
         if begun is None or tokens[-1] == END_ID:
             row[END_ID] = 0.0
             return row
@@ -85,7 +85,7 @@ class Tabular(TableModel):
         self.length = length
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
-        noise = uniform(self.seed, mix(*map(int, tokens)), torch.arange(self.vocab_size), stream=_STREAM)
+        noise = uniform(self.seed, mix(*map(int, tokens)), torch.arange(self.vocab_size, device="cpu"), stream=_STREAM)
         # Exponential numbers, normalised, are an even draw from the simplex.
         return (-noise.log()).log().log_softmax(-1)
 
@@ -98,7 +98,7 @@ class Tabular(TableModel):
             for begun in {text[:at] for text in texts}
         }
         sums = [sum(float(rows[text[:at]][token]) for at, token in enumerate(text)) for text in texts]
-        return texts, torch.tensor(sums, dtype=torch.float64).exp()
+        return texts, torch.tensor(sums, dtype=torch.float64, device="cpu").exp()
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class TabularReward(Scorer):
 
     def score(self, candidates: Candidates) -> torch.Tensor:
         found = [draw(mix(self.seed, *candidates.prompt, *output), 1) for output in candidates.outputs]
-        return torch.tensor(found, dtype=torch.float64)
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
 def best_of_law(law: torch.Tensor, scores: torch.Tensor, n: int) -> torch.Tensor:

@@ -176,7 +176,7 @@ def margin(model: Reader, expected: Sequence, got: Sequence, at: int) -> float:
     prompt, written = tokens[: expected.prompt_length], tokens[expected.prompt_length :]
     start = sampler.context(prompt, len(prompt), sampler.init(prompt), expected.seed)
     law = sampler.law(scored.logits, [sampler.ahead(start, written)])[0]
-    pair = torch.tensor([expected.generated[at], got.generated[at]])
+    pair = torch.tensor([expected.generated[at], got.generated[at]], dtype=torch.int64, device="cpu")
     score = law[pair].double()
     if not sampler.greedy:
         score = score + gumbel(expected.seed, at, pair)

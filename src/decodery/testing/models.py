@@ -66,7 +66,7 @@ class TableModel:
         for token in tokens[-self.order :]:
             key = key * (self.vocab_size + 1) + int(token) + 1
         if key not in self._rows:
-            noise = uniform(self.seed, key, torch.arange(self.vocab_size), stream=99)
+            noise = uniform(self.seed, key, torch.arange(self.vocab_size, device="cpu"), stream=99)
             self._rows[key] = (2.0 * noise - 1.0) * self.spread
         return self._rows[key]
 
@@ -74,7 +74,7 @@ class TableModel:
         rows: list[torch.Tensor] = []
         for segment in batch.segments:
             rows += self._segment(segment, route)
-        logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64)
+        logits = torch.stack(rows) if rows else torch.empty(0, self.vocab_size, dtype=torch.float64, device="cpu")
         _, bounds = batch.logit_rows
         read = [torch.from_numpy(_tokens(segment)).double() for segment in batch.segments]
         hidden = {tap: torch.cat(read)[:, None] for tap in taps}
@@ -146,10 +146,10 @@ def tiny_transformer(
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        values = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+        values = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
         return (values * gain / columns**0.5).to(dtype)
 
-    ones = torch.ones(hidden_size, dtype=dtype)
+    ones = torch.ones(hidden_size, dtype=dtype, device="cpu")
     heads = config.num_heads + 2 * config.num_kv_heads
     layers = [
         Layer(

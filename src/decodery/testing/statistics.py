@@ -24,5 +24,5 @@ def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
     degrees = len(expected_cells) - 1
     if degrees < 1:
         return 1.0
-    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
+    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64, device="cpu")
     return float(torch.special.gammaincc(half[0], half[1]))

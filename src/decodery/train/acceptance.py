@@ -196,9 +196,9 @@ def judged(
     own = torch.from_numpy(tokens[first:])
     p, q = (_law(_read(model, tokens, rows).logits, temperature) for model in (target, draft))
     drawn = torch.multinomial(q, 1, generator=random)[:, 0] if len(rows) else own
-    at = torch.arange(len(rows))
+    at = torch.arange(len(rows), device="cpu")
     labels = (p[at, drawn] / q[at, drawn]).clamp_max(1.0)
-    mixed = torch.rand(len(rows), generator=random) >= kept
+    mixed = torch.rand(len(rows), generator=random, dtype=torch.float32, device="cpu") >= kept
     changed = tokens.copy()
     changed[first:] = torch.where(mixed, drawn, own).numpy()
     last = draft.config.num_layers
@@ -257,7 +257,7 @@ def _keep(path: Path, found: list[Examples], made: str) -> None:
     tensors = {
         "states": torch.cat([states for states, _ in found]).half(),
         "labels": torch.cat([labels for _, labels in found]),
-        "sizes": torch.tensor([len(labels) for _, labels in found]),
+        "sizes": torch.tensor([len(labels) for _, labels in found], dtype=torch.int64, device="cpu"),
     }
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"made": made})

@@ -109,9 +109,11 @@ class ActivationCollector:
         from safetensors.torch import save_file
 
         tensors = {
-            "sizes": torch.tensor([len(each.tokens) for each in answers]),
-            "tokens": torch.tensor([token for each in answers for token in each.tokens]),
-            "wrong": torch.tensor([each.wrong for each in answers]),
+            "sizes": torch.tensor([len(each.tokens) for each in answers], dtype=torch.int64, device="cpu"),
+            "tokens": torch.tensor(
+                [token for each in answers for token in each.tokens], dtype=torch.int64, device="cpu"
+            ),
+            "wrong": torch.tensor([each.wrong for each in answers], dtype=torch.bool, device="cpu"),
             "signatures": torch.cat([each.signatures for each in answers]),
         }
         for number, site in enumerate(self.recorder.sites):

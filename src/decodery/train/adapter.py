@@ -131,7 +131,7 @@ class LoRARemaking(Remaking):
         # The scale is in what is drawn: a step of the other then moves the product as far as in the paper.
         drawn = draws.uniform(-1.0, 1.0, (self.rank, inputs)) * inputs**-0.5 * self.alpha / self.rank
         second = torch.from_numpy(drawn).to(weight)
-        part = Thin(torch.zeros(outputs, self.rank).to(weight), second)
+        part = Thin(torch.zeros(outputs, self.rank, dtype=torch.float32, device="cpu").to(weight), second)
         return Tuning(whole, part, course if self.masked else None)
 
 

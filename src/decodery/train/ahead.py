@@ -212,9 +212,11 @@ class School:
         counts as much as 32 places do.
         """
         ranks = min(RANKS, self.model.vocab_size)
-        numbers = torch.arange(ranks)
-        hits = torch.zeros(self.ahead, ranks) + _BELIEF / 2 / ((numbers + 1.0) * (numbers + 2.0))
-        seen = torch.full((self.ahead, 1), _BELIEF)
+        numbers = torch.arange(ranks, device="cpu")
+        hits = torch.zeros(self.ahead, ranks, dtype=torch.float32, device="cpu") + _BELIEF / 2 / (
+            (numbers + 1.0) * (numbers + 2.0)
+        )
+        seen = torch.full((self.ahead, 1), _BELIEF, dtype=torch.float32, device="cpu")
         for number, text in enumerate(counted := texts[:_COUNTED_TEXTS]):
             progress("counting guesses", number, len(counted))
             if (lesson := self.lesson(text, 0.0, places=_COUNTED)) is not None:

@@ -27,7 +27,7 @@ class _Looked(SideBySide):
     def __init__(self, model: Transformer, count: int, length: int) -> None:
         super().__init__(model, count, length)
         self.maps: list[torch.Tensor] = []
-        self._later = torch.ones(length, length, dtype=torch.bool).triu(1)
+        self._later = torch.ones(length, length, dtype=torch.bool, device="cpu").triu(1)
 
     def attend(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         q, k, v = (each.unflatten(0, self._shape).transpose(1, 2) for each in (queries, keys, values))
@@ -58,7 +58,7 @@ def row_entropy(weights: torch.Tensor) -> torch.Tensor:
 
 def most(rows: int) -> torch.Tensor:
     """[rows] the largest entropy that a causal row can have, which sees itself and those before it: log(t + 1)."""
-    return torch.arange(1, rows + 1, dtype=torch.float64).log()
+    return torch.arange(1, rows + 1, dtype=torch.float64, device="cpu").log()
 
 
 def evenness(maps: Sequence[torch.Tensor], skip: int = 8) -> torch.Tensor:
@@ -105,7 +105,7 @@ def locality_penalty(maps: Sequence[torch.Tensor], block: int) -> torch.Tensor:
     if block < 1:
         raise SettingsError(f"blocks have at least one token, not {block}")
     n = maps[0].shape[-1]
-    of = torch.arange(n) // block
+    of = torch.arange(n, device="cpu") // block
     other = of[:, None] != of[None, :]
     found = []
     for weights in maps:

@@ -125,7 +125,7 @@ def axis_of(
     data = rows.double()
     mean = data.mean(dim=0)
     if kind == "lr":
-        direction = _logistic(data - mean, torch.tensor(list(labels), dtype=torch.double))
+        direction = _logistic(data - mean, torch.tensor(list(labels), dtype=torch.double, device="cpu"))
         share = None
     elif kind.startswith("pc") and kind[2:].isdecimal() and 1 <= int(kind[2:]) <= min(rows.shape) - 1:
         _, sizes, directions = torch.linalg.svd(data - mean, full_matrices=False)
@@ -139,9 +139,9 @@ def axis_of(
     spread = ((data - mean) @ direction).std().clamp_min(1e-9)
     tensors = {
         "mean": mean.float(),
-        "scale": torch.ones(len(mean)),
+        "scale": torch.ones(len(mean), dtype=torch.float32, device="cpu"),
         "weight.0": (direction / spread).float()[None],
-        "bias.0": torch.zeros(1),
+        "bias.0": torch.zeros(1, dtype=torch.float32, device="cpu"),
     }
     about = {**(facts or {}), "axis": kind, "variance": share, "seed": seed}
     return Probe(tensors, site, "answer", Threshold(1e9, 0.5, 0, ""), about, model)
@@ -150,8 +150,8 @@ def axis_of(
 def _logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The direction [width] that tells labels [n] of rows [n, width], with a penalty that keeps it small."""
     scale = data.std(dim=0).clamp_min(1e-6)
-    given = torch.cat((data / scale, torch.ones(len(data), 1, dtype=data.dtype)), dim=1)
-    weight = torch.zeros(given.shape[1], dtype=data.dtype, requires_grad=True)
+    given = torch.cat((data / scale, torch.ones(len(data), 1, dtype=data.dtype, device="cpu")), dim=1)
+    weight = torch.zeros(given.shape[1], dtype=data.dtype, requires_grad=True, device="cpu")
     optimizer = torch.optim.LBFGS([weight], max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:

@@ -54,7 +54,7 @@ class CalmRecipe:
     epsilon: float = 0.05
 
     def __post_init__(self) -> None:
-        self.source(NEVER, torch.zeros(1))
+        self.source(NEVER, torch.zeros(1, dtype=torch.float32, device="cpu"))
         if not 0 < self.delta < 1 or not 0 < self.epsilon < 1:
             raise SettingsError("calm needs delta and epsilon between 0 and 1")
 
@@ -69,7 +69,7 @@ class CalmRecipe:
         if self.confidence != "classifier":
             return CALM(threshold, self.confidence, self.every, self.tokens)
         plain = CALM(threshold, "state", self.every, self.tokens)
-        tested = torch.zeros(0, 3)
+        tested = torch.zeros(0, 3, dtype=torch.float32, device="cpu")
         exits = Exits(threshold, self.confidence, self.every, self.tokens, plain.tau, tested, classifier=classifier)
         return replace(plain, confidence=self.confidence, calibration=exits)
 
@@ -165,7 +165,9 @@ def calibrate(
         **({"classifier": about} if about else {}),
     }
     values = (threshold, chosen.confidence, chosen.every, chosen.tokens, chosen.tau)
-    found = Exits(*values, torch.tensor(rows, dtype=torch.float64), facts, target.model.fingerprint, classifier)
+    found = Exits(
+        *values, torch.tensor(rows, dtype=torch.float64, device="cpu"), facts, target.model.fingerprint, classifier
+    )
     found.save(out / EXITS)
     # Last: without the file beside it, it would be taken for somebody else's.
     write_text(out / CARD, _card(found, target.model.config.num_layers))

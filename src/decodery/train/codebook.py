@@ -128,13 +128,13 @@ def _begun(
     for tap, place in places.items():
         groups, _ = group_shape(tap, model.config)
         rows = in_groups(visits.states[place].detach(), groups, normed).transpose(0, 1)
-        drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws)]
-        noise = torch.randn(drawn.shape, generator=draws) * rows.std() * 0.05
+        drawn = rows[:, torch.randint(rows.shape[1], (codes,), generator=draws, device="cpu")]
+        noise = torch.randn(drawn.shape, generator=draws, dtype=torch.float32, device="cpu") * rows.std() * 0.05
         found[tap] = (drawn + noise).clone().requires_grad_()
     return found
 
 
 def reading(tokens: Ordered[Ordered[int]], batch: int) -> Callable[[torch.Generator], torch.Tensor]:
     """`draw` over pieces of text of one length."""
-    pieces = torch.tensor([list(each) for each in tokens])
-    return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws)]
+    pieces = torch.tensor([list(each) for each in tokens], dtype=torch.int64, device="cpu")
+    return lambda draws: pieces[torch.randint(len(pieces), (batch,), generator=draws, device="cpu")]

@@ -53,7 +53,7 @@ class School:
     def __init__(self, model: Transformer, recipe: CoprocessorRecipe) -> None:
         self.model, self.recipe = model, recipe
         draws = torch.Generator().manual_seed(recipe.seed)
-        picked = torch.randint(model.vocab_size, (recipe.latents,), generator=draws)
+        picked = torch.randint(model.vocab_size, (recipe.latents,), generator=draws, device="cpu")
         begin = model.embed_tokens(picked.to(model.device)).detach().float().cpu()
         made = CoprocessorWeights.initial(model.config, begin, recipe.rank, recipe.static, recipe.seed)
         self.tensors = {name: each.to(model.device).requires_grad_(True) for name, each in made.tensors.items()}
@@ -89,7 +89,7 @@ class School:
     def nll(self, tokens: Sequence[int], prompt: int, given: torch.Tensor | None, past: torch.Tensor) -> torch.Tensor:
         """[ahead] nats of the tokens after a prompt. given: [m, hidden] embeddings before the first of them."""
         ahead = self.recipe.ahead
-        ids = torch.tensor(tokens[prompt - 1 : prompt + ahead], device=self.model.device)
+        ids = torch.tensor(tokens[prompt - 1 : prompt + ahead], dtype=torch.int64, device=self.model.device)
         rows = self.model.embed_tokens(ids[:-1])
         if given is None:
             # The prompt's last token gives the first one after it.

@@ -87,8 +87,8 @@ class Corpus:
 def padded(texts: Sequence[Text]) -> tuple[torch.Tensor, torch.Tensor]:
     """Texts side by side: ids [b, n] int64, zeros behind each end, and [b, n] bool: which token is to be learned."""
     size = max(len(text.tokens) for text in texts)
-    ids = torch.zeros(len(texts), size, dtype=torch.int64)
-    learned = torch.zeros(len(texts), size, dtype=torch.bool)
+    ids = torch.zeros(len(texts), size, dtype=torch.int64, device="cpu")
+    learned = torch.zeros(len(texts), size, dtype=torch.bool, device="cpu")
     for row, text in enumerate(texts):
         ids[row, : len(text.tokens)] = torch.from_numpy(text.tokens.astype(np.int64))
         learned[row, max(text.written, 1) : len(text.tokens)] = True

@@ -180,26 +180,31 @@ class School:
     def __init__(self, model: EncoderDecoder, pairs: Sequence[Pair], ends: Sequence[int], recipe: CPPDRecipe) -> None:
         self.model, self.recipe = model, recipe
         seen = Counter(token for _, text in pairs for token in text)
-        tokens = torch.tensor(sorted(seen))
+        tokens = torch.tensor(sorted(seen), dtype=torch.int64, device="cpu")
         longest = min(max(len(text) for _, text in pairs), recipe.longest + 1)
         hidden, places = model.config.hidden_size, max(len(source) for source, _ in pairs)
         draws = torch.Generator().manual_seed(recipe.seed)
 
         def begin(name: str, shape: tuple[int, ...]) -> torch.Tensor:
             if len(shape) == 1:
-                return torch.full(shape, float("norm" in name and name.endswith("weight")))
-            return torch.randn(shape, generator=draws) * (1.0 if name == "slot" else 0.02)
+                return torch.full(
+                    shape, float("norm" in name and name.endswith("weight")), dtype=torch.float32, device="cpu"
+                )
+            return torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu") * (
+                1.0 if name == "slot" else 0.02
+            )
 
         own = {name: begin(name, shape) for name, shape in shapes(hidden, recipe.layers, longest, places, len(tokens))}
         self.slots = Slots(own, tokens, tuple(sorted(set(ends) & set(seen))))
         counted = sorted(token for token, _ in seen.most_common(recipe.symbols))
-        self.counted = torch.searchsorted(tokens, torch.tensor(counted))
+        self.counted = torch.searchsorted(tokens, torch.tensor(counted, dtype=torch.int64, device="cpu"))
         self.aside = {
-            "symbol": torch.randn(len(counted), hidden, generator=draws),
-            "counts.weight": 0.02 * torch.randn(longest + 1, hidden, generator=draws),
-            "counts.bias": torch.zeros(longest + 1),
-            "exists.weight": 0.02 * torch.randn(longest, hidden, generator=draws),
-            "exists.bias": torch.zeros(longest),
+            "symbol": torch.randn(len(counted), hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "counts.weight": 0.02
+            * torch.randn(longest + 1, hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "counts.bias": torch.zeros(longest + 1, dtype=torch.float32, device="cpu"),
+            "exists.weight": 0.02 * torch.randn(longest, hidden, generator=draws, dtype=torch.float32, device="cpu"),
+            "exists.bias": torch.zeros(longest, dtype=torch.float32, device="cpu"),
         }
         self.parameters = {name: tensor.requires_grad_() for name, tensor in {**own, **self._learned_aside}.items()}
 
@@ -225,9 +230,9 @@ class School:
 
     def _wanted(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
         """[b, slots] which of its tokens each slot is to say, -1 behind a text's end."""
-        wanted = torch.full((len(texts), self.slots.count), _NOTHING)
+        wanted = torch.full((len(texts), self.slots.count), _NOTHING, dtype=torch.int64, device="cpu")
         for row, text in enumerate(texts):
-            held = torch.tensor(text[: self.slots.count])
+            held = torch.tensor(text[: self.slots.count], dtype=torch.int64, device="cpu")
             wanted[row, : len(held)] = torch.searchsorted(self.slots.tokens, held)
         return wanted
 
@@ -235,9 +240,9 @@ class School:
 @torch.no_grad()
 def states_of(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """The encoder's states [b, n, hidden] of sources, and [b, 1, 1, n] -inf behind their ends."""
-    given = torch.full((len(sources), max(map(len, sources))), _NOTHING)
+    given = torch.full((len(sources), max(map(len, sources))), _NOTHING, dtype=torch.int64, device="cpu")
     for row, source in enumerate(sources):
-        given[row, : len(source)] = torch.tensor(source)
+        given[row, : len(source)] = torch.tensor(source, dtype=torch.int64, device="cpu")
     states, missing = read(model, given)
     return states.unflatten(0, (len(sources), -1)).float(), missing.float()
 

@@ -60,7 +60,7 @@ def keep_tokens(texts: Iterable[Text], size: int, target: Transformer, always: S
     for text in texts:
         counts.update(text.tokens[text.written :].tolist())
     ranked = sorted(range(vocab), key=lambda token: (-counts[token], token))
-    ids = torch.tensor(sorted(ranked[: min(size, vocab)]))
+    ids = torch.tensor(sorted(ranked[: min(size, vocab)]), dtype=torch.int64, device="cpu")
     table = normalize(target.weights.embedding.float(), dim=1)
     # In parts: all similarities at once would take gigabytes.
     rows = torch.cat([(part @ table[ids].T).argmax(dim=1) for part in table.split(2048)])

@@ -216,11 +216,11 @@ def distance(model: Transformer, masked: Masked) -> torch.Tensor:
 def logits_at(model: Transformer, shown: np.ndarray, places: torch.Tensor) -> torch.Tensor:
     """[m, vocab] of places of examples [n, length], counted through; the mask is never predicted."""
     count, length = shown.shape
-    texts = SideBySide(model, count, length, torch.ones(length, length, dtype=torch.bool))
+    texts = SideBySide(model, count, length, torch.ones(length, length, dtype=torch.bool, device="cpu"))
     rows = model.embed_tokens(torch.from_numpy(shown.reshape(-1)))
     hidden = model.blocks(rows, texts, stops(WHOLE, model.config.num_layers), Visits.reading(()))
     logits = model.outputs(hidden[places]).float()
-    return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)]), -torch.inf)
+    return logits.index_fill(1, torch.tensor([VOCABULARY.index(MASK)], dtype=torch.int64, device="cpu"), -torch.inf)
 
 
 def untrained(recipe: Recipe) -> Transformer:
@@ -237,28 +237,36 @@ def untrained(recipe: Recipe) -> Transformer:
     generator = torch.Generator().manual_seed(recipe.seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(rows, columns, generator=generator) * gain / columns**0.5
+        return torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu") * gain / columns**0.5
 
     def mixed() -> dict[str, Any]:
         """What a layer of several MLPs has besides: the norms of LLaDA-MoE, and the choice among them."""
         if not size.experts:
             return {}
-        head = torch.ones(config.head_dim)
+        head = torch.ones(config.head_dim, dtype=torch.float32, device="cpu")
         return {"q_norm": head, "k_norm": head.clone(), "router": matrix(size.experts, width)}
 
     def layer() -> Layer:
         return Layer(
-            attention_norm=torch.ones(width),
+            attention_norm=torch.ones(width, dtype=torch.float32, device="cpu"),
             qkv=Dense(matrix(3 * width, width)),
             output=Dense(matrix(width, width, (2 * count) ** -0.5)),
-            mlp_norm=torch.ones(width),
+            mlp_norm=torch.ones(width, dtype=torch.float32, device="cpu"),
             gate_up=Dense(matrix(parts * 2 * inner, width)),
             down=Dense(matrix(parts * width, inner, (2 * count) ** -0.5)),
             **mixed(),
         )
 
     embedding, layers = matrix(len(VOCABULARY), width, width**0.5), [layer() for _ in range(count)]
-    return Transformer(config, Weights(embedding, layers, torch.ones(width), Dense(matrix(len(VOCABULARY), width))))
+    return Transformer(
+        config,
+        Weights(
+            embedding,
+            layers,
+            torch.ones(width, dtype=torch.float32, device="cpu"),
+            Dense(matrix(len(VOCABULARY), width)),
+        ),
+    )
 
 
 def parameters(model: Transformer) -> dict[str, torch.Tensor]:

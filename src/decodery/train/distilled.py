@@ -56,8 +56,8 @@ def drawn(
     A text that comes to no end within `most` tokens stays without one.
     """
     source = read(model, given)
-    written = torch.full((len(given), 1), model.config.start_id)
-    running = torch.ones(len(given), dtype=torch.bool)
+    written = torch.full((len(given), 1), model.config.start_id, dtype=torch.int64, device="cpu")
+    running = torch.ones(len(given), dtype=torch.bool, device="cpu")
     for _ in range(most):
         logits = behind(model, source, written.clamp(min=0))[:, -1] / how.temperature
         least = logits.topk(min(how.top_k, logits.shape[1]), dim=1).values[:, -1:]
@@ -89,7 +89,7 @@ def distance(student: EncoderDecoder, given: torch.Tensor, texts: torch.Tensor, 
 
     teacher: [k, vocab], see `said`.
     """
-    begin = torch.full((len(texts), 1), student.config.start_id)
+    begin = torch.full((len(texts), 1), student.config.start_id, dtype=torch.int64, device="cpu")
     behind_begin = torch.cat((begin, texts[:, :-1].clamp(min=0)), dim=1)
     own = predicted(student, given, behind_begin)[texts >= 0].log_softmax(dim=-1)
     return (teacher.exp() * (teacher - own)).sum(dim=-1).mean()

@@ -103,7 +103,7 @@ def losses(
     data = cross_entropy(ours, torch.from_numpy(nested.tokens.reshape(-1))[places])
     with torch.no_grad():
         theirs = logits_at(teacher, nested.shown(nested.teacher), places)
-    kept = torch.ones(len(places), dtype=torch.bool)
+    kept = torch.ones(len(places), dtype=torch.bool, device="cpu")
     if not settings.everywhere:
         kept = torch.from_numpy(nested.teacher.reshape(-1))[places]
     # Neither law has the mask token.

@@ -55,10 +55,10 @@ def save_prompts(path: Path, prompts: Sequence[tuple[Sequence[int], Embeddings]]
     for tokens, embeddings in prompts:
         embeddings.check(tokens, model)
     tensors = {
-        "tokens": torch.cat([torch.tensor(list(tokens), dtype=torch.int64) for tokens, _ in prompts]),
-        "sizes": torch.tensor([len(tokens) for tokens, _ in prompts]),
+        "tokens": torch.cat([torch.tensor(list(tokens), dtype=torch.int64, device="cpu") for tokens, _ in prompts]),
+        "sizes": torch.tensor([len(tokens) for tokens, _ in prompts], dtype=torch.int64, device="cpu"),
         "places": torch.cat([torch.from_numpy(each.places.astype(np.int64)) for _, each in prompts]),
-        "held": torch.tensor([len(each.places) for _, each in prompts]),
+        "held": torch.tensor([len(each.places) for _, each in prompts], dtype=torch.int64, device="cpu"),
         "rows": torch.cat([each.rows.float() for _, each in prompts]),
     }
     Artifact(KIND, tensors, {}, model.fingerprint).save(path)

@@ -119,8 +119,10 @@ def fit_agreement(reading: Reading, out: Path, *, progress: Progress) -> tuple[t
     said = reading.said([*reading.learned, *reading.held], None, progress)
     agrees = {number: said[number] == reading[number].last[:, None] for number in said}
     share = float(torch.cat([agrees[number].flatten() for number in reading.learned]).float().mean())
-    balance = torch.tensor([0.5 / max(1 - share, 1e-3), 0.5 / max(share, 1e-3)])
-    classifier = torch.zeros(reading[reading.learned[0]].states.shape[-1] + 1, requires_grad=True)
+    balance = torch.tensor([0.5 / max(1 - share, 1e-3), 0.5 / max(share, 1e-3)], dtype=torch.float32, device="cpu")
+    classifier = torch.zeros(
+        reading[reading.learned[0]].states.shape[-1] + 1, requires_grad=True, dtype=torch.float32, device="cpu"
+    )
 
     def loss(numbers: Sequence[int]) -> torch.Tensor:
         states = torch.cat([unit(reading[number].states).float().flatten(0, 1) for number in numbers])

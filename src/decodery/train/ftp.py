@@ -215,8 +215,8 @@ def router_loss(
         guide.append(cross_entropy(logits[climb.free], taught[climb.free].long()))
         rate.append(((1 - keep).mean() - sparsity).abs())
         behind = len(tokens) - written
-        skips[layer] = torch.cat((around, torch.zeros(behind, dtype=torch.bool)))
-        keeps[layer] = torch.cat((keep, torch.ones(behind)))
+        skips[layer] = torch.cat((around, torch.zeros(behind, dtype=torch.bool, device="cpu")))
+        keeps[layer] = torch.cat((keep, torch.ones(behind, dtype=torch.float32, device="cpu")))
     states = masked(model, tokens, skips, keeps)[written - 1 :]
     divergence = expected.divergence(said(model, states))
     own = recipe.guide * guiding * torch.stack(guide).mean() + recipe.rate * torch.stack(rate).mean()

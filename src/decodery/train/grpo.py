@@ -124,7 +124,7 @@ def train_grpo(
             known = log_probability(base, rows).view(len(numbers), -1)
         worth = [world.worth(number, group) for number, group in zip(numbers, groups, strict=True)]
         logs = log_probability(policy, rows).view(len(numbers), -1)
-        return surrogate(logs, known, torch.tensor(np.array(worth), dtype=logs.dtype), recipe.beta).mean()
+        return surrogate(logs, known, torch.tensor(np.array(worth), dtype=logs.dtype, device="cpu"), recipe.beta).mean()
 
     @torch.no_grad()
     def judged(by: Transformer) -> dict[str, float]:

@@ -175,7 +175,7 @@ def said(base: Transformer, parts: MicroSteps, lesson: Lesson) -> torch.Tensor:
     taps = torch.stack([*inner, last], dim=1)[longer]
     if len(taps):
         whole[longer, 1:] = base.final_norm(parts.spoken(taps, rows[longer][:, :-1]))
-    return whole[torch.arange(rows.shape[1]) < lesson.lengths[:, None]]
+    return whole[torch.arange(rows.shape[1], device="cpu") < lesson.lengths[:, None]]
 
 
 def losses(base: Transformer, parts: MicroSteps, lesson: Lesson) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -198,9 +198,9 @@ def untrained(base: Transformer, recipe: HamburgerRecipe) -> MicroSteps:
             part = getattr(base.weights.layers[config.num_layers - recipe.layers + int(rest[0])], rest[1])
             tensors[name] = (part if isinstance(part, torch.Tensor) else floating(part).weight).float().clone()
         elif len(shape) == 1 or kind == "merge":
-            tensors[name] = torch.zeros(shape)
+            tensors[name] = torch.zeros(shape, dtype=torch.float32, device="cpu")
         else:
-            tensors[name] = torch.randn(shape, generator=draws) * shape[-1] ** -0.5
+            tensors[name] = torch.randn(shape, generator=draws, dtype=torch.float32, device="cpu") * shape[-1] ** -0.5
     heads = config.num_heads, config.num_kv_heads
     return MicroSteps(tensors, quarters(config.num_layers), *heads, config.rope.theta)
 

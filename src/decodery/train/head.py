@@ -94,10 +94,13 @@ def taught(
     texts = [_end(each, length + 1) for each in texts]
     n = max(len(each.text.tokens) for each in texts) - 1
     b, top = len(texts), texts[0].likely.shape[1]
-    tokens = torch.zeros(b, n + steps - 1, dtype=torch.int64)
-    likely, share = torch.zeros(b, n + steps - 1, top, dtype=torch.int64), torch.zeros(b, n + steps - 1, top)
-    weight = torch.zeros(b, n + steps - 1)
-    states = {tap: torch.zeros(b, n, rows.shape[1], dtype=dtype) for tap, rows in texts[0].states.items()}
+    tokens = torch.zeros(b, n + steps - 1, dtype=torch.int64, device="cpu")
+    likely, share = (
+        torch.zeros(b, n + steps - 1, top, dtype=torch.int64, device="cpu"),
+        torch.zeros(b, n + steps - 1, top, dtype=torch.float32, device="cpu"),
+    )
+    weight = torch.zeros(b, n + steps - 1, dtype=torch.float32, device="cpu")
+    states = {tap: torch.zeros(b, n, rows.shape[1], dtype=dtype, device="cpu") for tap, rows in texts[0].states.items()}
     for row, each in enumerate(texts):
         own = len(each.text.tokens) - 1
         tokens[row, :own] = torch.from_numpy(each.text.tokens[1:].astype(np.int64))
@@ -111,7 +114,7 @@ def taught(
         first = max(each.text.written - 2, 0)
         weight[row, first:own] = mass[first:]
         if each.behind is not None:
-            rows = states.setdefault(EMBEDDED, torch.zeros(b, n, each.behind.shape[1], dtype=dtype))
+            rows = states.setdefault(EMBEDDED, torch.zeros(b, n, each.behind.shape[1], dtype=dtype, device="cpu"))
             rows[row, :own] = each.behind[lead : own + lead]
     return Taught(states, tokens, likely, share.to(dtype), weight.to(dtype))
 
@@ -127,7 +130,7 @@ def _end(each: Features, most: int) -> Features:
 
 def distance(head: BoundHead, guesses: list[Guess], lesson: Taught, decay: float) -> torch.Tensor:
     """Cross-entropy of the guesses against what the target expects, in nats per token, steps weighted by `decay`."""
-    total, weights = torch.zeros(()), 0.0
+    total, weights = torch.zeros((), dtype=torch.float32, device="cpu"), 0.0
     for step, guess in enumerate(guesses):
         rows, likely, share, weight = _step(lesson, step)
         logits = head.project(guess.spoken[rows], step)
@@ -263,9 +266,9 @@ class _Course:
         self.parameters = {name: each for name, each in head.parts.tensors.items() if each.is_floating_point()}
         for tensor in self.parameters.values():
             tensor.requires_grad_(True)
-        self._place = torch.full((head.model.vocab_size,), -1)
-        ids = torch.arange(head.model.vocab_size) if head.vocabulary is None else head.vocabulary
-        self._place[ids] = torch.arange(len(ids))
+        self._place = torch.full((head.model.vocab_size,), -1, dtype=torch.int64, device="cpu")
+        ids = torch.arange(head.model.vocab_size, device="cpu") if head.vocabulary is None else head.vocabulary
+        self._place[ids] = torch.arange(len(ids), device="cpu")
         self._batch = batches(len(plain.learned), recipe.batch, recipe.seed)
         self._shown = batches(len(shown.learned), recipe.batch, recipe.seed) if shown is not None else self._batch
         judged, size = shown or plain, recipe.batch

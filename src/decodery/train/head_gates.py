@@ -132,7 +132,7 @@ class School:
     def __init__(self, model: Transformer, recipe: GateRecipe) -> None:
         self.model, self.recipe = model, recipe
         shape = model.config.num_layers, model.config.num_kv_heads
-        self.gates = torch.ones(shape, device=model.device).requires_grad_(True)
+        self.gates = torch.ones(shape, device=model.device, dtype=torch.float32).requires_grad_(True)
         self._full: dict[Document, torch.Tensor] = {}
 
     def states(self, document: Document, policy: AttentionPolicy | None) -> tuple[torch.Tensor, torch.Tensor]:

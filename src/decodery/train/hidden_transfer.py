@@ -61,7 +61,9 @@ class TransferSchool(School):
             raise SettingsError(f"the model has {config.num_layers} layers: transfer after fewer than that")
         self.layers, self.taps = layers, tuple(dict.fromkeys(layers))
         self.route = Route(tuple(range(layers[0], config.num_layers)))
-        self.maps = torch.eye(config.hidden_size, device=self.model.device).repeat(len(layers), 1, 1)
+        self.maps = torch.eye(config.hidden_size, device=self.model.device, dtype=torch.float32).repeat(
+            len(layers), 1, 1
+        )
         self.maps.requires_grad_(True)
 
     @property

@@ -149,12 +149,12 @@ def begun(
     )
     common /= common.sum()
     states = recipe.states
-    emission = common * torch.rand(states, len(common), generator=chance, dtype=torch.float64)
+    emission = common * torch.rand(states, len(common), generator=chance, dtype=torch.float64, device="cpu")
     emission /= emission.sum(dim=1, keepdim=True)
-    own = torch.arange(states) % len(kept)
+    own = torch.arange(states, device="cpu") % len(kept)
     emission = emission / 2 + torch.nn.functional.one_hot(own, len(common)) / 2
-    transition = 1.0 + torch.rand(states, states, generator=chance, dtype=torch.float64)
-    even = torch.full((states,), 1 / states, dtype=torch.float64)
+    transition = 1.0 + torch.rand(states, states, generator=chance, dtype=torch.float64, device="cpu")
+    even = torch.full((states,), 1 / states, dtype=torch.float64, device="cpu")
     follows, shares = transition / transition.sum(dim=1, keepdim=True), others / others.sum().clamp(min=1.0)
     return HMM(even, follows, emission, torch.from_numpy(kept), shares, vocabulary), common
 

@@ -46,7 +46,10 @@ def fit(
     states = (states - mean) / spread
     weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
     others, truth = (torch.from_numpy(found.states[held]) - mean) / spread, found.valid[held]
-    parameters = {"weight": torch.zeros(states.shape[1]), "bias": torch.zeros(1)}
+    parameters = {
+        "weight": torch.zeros(states.shape[1], dtype=torch.float32, device="cpu"),
+        "bias": torch.zeros(1, dtype=torch.float32, device="cpu"),
+    }
     for tensor in parameters.values():
         tensor.requires_grad_()
     batch = batches(len(states), min(256, len(states)), seed=0)

@@ -24,8 +24,12 @@ class Sizes(AttentionPolicy):
 
     def __init__(self, model: LanguageModel) -> None:
         config = model.config
-        self.queries = torch.zeros(config.num_layers, config.num_heads, config.head_dim, dtype=torch.float64)
-        self.keys = torch.zeros(config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float64)
+        self.queries = torch.zeros(
+            config.num_layers, config.num_heads, config.head_dim, dtype=torch.float64, device="cpu"
+        )
+        self.keys = torch.zeros(
+            config.num_layers, config.num_kv_heads, config.head_dim, dtype=torch.float64, device="cpu"
+        )
 
     def select(self, attention: Attention) -> None:
         self.queries[attention.layer] += attention.queries.abs().double().sum(dim=0).cpu()

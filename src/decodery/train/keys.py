@@ -78,21 +78,31 @@ def quantized(states: torch.Tensor, recipe: KeyRecipe) -> tuple[torch.Tensor, to
     width = states.shape[1]
     centre, spread = states.mean(dim=0), states.std(dim=0).clamp(min=1e-6)
     shape = recipe.codebooks, recipe.dim, width
-    projections = torch.randn(shape, generator=chance) * (2 / (recipe.dim + width)) ** 0.5 / spread
+    projections = (
+        torch.randn(shape, generator=chance, dtype=torch.float32, device="cpu")
+        * (2 / (recipe.dim + width)) ** 0.5
+        / spread
+    )
     rows = torch.einsum("nw,cdw->ncd", states - centre, projections)
-    keys = rows[torch.randperm(len(rows), generator=chance)[: recipe.keys]].transpose(0, 1).clone()
-    counts, sums = torch.ones(keys.shape[:2]), keys.clone()
-    books = torch.arange(recipe.codebooks)
+    keys = rows[torch.randperm(len(rows), generator=chance, device="cpu")[: recipe.keys]].transpose(0, 1).clone()
+    counts, sums = torch.ones(keys.shape[:2], dtype=torch.float32, device="cpu"), keys.clone()
+    books = torch.arange(recipe.codebooks, device="cpu")
     for _ in range(recipe.epochs):
-        for batch in rows[torch.randperm(len(rows), generator=chance)].split(_BATCH):
+        for batch in rows[torch.randperm(len(rows), generator=chance, device="cpu")].split(_BATCH):
             place = (nearest(batch, keys) + books * recipe.keys).flatten()
-            found = torch.zeros(keys[..., 0].numel()).index_add_(0, place, torch.ones(len(place)))
-            total = torch.zeros(len(found), recipe.dim).index_add_(0, place, batch.flatten(0, 1))
+            found = torch.zeros(keys[..., 0].numel(), dtype=torch.float32, device="cpu").index_add_(
+                0, place, torch.ones(len(place), dtype=torch.float32, device="cpu")
+            )
+            total = torch.zeros(len(found), recipe.dim, dtype=torch.float32, device="cpu").index_add_(
+                0, place, batch.flatten(0, 1)
+            )
             counts = recipe.decay * counts + (1 - recipe.decay) * found.view_as(counts)
             sums = recipe.decay * sums + (1 - recipe.decay) * total.view_as(sums)
             dead = counts < _DEAD
             if dead.any():
-                anew = batch[torch.randint(len(batch), (int(dead.sum()),), generator=chance), dead.nonzero()[:, 0]]
+                anew = batch[
+                    torch.randint(len(batch), (int(dead.sum()),), generator=chance, device="cpu"), dead.nonzero()[:, 0]
+                ]
                 counts[dead], sums[dead] = 1.0, anew
             keys = sums / counts[..., None]
     return keys, centre, projections

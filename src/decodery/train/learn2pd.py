@@ -101,7 +101,7 @@ def labelled(
             owners += [number] * len(seen)
             progress("decoding twice", number + 1, len(prompts))
     confidence, final, is_open = (torch.from_numpy(np.stack(each)) for each in zip(*rows, strict=True))
-    return Labelled(confidence, final, is_open, torch.tensor(owners), passes, static)
+    return Labelled(confidence, final, is_open, torch.tensor(owners, dtype=torch.int64, device="cpu"), passes, static)
 
 
 def fit_filter(

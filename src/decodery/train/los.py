@@ -43,7 +43,7 @@ def train_los(
     what is raised. Scores are those of whole answers.
     """
     part = parts([each.question.group for each in answers], seed)
-    wrong = torch.tensor([float(each.wrong) for each in answers])
+    wrong = torch.tensor([float(each.wrong) for each in answers], dtype=torch.float32, device="cpu")
     for name in ("train", "validation"):
         if len(wrong[torch.from_numpy(part == name)].unique()) < 2:
             raise SettingsError(
@@ -59,7 +59,7 @@ def train_los(
     best, kept, since = -1.0, net.state_dict(), 0
     for epoch in range(epochs):
         net.train()
-        for batch in learned[torch.randperm(len(learned), generator=random)].split(_BATCH):
+        for batch in learned[torch.randperm(len(learned), generator=random, device="cpu")].split(_BATCH):
             optimizer.zero_grad()
             found = net(numbers[batch], lengths[batch])
             torch.nn.functional.binary_cross_entropy_with_logits(found, wrong[batch]).backward()
@@ -84,7 +84,9 @@ def train_los(
 def padded(answers: Ordered[Answered], k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[n, t, k + 5] signatures with the k largest log-probabilities, 0 behind the ends, and [n] lengths."""
     rows = [_cut(each.signatures, k)[:MOST_TOKENS] for each in answers]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([len(each) for each in rows])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor(
+        [len(each) for each in rows], dtype=torch.int64, device="cpu"
+    )
 
 
 def scores(head: LOSHead, answers: Ordered[Answered]) -> list[float]:

@@ -76,14 +76,14 @@ class School:
         """KL(behind the whole prompt || behind the shorter one) in nats a token."""
         text, behind = self.shortened(tokens, step), tokens[len(tokens) // 2 :]
         with torch.no_grad():
-            whole = self.model.embed_tokens(torch.tensor(tokens, device=self.model.device))
+            whole = self.model.embed_tokens(torch.tensor(tokens, dtype=torch.int64, device=self.model.device))
             wanted = self.laws(whole, len(behind))
-        rows = self.model.embed_tokens(torch.tensor([*text.ids, *behind], device=self.model.device))
+        rows = self.model.embed_tokens(torch.tensor([*text.ids, *behind], dtype=torch.int64, device=self.model.device))
         places = [place for place, (first, stop) in enumerate(text.spans) if stop - first > 1]
         if places:
             spans = [text.tokens[slice(*text.spans[place])] for place in places]
             found = made(self.model, spans, net or MergeNet(self.tensors))
-            rows = rows.index_copy(0, torch.tensor(places, device=rows.device), found.to(rows))
+            rows = rows.index_copy(0, torch.tensor(places, dtype=torch.int64, device=rows.device), found.to(rows))
         return (wanted.exp() * (wanted - self.laws(rows, len(behind)))).sum(dim=-1).mean()
 
     @torch.no_grad()

@@ -97,12 +97,14 @@ class School:
     def mixed(self, tokens: Sequence[int], step: int | None = None) -> torch.Tensor:
         """[tokens, library] the mixture for the prompt of a text. step: of training, None without noise."""
         recipe = self.recipe
-        prompt = torch.tensor(tokens[: len(tokens) - recipe.ahead], device=self.model.device)
+        prompt = torch.tensor(tokens[: len(tokens) - recipe.ahead], dtype=torch.int64, device=self.model.device)
         shown = feature(self.model.embed_tokens(prompt).float(), recipe.static)
         if step is None:
             return mixture(self.tensors, shown, recipe.sparse, None, 1.0)
         draws = torch.Generator().manual_seed(nth_seed(recipe.seed, step))
-        even = torch.rand(recipe.tokens, recipe.library, generator=draws).clamp(1e-6, 1 - 1e-6)
+        even = torch.rand(recipe.tokens, recipe.library, generator=draws, dtype=torch.float32, device="cpu").clamp(
+            1e-6, 1 - 1e-6
+        )
         heat = recipe.hot * (recipe.cold / recipe.hot) ** (step / max(1, recipe.steps - 1))
         return mixture(self.tensors, shown, recipe.sparse, -(-even.log()).log().to(shown.device), heat)
 

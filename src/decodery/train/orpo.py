@@ -164,7 +164,9 @@ def _searched(
 def _likely(model: Transformer, found: Ordered[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
     """[n] mean log-probabilities of a token, of the better and of the worse steps of these pairs."""
     rows = [(pair.begin, step) for pair in found for step in (pair.better, pair.worse)]
-    means = log_probability(model, rows) / torch.tensor([len(step) for _, step in rows])
+    means = log_probability(model, rows) / torch.tensor(
+        [len(step) for _, step in rows], dtype=torch.int64, device="cpu"
+    )
     return means[::2], means[1::2]
 
 

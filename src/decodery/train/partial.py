@@ -163,7 +163,7 @@ class _Mean:
     """A mean cross-entropy over several calls, 0 over none."""
 
     def __init__(self) -> None:
-        self.total, self.count = torch.zeros(()), 0
+        self.total, self.count = torch.zeros((), dtype=torch.float32, device="cpu"), 0
 
     def add(self, logits: torch.Tensor, wanted: torch.Tensor) -> None:
         self.total = self.total + cross_entropy(logits, wanted, reduction="sum")

@@ -152,13 +152,20 @@ def random_power_law(recipe: PLDRRecipe) -> PowerLaw:
     chance = torch.Generator().manual_seed(recipe.seed)
 
     def even(outputs: int, inputs: int) -> torch.Tensor:
-        return (2 * torch.rand(outputs, inputs, generator=chance) - 1) * (6 / (inputs + outputs)) ** 0.5
+        return (2 * torch.rand(outputs, inputs, generator=chance, dtype=torch.float32, device="cpu") - 1) * (
+            6 / (inputs + outputs)
+        ) ** 0.5
 
     def norm(size: int) -> torch.Tensor:
-        return torch.cat((torch.ones(size), torch.zeros(size)))
+        return torch.cat(
+            (torch.ones(size, dtype=torch.float32, device="cpu"), torch.zeros(size, dtype=torch.float32, device="cpu"))
+        )
 
     def dense(inputs: int, *outputs: int) -> Dense:
-        return Dense(torch.cat([even(each, inputs) for each in outputs]), torch.zeros(sum(outputs)))
+        return Dense(
+            torch.cat([even(each, inputs) for each in outputs]),
+            torch.zeros(sum(outputs), dtype=torch.float32, device="cpu"),
+        )
 
     layers = [
         Layer(
@@ -185,9 +192,13 @@ def random_power_law(recipe: PLDRRecipe) -> PowerLaw:
         # Of three dimensions, the first counts as outputs and the last one as what is summed over with both.
         spread = (2 / (dim * dim + recipe.heads * dim)) ** 0.5
         for name in ("weight", "power", "coupling"):
-            tensors[f"{layer}.{name}"] = spread * torch.randn(shape, generator=chance)
-        tensors |= {f"{layer}.{name}": torch.zeros(shape) for name in ("bias", "offset")}
-    table = torch.randn(VOCABULARY, hidden, generator=chance) * hidden**-0.5
+            tensors[f"{layer}.{name}"] = spread * torch.randn(
+                shape, generator=chance, dtype=torch.float32, device="cpu"
+            )
+        tensors |= {
+            f"{layer}.{name}": torch.zeros(shape, dtype=torch.float32, device="cpu") for name in ("bias", "offset")
+        }
+    table = torch.randn(VOCABULARY, hidden, generator=chance, dtype=torch.float32, device="cpu") * hidden**-0.5
     model = Transformer(config, Weights(table, layers, norm(hidden), Dense(table)))
     return PowerLaw(model, OperatorNets(tensors, recipe.units, recipe.depth))
 

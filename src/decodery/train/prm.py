@@ -267,16 +267,17 @@ def _rows(
         labels += example.labels
     if not states:
         raise SettingsError("no solution was finished to learn rewards from: give more problems, or a better model")
-    return torch.cat(states), torch.tensor(labels)
+    return torch.cat(states), torch.tensor(labels, dtype=torch.float32, device="cpu")
 
 
 def random_head(hidden: int, seed: int) -> dict[str, torch.Tensor]:
     """A head of one inner unit per number it reads, which says nothing yet."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {
-        "inner.weight": torch.randn(hidden, hidden, generator=generator) / hidden**0.5,
-        "inner.bias": torch.zeros(hidden),
-        "outer.weight": torch.zeros(hidden),
-        "outer.bias": torch.zeros(()),
+        "inner.weight": torch.randn(hidden, hidden, generator=generator, dtype=torch.float32, device="cpu")
+        / hidden**0.5,
+        "inner.bias": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "outer.weight": torch.zeros(hidden, dtype=torch.float32, device="cpu"),
+        "outer.bias": torch.zeros((), dtype=torch.float32, device="cpu"),
     }
     return {name: tensor.requires_grad_(True) for name, tensor in tensors.items()}

@@ -99,7 +99,12 @@ def _fit(
     learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]
     held = [each for each, name in zip(answers, part, strict=True) if name == "validation"]
     states = [rows_of(each, site, rows) for each in learned]
-    labels = torch.cat([torch.full((len(x),), float(y.wrong)) for x, y in zip(states, learned, strict=True)])
+    labels = torch.cat(
+        [
+            torch.full((len(x),), float(y.wrong), dtype=torch.float32, device="cpu")
+            for x, y in zip(states, learned, strict=True)
+        ]
+    )
     data = torch.cat(states).float()
     mean, scale = data.mean(dim=0), data.std(dim=0).clamp_min(1e-3)
     data = (data - mean) / scale
@@ -107,13 +112,17 @@ def _fit(
     sizes = [data.shape[1], *inner, 1]
     tensors: dict[str, torch.Tensor] = {}
     for number, (into, out) in enumerate(pairwise(sizes)):
-        weight = torch.randn(out, into, generator=draws) * (2 / into) ** 0.5 * (0.1 if out == 1 else 1.0)
+        weight = (
+            torch.randn(out, into, generator=draws, dtype=torch.float32, device="cpu")
+            * (2 / into) ** 0.5
+            * (0.1 if out == 1 else 1.0)
+        )
         tensors[f"weight.{number}"] = weight.requires_grad_()
-        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True)
+        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
     optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
     best, kept = -1.0, dict[str, torch.Tensor]()
     for step in range(steps):
-        batch = torch.randint(len(data), (_BATCH,), generator=draws)
+        batch = torch.randint(len(data), (_BATCH,), generator=draws, device="cpu")
         optimizer.zero_grad()
         logits = data[batch]
         for number in range(len(sizes) - 1):

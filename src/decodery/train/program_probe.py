@@ -187,7 +187,7 @@ def rows_and_states(
         if count > 0:
             rows.append(each.rows[site][:count])
             labels += states[ahead:]
-    return torch.cat(rows), torch.tensor(labels)
+    return torch.cat(rows), torch.tensor(labels, dtype=torch.int64, device="cpu")
 
 
 def _balanced(guesses: torch.Tensor, labels: torch.Tensor) -> float:
@@ -212,12 +212,14 @@ def _fit(
     given_rows, draws = (data - mean) / scale, torch.Generator().manual_seed(seed)
     sizes, tensors = [data.shape[1], *inner, sum(fields.values())], dict[str, torch.Tensor]()
     for number, (into, out) in enumerate(pairwise(sizes)):
-        tensors[f"weight.{number}"] = (torch.randn(out, into, generator=draws) / into**0.5).requires_grad_()
-        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True)
+        tensors[f"weight.{number}"] = (
+            torch.randn(out, into, generator=draws, dtype=torch.float32, device="cpu") / into**0.5
+        ).requires_grad_()
+        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
     optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
     best, kept = -1.0, dict[str, torch.Tensor]()
     for step in range(steps):
-        batch = torch.randint(len(data), (_BATCH,), generator=draws)
+        batch = torch.randint(len(data), (_BATCH,), generator=draws, device="cpu")
         logits = given_rows[batch]
         for number in range(len(sizes) - 1):
             logits = logits @ tensors[f"weight.{number}"].T + tensors[f"bias.{number}"]

@@ -224,23 +224,27 @@ def random_transformer(shape: Shape, seed: int) -> Transformer:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(outputs, inputs, generator=generator) * (gain / inputs**0.5)
+        return torch.randn(outputs, inputs, generator=generator, dtype=torch.float32, device="cpu") * (
+            gain / inputs**0.5
+        )
 
     # What every layer adds to the stream begins small, the more so the more layers there are.
     small = (2 * shape.layers) ** -0.5
     layers = [
         Layer(
-            attention_norm=torch.ones(shape.hidden),
+            attention_norm=torch.ones(shape.hidden, dtype=torch.float32, device="cpu"),
             qkv=Dense(matrix(3 * shape.hidden, shape.hidden)),
             output=Dense(matrix(shape.hidden, shape.hidden, small)),
-            mlp_norm=torch.ones(shape.hidden),
+            mlp_norm=torch.ones(shape.hidden, dtype=torch.float32, device="cpu"),
             gate_up=Dense(matrix(2 * shape.inner, shape.hidden)),
             down=Dense(matrix(shape.hidden, shape.inner, small)),
         )
         for _ in range(shape.layers)
     ]
     table = matrix(VOCABULARY, shape.hidden)
-    return Transformer(config, Weights(table, layers, torch.ones(shape.hidden), Dense(table)))
+    return Transformer(
+        config, Weights(table, layers, torch.ones(shape.hidden, dtype=torch.float32, device="cpu"), Dense(table))
+    )
 
 
 def save(model: Transformer, out: Path, card: str) -> None:

@@ -70,7 +70,12 @@ def decisions(
         progress("writing steps with both models", number + 1, len(requests))
     if not states:
         raise SettingsError("a router has no step to learn from: give prompts whose steps the scorer can judge")
-    return Decisions(torch.stack(states), torch.tensor(escalated), torch.tensor(advantage), torch.tensor(texts))
+    return Decisions(
+        torch.stack(states),
+        torch.tensor(escalated, dtype=torch.bool, device="cpu"),
+        torch.tensor(advantage, dtype=torch.float32, device="cpu"),
+        torch.tensor(texts, dtype=torch.int64, device="cpu"),
+    )
 
 
 def fit_router(
@@ -94,12 +99,14 @@ def fit_router(
     rows = (rows - mean) / spread
     generator = torch.Generator().manual_seed(seed)
     width = rows.shape[1]
-    weight = (torch.randn(inner, width, generator=generator, dtype=torch.float64) / width**0.5).requires_grad_()
+    weight = (
+        torch.randn(inner, width, generator=generator, dtype=torch.float64, device="cpu") / width**0.5
+    ).requires_grad_()
     bias, out, out_bias = (
-        torch.zeros(size, dtype=torch.float64, requires_grad=True) for size in ((inner,), (inner,), ())
+        torch.zeros(size, dtype=torch.float64, requires_grad=True, device="cpu") for size in ((inner,), (inner,), ())
     )
     with torch.no_grad():
-        out += torch.randn(inner, generator=generator, dtype=torch.float64) / inner**0.5
+        out += torch.randn(inner, generator=generator, dtype=torch.float64, device="cpu") / inner**0.5
     weights = torch.where(labels > 0, 0.5 / labels.mean(), 0.5 / (1 - labels.mean()))
     optimizer = torch.optim.AdamW([weight, bias, out, out_bias], lr=lr, weight_decay=1e-2)
     best, kept = -2.0, None

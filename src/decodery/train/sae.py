@@ -101,12 +101,12 @@ def train_sae(
     pairs of heads that `facts` list as edges; rate: of examples without the behaviour that it flags at most. Raises
     SettingsError where a half lacks one of the two kinds, or is too small for the rate.
     """
-    labels = torch.tensor(list(positive))
+    labels = torch.tensor(list(positive), dtype=torch.bool, device="cpu")
     for kind in (True, False):
         if int((labels == kind).sum()) < 2:
             raise SettingsError("a behaviour needs at least two examples with it and two without it")
     # Every other one of each kind.
-    learned = torch.zeros(len(labels), dtype=torch.bool)
+    learned = torch.zeros(len(labels), dtype=torch.bool, device="cpu")
     for kind in (True, False):
         learned[torch.nonzero(labels == kind)[::2, 0]] = True
     tensors = _encoder(rows[learned].flatten(0, 1), features, sparsity, steps, lr, seed)
@@ -144,7 +144,7 @@ def edges(codes: torch.Tensor, positive: torch.Tensor, top: int) -> list[tuple[t
     write together on no other example. codes, positive: as `own_codes` takes them; a pair: two columns of codes.
     """
     others, heads = codes[~positive], codes.shape[1]
-    found = torch.zeros(heads, heads, dtype=torch.double)
+    found = torch.zeros(heads, heads, dtype=torch.double, device="cpu")
     for example in codes[positive]:
         same = (others == example).double()
         found += same.T @ same == 0
@@ -160,7 +160,7 @@ def pair_shares(
     """[n] the share of these pairs whose codes were seen together on the behaviour's examples alone. asked: [n, heads]
     codes of what is to be told; the others as `edges` takes and gives them.
     """
-    found = torch.zeros(len(asked), dtype=torch.double)
+    found = torch.zeros(len(asked), dtype=torch.double, device="cpu")
     for pair in pairs:
         own, new = codes[:, list(pair)], asked[:, list(pair)]
         same = (new[:, None] == own).all(dim=2)
@@ -171,8 +171,8 @@ def pair_shares(
 def shares(own: torch.Tensor, codes: torch.Tensor, heads: Ordered[int]) -> torch.Tensor:
     """[examples] the share of these heads whose codes are the behaviour's own, as the monitor comes by it."""
     if not heads:
-        return torch.zeros(len(codes), dtype=torch.double)
-    at = torch.tensor(list(heads))
+        return torch.zeros(len(codes), dtype=torch.double, device="cpu")
+    at = torch.tensor(list(heads), dtype=torch.int64, device="cpu")
     return own[at, codes[:, at]].double().mean(dim=1)
 
 
@@ -184,10 +184,12 @@ def _encoder(
     mean, scale = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-3)
     whole = (rows - mean) / scale
     draws = torch.Generator().manual_seed(seed)
-    weight = torch.randn(features, rows.shape[1], generator=draws) / rows.shape[1] ** 0.5
+    weight = (
+        torch.randn(features, rows.shape[1], generator=draws, dtype=torch.float32, device="cpu") / rows.shape[1] ** 0.5
+    )
     tensors = {
         "weight": weight,
-        "bias": torch.zeros(features),
+        "bias": torch.zeros(features, dtype=torch.float32, device="cpu"),
         "out": weight.T.clone(),
         "shift": torch.zeros_like(mean),
     }
@@ -195,7 +197,7 @@ def _encoder(
     optimizer = torch.optim.Adam(tensors.values(), lr=lr)
     for _ in range(steps):
         # All heads of a large model on all examples are tens of thousands of rows.
-        given = whole[torch.randint(len(whole), (_ROWS,), generator=draws)]
+        given = whole[torch.randint(len(whole), (_ROWS,), generator=draws, device="cpu")]
         active = (given @ tensors["weight"].T + tensors["bias"]).relu()
         made = active @ tensors["out"].T + tensors["shift"]
         loss = (made - given).square().mean() + sparsity * active.abs().mean()

@@ -124,8 +124,13 @@ def _train_heads(
 ) -> tuple[ExitHeads, History]:
     """Corrections that begin as none, by the sum of the checks' cross-entropies; the classifier knows nothing yet."""
     hidden, count, generator = model.config.hidden_size, len(reading.checks), torch.Generator().manual_seed(recipe.seed)
-    down = (torch.randn(count, recipe.rank, hidden, generator=generator) / hidden**0.5).to(model.device)
-    learned = {"down": down.requires_grad_(True), "up": torch.zeros(count, hidden, recipe.rank, device=model.device)}
+    down = (
+        torch.randn(count, recipe.rank, hidden, generator=generator, dtype=torch.float32, device="cpu") / hidden**0.5
+    ).to(model.device)
+    learned = {
+        "down": down.requires_grad_(True),
+        "up": torch.zeros(count, hidden, recipe.rank, device=model.device, dtype=torch.float32),
+    }
     learned["up"].requires_grad_(True)
     tokens, place = _outputs(reading, recipe.outputs, model.vocab_size, generator)
     project = model.projection(tokens.to(model.device))
@@ -134,7 +139,7 @@ def _train_heads(
         found = [reading[number] for number in numbers]
         wanted = place[torch.cat([each.following for each in found])]
         states = torch.cat([each.states for each in found])[wanted >= 0].to(model.device, model.dtype)
-        wanted, total = wanted[wanted >= 0].to(model.device), torch.zeros((), device=model.device)
+        wanted, total = wanted[wanted >= 0].to(model.device), torch.zeros((), device=model.device, dtype=torch.float32)
         for check in range(count):
             x = model.final_norm(states[:, check])
             corrected = x + (x @ learned["down"][check].T.to(x.dtype)) @ learned["up"][check].T.to(x.dtype)
@@ -158,7 +163,7 @@ def _train_heads(
         progress=progress,
         what="training heads",
     )
-    nothing = torch.zeros(3, hidden)
+    nothing = torch.zeros(3, hidden, dtype=torch.float32, device="cpu")
     return ExitHeads(recipe.every, nothing, learned["down"].detach(), learned["up"].detach()), history
 
 
@@ -172,11 +177,13 @@ def _outputs(
     seen: Counter[int] = Counter()
     for number in reading.learned:
         seen.update(reading[number].following.tolist())
-    others = (token for token in torch.randperm(vocab_size, generator=generator).tolist() if token not in seen)
+    others = (
+        token for token in torch.randperm(vocab_size, generator=generator, device="cpu").tolist() if token not in seen
+    )
     tokens = [token for token, _ in seen.most_common(most)]
-    chosen = torch.tensor([*tokens, *islice(others, most - len(tokens))]).sort().values
-    place = torch.full((vocab_size,), -1, dtype=torch.int64)
-    place[chosen] = torch.arange(len(chosen))
+    chosen = torch.tensor([*tokens, *islice(others, most - len(tokens))], dtype=torch.int64, device="cpu").sort().values
+    place = torch.full((vocab_size,), -1, dtype=torch.int64, device="cpu")
+    place[chosen] = torch.arange(len(chosen), device="cpu")
     return chosen, place
 
 
@@ -185,9 +192,11 @@ def _train_classifier(
 ) -> torch.Tensor:
     """[3, hidden] by cross-entropy, of which a check counts the more the later it is."""
     checks = len(reading.checks)
-    share = torch.arange(1, checks + 1, dtype=torch.float32)
+    share = torch.arange(1, checks + 1, dtype=torch.float32, device="cpu")
     share /= share.sum()
-    classifier = torch.zeros(3, reading[reading.learned[0]].states.shape[-1], requires_grad=True)
+    classifier = torch.zeros(
+        3, reading[reading.learned[0]].states.shape[-1], requires_grad=True, dtype=torch.float32, device="cpu"
+    )
 
     def loss(numbers: Sequence[int]) -> torch.Tensor:
         states = torch.cat([unit(reading[number].states).float() for number in numbers])

@@ -211,7 +211,9 @@ def random_encoder_decoder(recipe: Seq2SeqRecipe, longest: int) -> EncoderDecode
     generator = torch.Generator().manual_seed(recipe.seed)
 
     def matrix(outputs: int, inputs: int, gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(outputs, inputs, generator=generator) * (gain / inputs**0.5)
+        return torch.randn(outputs, inputs, generator=generator, dtype=torch.float32, device="cpu") * (
+            gain / inputs**0.5
+        )
 
     def queried(others: int) -> Dense:
         # Scores are not scaled, so queries begin as small as a scale would make them.
@@ -220,21 +222,31 @@ def random_encoder_decoder(recipe: Seq2SeqRecipe, longest: int) -> EncoderDecode
     def stack(layers: int, cross: bool) -> Stack:
         blocks = [
             Block(
-                torch.ones(hidden),
+                torch.ones(hidden, dtype=torch.float32, device="cpu"),
                 queried(2),
                 Dense(matrix(hidden, hidden)),
-                torch.ones(hidden),
+                torch.ones(hidden, dtype=torch.float32, device="cpu"),
                 Dense(matrix(recipe.inner, hidden)),
                 Dense(matrix(hidden, recipe.inner)),
-                Cross(torch.ones(hidden), queried(0), Dense(matrix(2 * hidden, hidden)), Dense(matrix(hidden, hidden)))
+                Cross(
+                    torch.ones(hidden, dtype=torch.float32, device="cpu"),
+                    queried(0),
+                    Dense(matrix(2 * hidden, hidden)),
+                    Dense(matrix(hidden, hidden)),
+                )
                 if cross
                 else None,
             )
             for _ in range(layers)
         ]
-        return Stack(blocks, torch.ones(hidden), 0.1 * matrix(32, recipe.heads), ahead=not cross)
+        return Stack(
+            blocks,
+            torch.ones(hidden, dtype=torch.float32, device="cpu"),
+            0.1 * matrix(32, recipe.heads),
+            ahead=not cross,
+        )
 
-    table = torch.randn(VOCABULARY, hidden, generator=generator)
+    table = torch.randn(VOCABULARY, hidden, generator=generator, dtype=torch.float32, device="cpu")
     encoder, decoder = stack(recipe.encoder_layers, False), stack(recipe.decoder_layers, True)
     return EncoderDecoder(config, EncoderDecoderWeights(table, encoder, decoder, Dense(table)))
 

@@ -201,4 +201,4 @@ def _beginnings(heard: Ordered[Heard]) -> Iterator[Answered]:
             wrong = each.talk.completes is not None and number >= each.talk.completes
             asked = Question(each.talk.turns[number], "", each.talk.group, "talk", f"{number}")
             rows = {site: row.float() for site, row in states.items()}
-            yield Answered(asked, wrong, [], torch.zeros(0, 5), rows, {})
+            yield Answered(asked, wrong, [], torch.zeros(0, 5, dtype=torch.float32, device="cpu"), rows, {})

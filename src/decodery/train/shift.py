@@ -62,12 +62,16 @@ def train_shift(
     sizes, tensors = (width, _INNER, _INNER, width), dict[str, torch.Tensor]()
     for number, (into, out) in enumerate(pairwise(sizes)):
         # The last layer begins at nothing: the first shift is the identity.
-        weight = torch.randn(out, into, generator=random) * (2 / into) ** 0.5 * (number < 2)
+        weight = (
+            torch.randn(out, into, generator=random, dtype=torch.float32, device="cpu")
+            * (2 / into) ** 0.5
+            * (number < 2)
+        )
         tensors[f"weight.{number}"] = weight.requires_grad_()
-        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True)
+        tensors[f"bias.{number}"] = torch.zeros(out, requires_grad=True, dtype=torch.float32, device="cpu")
     optimizer = torch.optim.AdamW(tensors.values(), lr=lr, weight_decay=1e-2)
     for step in range(steps):
-        batch = torch.randint(len(taught.states), (_BATCH,), generator=random)
+        batch = torch.randint(len(taught.states), (_BATCH,), generator=random, device="cpu")
         optimizer.zero_grad()
         _loss(model, tensors, taught, batch).backward()
         optimizer.step()
@@ -86,7 +90,7 @@ def _loss(model: OpenModel, tensors: dict[str, torch.Tensor], taught: _Taught, b
     shifted = torch.log_softmax(model.project(model.final_norm(rows + found)).float(), dim=-1)
     with torch.no_grad():
         plain = torch.log_softmax(model.project(model.final_norm(rows)).float(), dim=-1)
-    learned = -shifted[torch.arange(len(batch)), taught.tokens[batch]]
+    learned = -shifted[torch.arange(len(batch), device="cpu"), taught.tokens[batch]]
     apart = (shifted.exp() * (shifted - plain)).sum(dim=-1)
     return torch.where(wrong, learned, _APART * apart).mean()
 
@@ -109,4 +113,8 @@ def _taught(lm: LM, answers: Ordered[Answered], progress: Progress) -> _Taught:
         progress("reading right answers", number + 1, len(answers))
     if not states:
         raise SettingsError("a shift has nothing to learn from: no answer begins where its prompt ends")
-    return _Taught(torch.cat(states), torch.tensor(tokens), torch.tensor(wrong))
+    return _Taught(
+        torch.cat(states),
+        torch.tensor(tokens, dtype=torch.int64, device="cpu"),
+        torch.tensor(wrong, dtype=torch.bool, device="cpu"),
+    )

@@ -113,7 +113,11 @@ class School:
         if step is None or share == 0:
             return parameters
         generator = torch.Generator().manual_seed(nth_seed(self.recipe.seed * 1_000_003, step))
-        masks = [(torch.rand(each.shape, generator=generator) >= share).to(each) / (1 - share) for each in parameters]
+        masks = [
+            (torch.rand(each.shape, generator=generator, dtype=torch.float32, device="cpu") >= share).to(each)
+            / (1 - share)
+            for each in parameters
+        ]
         return [each * mask for each, mask in zip(parameters, masks, strict=True)]
 
     def losses(self, programs: Sequence[LabelledProgram], step: int | None = None) -> list[Losses]:

@@ -94,7 +94,9 @@ def train_text_prm(
             raise SettingsError(
                 f"the texts to {name} all have one reward: give more prompts with good texts and with others"
             )
-    learned, held_out = ((torch.cat(s), torch.tensor(y)) for s, y in zip(parts, labels, strict=True))
+    learned, held_out = (
+        (torch.cat(s), torch.tensor(y, dtype=torch.float32, device="cpu")) for s, y in zip(parts, labels, strict=True)
+    )
     head = ProcessHead(random_head(model.config.hidden_size, recipe.seed), tap)
     batch = batches(len(learned[1]), min(recipe.batch, len(learned[1])), recipe.seed)
 
@@ -179,4 +181,8 @@ class _Reader:
             segment = Segment.chunk(tokens[start : start + _CHUNK], cache, logit_rows=[])
             parts.append(self._model.forward(Batch([segment]), taps=[self._tap]).hidden[self._tap].float().cpu())
             cache.keep(range(len(segment)))
-        return torch.cat(parts) if parts else torch.empty(0, self._model.config.hidden_size)
+        return (
+            torch.cat(parts)
+            if parts
+            else torch.empty(0, self._model.config.hidden_size, dtype=torch.float32, device="cpu")
+        )

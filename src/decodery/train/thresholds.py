@@ -74,7 +74,7 @@ def observe(
             logits = model.forward(Batch([Segment.chunk(chunk, cache, logit_rows=rows)])).logits.float()
             cache.keep(range(len(chunk)))
             if rows:
-                following = torch.tensor([tokens[start + row + 1] for row in rows])
+                following = torch.tensor([tokens[start + row + 1] for row in rows], dtype=torch.int64, device="cpu")
                 entropies += entropy(logits.log_softmax(dim=-1)).flatten().tolist()
                 right += (logits.argmax(dim=-1).cpu() == following).tolist()
     progress("reading solutions", len(pairs), len(pairs))

@@ -48,7 +48,9 @@ class TracedCache(KVCache):
     def empty(cls, model: LanguageModel, policy: AttentionPolicy | None = None) -> TracedCache:
         """With no past, for texts that are read from their first token on in one pass."""
         config = model.config
-        past = torch.zeros(config.num_layers, 2, config.num_kv_heads, 0, config.head_dim, dtype=model.dtype)
+        past = torch.zeros(
+            config.num_layers, 2, config.num_kv_heads, 0, config.head_dim, dtype=model.dtype, device="cpu"
+        )
         cache = cls(past.to(model.device))
         cache.policy = policy
         return cache

@@ -38,7 +38,9 @@ def read(model: EncoderDecoder, given: torch.Tensor) -> tuple[torch.Tensor, torc
     """The encoder's states [b * n, hidden] of sources [b, n], and [b, 1, 1, n] -inf where -1 fills them up."""
     config, stack = model.config, model.weights.encoder
     count, length = given.shape
-    missing = torch.zeros(given.shape).masked_fill(given < 0, -torch.inf)[:, None, None]
+    missing = torch.zeros(given.shape, dtype=torch.float32, device="cpu").masked_fill(given < 0, -torch.inf)[
+        :, None, None
+    ]
     places = np.arange(length)
     added = distances(stack, config, places, places)
     if config.block is not None:

@@ -87,7 +87,10 @@ def fit_value(
     if ridge < 0 or not 0 <= tap <= model.config.num_layers:
         raise SettingsError(f"a value head needs ridge >= 0 and a layer to tap between 0 and {model.config.num_layers}")
     size = model.config.hidden_size + 1
-    moments, targets = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    moments, targets = (
+        torch.zeros(size, size, dtype=torch.float64, device="cpu"),
+        torch.zeros(size, dtype=torch.float64, device="cpu"),
+    )
     for prompt, output, value in judged:
         states = torch.nn.functional.pad(states_of(model, prompt, output, tap), (0, 1), value=1.0)
         if not len(states):
@@ -122,7 +125,7 @@ def fit_switch(
             hard.append(float(label))
     if len(set(hard)) < 2:
         raise SettingsError("a switch learns from prompts of both kinds: give some that need reasoning, and others")
-    rows, labels = torch.stack(pooled), torch.tensor(hard, dtype=torch.float64)
+    rows, labels = torch.stack(pooled), torch.tensor(hard, dtype=torch.float64, device="cpu")
     centre, mean = rows.mean(dim=0), labels.mean()
     centred = rows - centre
     moments = centred.T @ centred

@@ -141,7 +141,7 @@ class School:
         if step is None:
             return Choosing(self.model.config, recipe, self.tensors, first)
         draws = torch.Generator().manual_seed(nth_seed(recipe.seed, step))
-        even = torch.rand(len(tokens), generator=draws, dtype=torch.float64).clamp(1e-6, 1 - 1e-6)
+        even = torch.rand(len(tokens), generator=draws, dtype=torch.float64, device="cpu").clamp(1e-6, 1 - 1e-6)
         temperature = recipe.hot * (recipe.cold / recipe.hot) ** (step / max(1, recipe.steps - 1))
         return Choosing(self.model.config, recipe, self.tensors, first, torch.logit(even), temperature)
 
@@ -173,7 +173,9 @@ class School:
             self.behind(tokens, policy)
             assert policy.margins is not None
             found.append(policy.margins[self.prompt(tokens) :])
-        return torch.quantile(torch.cat(found).float().cpu(), torch.linspace(0, 1, LEVELS))
+        return torch.quantile(
+            torch.cat(found).float().cpu(), torch.linspace(0, 1, LEVELS, dtype=torch.float32, device="cpu")
+        )
 
 
 def train_write_gate(

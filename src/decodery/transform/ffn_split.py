@@ -94,8 +94,8 @@ class FFNSplit(Transform):
         gate_up, down = whole.gate_up, whole.down
         assert isinstance(gate_up, Dense) and isinstance(down, Dense)
         hidden, channels = down.weight.shape
-        router, error = torch.zeros(self.experts, hidden, dtype=down.weight.dtype), 0.0
-        groups = torch.arange(channels).view(self.experts, -1)
+        router, error = torch.zeros(self.experts, hidden, dtype=down.weight.dtype, device="cpu"), 0.0
+        groups = torch.arange(channels, device="cpu").view(self.experts, -1)
         if stream is not None:
             rows = stream.entering(index, whole)
             gate, up = gate_up(rows).chunk(2, dim=-1)
@@ -105,7 +105,7 @@ class FFNSplit(Transform):
             if self.taken < self.experts:
                 router = routed(rows, each.norm(dim=-1), self.steps)
                 chosen = (rows.double() @ router.double().T).topk(self.taken, dim=-1).indices
-                left = torch.ones(len(rows), self.experts, dtype=each.dtype).scatter_(1, chosen, 0.0)
+                left = torch.ones(len(rows), self.experts, dtype=each.dtype, device="cpu").scatter_(1, chosen, 0.0)
                 lost = (each * left[..., None]).sum(dim=1)
                 error = float(lost.square().sum() / each.sum(dim=1).square().sum())
         gate_rows, up_rows = gate_up.weight.chunk(2)
@@ -127,10 +127,10 @@ def grouped(active: torch.Tensor, count: int) -> torch.Tensor:
         # The channel that is least like those taken.
         first.append(int((seen @ seen[first].T).amax(dim=1).argmin()))
     centres = seen[first]
-    place = torch.zeros(channels, dtype=torch.int64)
+    place = torch.zeros(channels, dtype=torch.int64, device="cpu")
     for _ in range(_ROUNDS):
         near = seen @ centres.T
-        room, open_ = [channels // count] * count, torch.ones(channels, dtype=torch.bool)
+        room, open_ = [channels // count] * count, torch.ones(channels, dtype=torch.bool, device="cpu")
         # The nearest pairs first, as long as there is room.
         for pair in near.flatten().argsort(descending=True).tolist():
             channel, centre = divmod(pair, count)
@@ -144,7 +144,7 @@ def grouped(active: torch.Tensor, count: int) -> torch.Tensor:
 def routed(rows: torch.Tensor, sizes: torch.Tensor, steps: int) -> torch.Tensor:
     """[experts, hidden] a router that learnt from rows [n, hidden] what share each expert's size [n, experts] has."""
     shares = (sizes.square() / sizes.square().sum(dim=1, keepdim=True)).detach()
-    router = torch.zeros(sizes.shape[1], rows.shape[1], dtype=rows.dtype, requires_grad=True)
+    router = torch.zeros(sizes.shape[1], rows.shape[1], dtype=rows.dtype, requires_grad=True, device="cpu")
     rows, optimizer = rows.detach(), torch.optim.AdamW([router], lr=0.01, weight_decay=0.1)
     with torch.enable_grad():
         for _ in range(steps):

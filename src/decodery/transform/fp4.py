@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -73,7 +74,8 @@ class FP4(EachLinear):
     @property
     def multiples(self) -> list[float]:
         """Of the bias under which the largest magnitude is the largest code; that one is always among them."""
-        return [1.0, *(torch.linspace(*_MULTIPLES, self.points).tolist() if self.points > 1 else [])]
+        tried = torch.linspace(*_MULTIPLES, self.points, dtype=torch.float32, device="cpu").tolist()
+        return [1.0, *(tried if self.points > 1 else [])]
 
     def change(self, model: Transformer, texts: Texts, progress: Progress) -> Change:
         if self.activations == 8:
@@ -157,7 +159,8 @@ class FP4(EachLinear):
         outputs = rows @ whole.weight.T
         largest = rows.abs().amax(dim=0)
         first = "E2M1" if "E2M1" in self.formats else self.formats[0]
-        values, scale, _ = self._searched(whole.weight, first, lambda weight: torch.zeros(len(weight)))
+        nothing = partial(torch.zeros, len(whole.weight), dtype=torch.float32, device="cpu")
+        values, scale, _ = self._searched(whole.weight, first, lambda weight: nothing())
         weight, inputs = values * scale[:, None], input_levels(largest, first, 1.0)
         for _ in range(self.rounds):
             tried = [input_levels(largest, name, each) for name in self.formats for each in self.multiples]
@@ -247,4 +250,4 @@ def codes(name: str) -> torch.Tensor:
         for power in range(2**exponent)
         for fraction in range(step)
     ]
-    return torch.tensor(found, dtype=torch.float32)
+    return torch.tensor(found, dtype=torch.float32, device="cpu")

@@ -133,7 +133,7 @@ def grouped(weight: torch.Tensor, count: int) -> torch.Tensor:
     traits = torch.stack((weight.abs().amax(dim=1), weight.square().mean(dim=1).sqrt()), dim=1)
     traits = traits / traits.mean(dim=0).clamp(min=1e-30)
     order = traits.sum(dim=1).argsort()
-    centres = traits[order[torch.linspace(0, len(order) - 1, count).long()]]
+    centres = traits[order[torch.linspace(0, len(order) - 1, count, dtype=torch.float32, device="cpu").long()]]
     for _ in range(_LLOYD):
         place = torch.cdist(traits, centres).argmin(dim=1)
         centres = torch.stack(

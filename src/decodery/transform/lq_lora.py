@@ -177,10 +177,10 @@ class Decomposition(NamedTuple):
 def normal_float(bits: int) -> torch.Tensor:
     """[2^bits] float64, ascending from -1 to 1: quantiles of the normal distribution."""
     half = 2 ** (bits - 1)
-    left = torch.linspace(1 - _OFFSET, 0.5, half, dtype=torch.float64)
-    right = torch.linspace(0.5, _OFFSET, half + 1, dtype=torch.float64)[1:]
+    left = torch.linspace(1 - _OFFSET, 0.5, half, dtype=torch.float64, device="cpu")
+    right = torch.linspace(0.5, _OFFSET, half + 1, dtype=torch.float64, device="cpu")[1:]
     values = torch.special.ndtri(torch.cat((left, right)))
-    return values / torch.special.ndtri(torch.tensor(_OFFSET, dtype=torch.float64))
+    return values / torch.special.ndtri(torch.tensor(_OFFSET, dtype=torch.float64, device="cpu"))
 
 
 def _linear(split: LQLoRA, means: Means | None, whole: Dense, gram: torch.Tensor | None, itemsize: int) -> Made:

@@ -177,7 +177,7 @@ class _Block:
 
     def _adds(self, weights: torch.Tensor) -> torch.Tensor:
         """[n, hidden] float64, what experts of such weights [n, k] add to the rows."""
-        total = torch.zeros(len(self._rows), self._rows.shape[1], dtype=torch.float64)
+        total = torch.zeros(len(self._rows), self._rows.shape[1], dtype=torch.float64, device="cpu")
         for number in range(self._count):
             row, place = torch.where(self._chosen == number)
             said = self._says(self._expert(number), self._rows[row]).double()
@@ -192,7 +192,7 @@ class _Block:
 
     def shifts(self) -> torch.Tensor:
         """[experts, 3] float64, how far the output moves when one expert alone has so many bits."""
-        found = torch.zeros(self._count, len(BITS), dtype=torch.float64)
+        found = torch.zeros(self._count, len(BITS), dtype=torch.float64, device="cpu")
         shares = self._shares(self._weights)
         for number in range(self._count):
             expert = self._expert(number)

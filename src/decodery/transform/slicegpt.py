@@ -119,7 +119,9 @@ class _Slicing:
         basis = torch.linalg.eigh(gram).eigenvectors.flip(1)
         cut = rows @ basis[:, self.width :]
         if self._chance is not None:
-            turn = torch.randn(self.width, self.width, generator=self._chance, dtype=basis.dtype).to(basis.device)
+            turn = torch.randn(self.width, self.width, generator=self._chance, dtype=basis.dtype, device="cpu").to(
+                basis.device
+            )
             basis[:, : self.width] = basis[:, : self.width] @ torch.linalg.qr(turn).Q
         return basis.to(self.stream.dtype), float(cut.square().sum() / rows.square().sum())
 

@@ -103,7 +103,7 @@ class Laws:
         taps = tuple(self.hidden)
         scored = yield from score(seq.model, segment, taps)
         self._starts.append(known)
-        self._parts.append(scored.logits)
+        self._parts.append(seq.writable(scored.logits))
         self.hidden = {tap: torch.cat((rows, scored.hidden[tap])) for tap, rows in self.hidden.items()}
         count("extra_passes")
         count("extra_rows", len(fresh))

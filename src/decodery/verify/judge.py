@@ -112,7 +112,11 @@ class Judge(Rule):
             token = laws.picks([node])[0]
             child = tree.child(node, token)
             if child is None:
-                allowed = [each for each in tree.children(node).tolist() if passing[each]]
+                allowed = [
+                    each
+                    for each in tree.children(node).tolist()
+                    if passing[each] and not seq.is_padding(tree.tokens[each])
+                ]
                 if not allowed:
                     return Accepted(path, token)
                 child = max(allowed, key=lambda each: scores[each])

@@ -39,7 +39,11 @@ class LexicalUnit(Rule):
         path: list[int] = []
         node = 0
         while True:
-            sure = [child for child in tree.children(node).tolist() if trusted[child]]
+            sure = [
+                child
+                for child in tree.children(node).tolist()
+                if trusted[child] and not seq.is_padding(tree.tokens[child])
+            ]
             token = int(tree.tokens[sure[0]]) if sure else laws.picks([node])[0]
             child = tree.child(node, token)
             if child is None:

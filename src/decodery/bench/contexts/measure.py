@@ -69,7 +69,7 @@ class Reading:
         cache = model.new_cache()
         if cache.policy is not None:
             cache.policy = Meter(cache.policy)
-        logits = torch.empty(0)
+        logits = torch.empty(0, dtype=torch.float32, device="cpu")
         for part in (tokens[:prompt], tokens[prompt:]):
             if part:
                 logits = self.feed(cache, part, changes)
@@ -190,7 +190,7 @@ def measure(
     pairs = list(zip(full["drift"], bench.drift(kv), bench.texts, strict=True))
     gaps = []
     for whole, ours, text in pairs:
-        after = torch.tensor(text[PROMPT + 1 :])[:, None]
+        after = torch.tensor(text[PROMPT + 1 :], dtype=torch.int64, device="cpu")[:, None]
         gaps.append(float((whole[:-1] - ours[:-1]).gather(1, after).mean()))
     found["kl"] = _mean([float((a.exp() * (a - b)).sum(-1).mean()) for a, b, _ in pairs], 5)
     found["top-1"] = _mean([float((a.argmax(-1) == b.argmax(-1)).float().mean()) for a, b, _ in pairs], 4)

@@ -24,7 +24,7 @@ class Economize(Peer):
             times.append(perf_counter())
             return int(row[-1]) in self.order.eos_ids
 
-        ids = torch.tensor(prompt, device=self.model.base_model.device)
+        ids = torch.tensor(prompt, dtype=torch.int64, device=self.model.base_model.device)
         begin = perf_counter()
         result = self.model.decode(ids, max_new_tokens, selector=self.selector(seed), stop=stop)
         end = perf_counter()

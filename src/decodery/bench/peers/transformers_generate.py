@@ -40,7 +40,7 @@ class Transformers(Peer):
 
     def generate(self, prompt: list[int], max_new_tokens: int, seed: int) -> Told:
         torch.manual_seed(seed)
-        ids = torch.tensor([prompt], device=self.model.device)
+        ids = torch.tensor([prompt], dtype=torch.int64, device=self.model.device)
         clock, begin = _Clock(), perf_counter()
         output = self.model.generate(
             ids,

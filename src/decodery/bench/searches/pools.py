@@ -48,7 +48,10 @@ class Sampling(Search):
         for name, scorer in self.scorers.items():
             scorer.fits(pool.texts[0].model)
             said = yield from scored(scorer, pool.texts)
-            weights = log_scores(scorer, torch.tensor([-_NEVER if each is None else each for each in said])).exp()
+            weights = log_scores(
+                scorer,
+                torch.tensor([-_NEVER if each is None else each for each in said], dtype=torch.float32, device="cpu"),
+            ).exp()
             self.said[name] = weights.tolist() if scorer.log else said
         return pool.finish(pool.texts)
 

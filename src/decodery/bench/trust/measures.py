@@ -158,8 +158,8 @@ def log_probs(lm: LM, texts: Sequence[Branches]) -> np.ndarray:
             told, at = [], 1
             for each in behind:
                 # The first token's law is the prompt's, the others' are those of the rows before them.
-                rows = torch.tensor([0, *range(at, at + len(each) - 1)])
-                told.append(float(laws[rows, torch.tensor(list(each))].sum()))
+                rows = torch.tensor([0, *range(at, at + len(each) - 1)], dtype=torch.int64, device="cpu")
+                told.append(float(laws[rows, torch.tensor(list(each), dtype=torch.int64, device="cpu")].sum()))
                 at += len(each) - 1
             found.append(told)
     return np.array(found)

@@ -169,9 +169,11 @@ def surface(train: list[Answered]) -> Scores:
         kind = [float(each.question.stratum == name) for name in kinds]
         return [1.0, len(each.question.prompt) / 100, len(each.tokens) / 10, *kind]
 
-    data = torch.tensor([features(each) for each in train], dtype=torch.float64)
-    weight = logistic(data, torch.tensor([float(each.wrong) for each in train], dtype=torch.float64))
-    return lambda test: [float(torch.tensor(features(each), dtype=torch.float64) @ weight) for each in test]
+    data = torch.tensor([features(each) for each in train], dtype=torch.float64, device="cpu")
+    weight = logistic(data, torch.tensor([float(each.wrong) for each in train], dtype=torch.float64, device="cpu"))
+    return lambda test: [
+        float(torch.tensor(features(each), dtype=torch.float64, device="cpu") @ weight) for each in test
+    ]
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,9 @@ class Turned(Shift):
 
     def of(self, rows: torch.Tensor) -> torch.Tensor:
         length = super().of(rows).norm(dim=-1, keepdim=True)
-        direction = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        direction = torch.randn(
+            rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+        )
         return length * direction / direction.norm()
 
 

@@ -86,8 +86,8 @@ def walks(machine: np.ndarray, count: int = 64) -> Callable[[torch.Generator], t
 
     def draw(draws: torch.Generator) -> torch.Tensor:
         states = np.empty((count, _WALK), dtype=np.int64)
-        steps = torch.randint(_EDGES, (count, _WALK), generator=draws).numpy()
-        states[:, 0] = torch.randint(_STATES, (count,), generator=draws).numpy()
+        steps = torch.randint(_EDGES, (count, _WALK), generator=draws, device="cpu").numpy()
+        states[:, 0] = torch.randint(_STATES, (count,), generator=draws, device="cpu").numpy()
         for at in range(1, _WALK):
             states[:, at] = machine[states[:, at - 1], steps[:, at]]
         return torch.from_numpy(np.stack((states // 10, states % 10), axis=-1).reshape(count, -1))
@@ -126,7 +126,7 @@ def _rows(
 def nexts(model: Transformer, walk: list[int], changes: tuple[Intervention, ...]) -> torch.Tensor:
     """[states + 1] float64: the chance of each next state behind a walk, both digits, and that of no state at all."""
     first = _rows(model, walk, changes, [])[0][-1].double()
-    found = torch.zeros(100, dtype=torch.float64)
+    found = torch.zeros(100, dtype=torch.float64, device="cpu")
     for digit in range(-(-_STATES // 10)):
         second = _rows(model, [*walk, digit], changes, [])[0][-1].double()
         found[digit * 10 : digit * 10 + 10] = first[digit] * second[:10]

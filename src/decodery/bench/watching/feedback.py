@@ -124,8 +124,8 @@ def _reported(
 def _observed(texts: list[str], states: torch.Tensor, given: np.ndarray) -> dict[str, list[float]]:
     """What logistic regression makes of the first examples: of their states [examples, width], and of their words."""
     data = (states - states[:_FIRST].mean(dim=0)) / states[:_FIRST].std(dim=0).clamp_min(1e-6)
-    data = torch.cat((data, torch.ones(_EXAMPLES, 1)), dim=1)
-    weight = logistic(data[:_FIRST], torch.tensor(given[:_FIRST], dtype=torch.float64))
+    data = torch.cat((data, torch.ones(_EXAMPLES, 1, dtype=torch.float32, device="cpu")), dim=1)
+    weight = logistic(data[:_FIRST], torch.tensor(given[:_FIRST], dtype=torch.float64, device="cpu"))
     return {
         "ideal observer of the states": (data[_FIRST:] @ weight).tolist(),
         "observer of the words": word_scores(texts[:_FIRST], given[:_FIRST].tolist(), texts[_FIRST:]),

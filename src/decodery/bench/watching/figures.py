@@ -65,9 +65,9 @@ def calibration_error(judged: Judged) -> float:
     if len(set(labels[fitted])) < 2 or not (~fitted).any():
         return float("nan")
     centre, scale = scores[fitted].mean(), max(scores[fitted].std(), 1e-9)
-    data = torch.tensor((scores - centre) / scale)
-    line = torch.tensor([1.0, 0.0], dtype=torch.double, requires_grad=True)
-    target = torch.tensor(labels)
+    data = torch.tensor((scores - centre) / scale, dtype=torch.float64, device="cpu")
+    line = torch.tensor([1.0, 0.0], dtype=torch.double, requires_grad=True, device="cpu")
+    target = torch.tensor(labels, dtype=torch.float64, device="cpu")
     optimizer = torch.optim.LBFGS([line], max_iter=50)
 
     def loss() -> torch.Tensor:
@@ -86,7 +86,7 @@ def calibration_error(judged: Judged) -> float:
 
 def logistic(data: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Weights [width] of rows [n, width], float64, for labels [n] of 0 and 1; a column of ones is the caller's."""
-    weight = torch.zeros(data.shape[1], dtype=torch.float64, requires_grad=True)
+    weight = torch.zeros(data.shape[1], dtype=torch.float64, requires_grad=True, device="cpu")
     optimizer = torch.optim.LBFGS([weight], max_iter=200)
 
     def loss() -> torch.Tensor:
@@ -111,9 +111,9 @@ def word_scores(train: Ordered[str], labels: Ordered[bool], test: Ordered[str]) 
 
     def bags(texts: Ordered[str]) -> torch.Tensor:
         rows = [[1.0, *(float(word in each) for word in known)] for each in words(texts)]
-        return torch.tensor(rows, dtype=torch.float64)
+        return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
-    weight = logistic(bags(train), torch.tensor([float(each) for each in labels], dtype=torch.float64))
+    weight = logistic(bags(train), torch.tensor([float(each) for each in labels], dtype=torch.float64, device="cpu"))
     return (bags(test) @ weight).tolist()
 
 

@@ -22,7 +22,11 @@ def price(lm: LM, texts: Iterable[tuple[Ordered[int], Ordered[int]]]) -> float:
         wanted = list(range(len(prompt) - 1, len(prompt) + len(tokens) - 1))
         segment = Segment.chunk([*prompt, *tokens[:-1]], lm.model.new_cache(), logit_rows=wanted)
         rows = torch.log_softmax(lm.model.forward(Batch([segment])).logits.float(), dim=-1)
-        total -= float(rows[torch.arange(len(tokens)), torch.tensor(list(tokens))].sum())
+        total -= float(
+            rows[
+                torch.arange(len(tokens), device="cpu"), torch.tensor(list(tokens), dtype=torch.int64, device="cpu")
+            ].sum()
+        )
         count += len(tokens)
     return total / max(count, 1)
 

@@ -88,9 +88,9 @@ def draw(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pairs of one of several keys and its value, which stays the same within a text: [count, 2 * pairs] ids, and
     [count, pairs] bool, whether the key stood there before."""
-    keys = torch.rand(count, _LETTERS, generator=draws).argsort(dim=1)[:, :several]
-    values = torch.randint(_VALUES, (count, several), generator=draws)
-    which = torch.randint(several, (count, pairs), generator=draws)
+    keys = torch.rand(count, _LETTERS, generator=draws, dtype=torch.float32, device="cpu").argsort(dim=1)[:, :several]
+    values = torch.randint(_VALUES, (count, several), generator=draws, device="cpu")
+    which = torch.randint(several, (count, pairs), generator=draws, device="cpu")
     tokens = torch.stack((_FIRST_KEY + keys.gather(1, which), values.gather(1, which)), dim=-1).flatten(1)
     same = (which[:, :, None] == which[:, None]).tril(-1)
     return tokens, same.any(dim=2)
@@ -140,7 +140,7 @@ def _asked(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarra
     for at in np.flatnonzero(~known):
         used = set(tokens[at, :-2:2].tolist())
         free = [key for key in range(_FIRST_KEY, _FIRST_KEY + _LETTERS) if key not in used]
-        tokens[at, -2] = free[int(torch.randint(len(free), (1,), generator=draws))]
+        tokens[at, -2] = free[int(torch.randint(len(free), (1,), generator=draws, device="cpu"))]
     return tokens[:, :-1], tokens[:, -1], known
 
 
@@ -212,7 +212,13 @@ def _scores(model: Transformer, seed: int, rate: float) -> dict[str, np.ndarray]
 
 def _told(rows: torch.Tensor, labels: torch.Tensor) -> float:
     """The accuracy of logistic regression, learned from one half of the texts, on the other."""
-    data = torch.cat(((rows - rows.mean(dim=0)) / rows.std(dim=0).clamp_min(1e-6), torch.ones(len(rows), 1)), dim=1)
+    data = torch.cat(
+        (
+            (rows - rows.mean(dim=0)) / rows.std(dim=0).clamp_min(1e-6),
+            torch.ones(len(rows), 1, dtype=torch.float32, device="cpu"),
+        ),
+        dim=1,
+    )
     half = len(data) // 2
     weight = logistic(data[:half].double(), labels[:half].double())
     return float(((data[half:].double() @ weight > 0) == labels[half:]).double().mean())

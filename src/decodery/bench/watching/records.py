@@ -19,7 +19,7 @@ RECORD, _MORE = "record", 6000
 def recorded(program: Program, robot: Robot) -> Program:
     """The same program with a record in the place of its rows: its prompt's states and its actions so far, one-hot."""
     width, length = 2 * (2 * robot.side + FACINGS), len(program.text)
-    rows = torch.zeros(length + 1, width + len(ACTIONS) * robot.longest)
+    rows = torch.zeros(length + 1, width + len(ACTIONS) * robot.longest, dtype=torch.float32, device="cpu")
     at = 0
     for state in given(program.prompt):
         for number, size in zip(state, (robot.side, robot.side, FACINGS), strict=True):
@@ -45,7 +45,11 @@ def surface(learned: list[Program], asked: list[Program], robot: Robot) -> list[
         rows = [recorded(each, robot).rows[RECORD][-1] for each in programs]
         own = 2 * (2 * robot.side + FACINGS)
         counts = [[1.0, *(each.text.count(action) for action in ACTIONS)] for each in programs]
-        return torch.cat((torch.tensor(counts), torch.stack(rows)[:, :own]), dim=1).double()
+        return torch.cat(
+            (torch.tensor(counts, dtype=torch.float32, device="cpu"), torch.stack(rows)[:, :own]), dim=1
+        ).double()
 
-    weight = logistic(features(learned), torch.tensor([float(not each.right) for each in learned], dtype=torch.double))
+    weight = logistic(
+        features(learned), torch.tensor([float(not each.right) for each in learned], dtype=torch.double, device="cpu")
+    )
     return (features(asked) @ weight).tolist()

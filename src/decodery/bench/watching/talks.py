@@ -108,9 +108,13 @@ def _surface(learned: list[Heard], labels: list[bool], asked: list[Heard]) -> li
 
     def features(heard: list[Heard]) -> torch.Tensor:
         lengths = [[len(turn.split()) for turn in each.talk.turns] for each in heard]
-        return torch.tensor([[1.0, len(own), sum(own) / 10, own[-1]] for own in lengths], dtype=torch.double)
+        return torch.tensor(
+            [[1.0, len(own), sum(own) / 10, own[-1]] for own in lengths], dtype=torch.double, device="cpu"
+        )
 
-    weight = logistic(features(learned), torch.tensor([float(each) for each in labels], dtype=torch.double))
+    weight = logistic(
+        features(learned), torch.tensor([float(each) for each in labels], dtype=torch.double, device="cpu")
+    )
     return (features(asked) @ weight).tolist()
 
 

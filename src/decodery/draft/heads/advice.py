@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
+from weakref import ref
 
 from ...core.sequence import Sequence
 from ...core.tree import TokenTree
@@ -35,7 +36,7 @@ class HeadAdvice(Advice):
             return Blending(), AskCosts(_SHARE)
 
         # Two heads are two opinions, and so are those of greedy texts and of drawn ones.
-        key = ("auto", "head", id(trained), seq.sampler.greedy)
+        key = ("auto", "head", ref(trained), seq.sampler.greedy)
         blending, costs = seq.memory.recall("process", seq, key, make)
         return cls(blending, costs, head=HeadReading.begin(head))
 

@@ -27,7 +27,7 @@ class ContextLayer(DecoderLayer):
         """Whole texts side by side, for training: [b, n, hidden] -> what leaves the layer [b * n, hidden]."""
         b, n, _ = states.shape
         rows = states.flatten(0, 1)
-        found = self.heads(self.entered(rows), torch.arange(n).repeat(b))
+        found = self.heads(self.entered(rows), torch.arange(n, device="cpu").repeat(b))
         queries, keys, values = (each.view(b, n, *each.shape[1:]) for each in found)
         context = teacher_attention(self, queries, [keys], [values])
         return self.left(rows + self.parts.linear(f"{self.prefix}output")(context.flatten(0, 1)))

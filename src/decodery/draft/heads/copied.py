@@ -19,7 +19,7 @@ def layer_shape(config: ModelConfig, index: int) -> LayerShape:
     if rope.rotated:
         raise UnsupportedModel("a head turns all dimensions of its model, and this one turns some: use another")
     if rope.kind != "default":
-        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float64, device="cpu") / config.head_dim
         inverse, _ = rope_frequencies(rope, config.head_dim)
         stretch = tuple((1.0 / rope.theta**exponents / inverse.double()).tolist())
     return LayerShape(

@@ -223,7 +223,7 @@ class BoundHead(ABC):
 
     def regret(self, guesses: list[Guess], states: dict[Tap, torch.Tensor], known: torch.Tensor) -> torch.Tensor:
         """What is to be made small beside the distance of the guesses, a scalar. known: [b, n], states of a text."""
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32, device="cpu")
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """[n] ids -> [n, hidden]: the target's embeddings."""
@@ -288,7 +288,7 @@ class DraftHead(BoundHead):
         positions = np.concatenate([np.arange(each.start, each.start + len(each.tokens)) for each in seen])
         with torch.no_grad(), one_thread():
             states = {tap: torch.cat([each.states(tap) for each in seen]).to(self.dtype) for tap in taps}
-            return Heard(self.read(memory, states, torch.tensor(tokens), positions))
+            return Heard(self.read(memory, states, torch.tensor(tokens, dtype=torch.int64, device="cpu"), positions))
 
     @abstractmethod
     def read(

@@ -25,7 +25,7 @@ def disturbed(features: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     tokens: any, of the same texts; what was drawn hangs on them alone, so that a training goes on as it would have.
     """
     source = torch.Generator().manual_seed(int(tokens.sum()))
-    noise = torch.rand(features.shape, generator=source, dtype=features.dtype) - 0.5
+    noise = torch.rand(features.shape, generator=source, dtype=features.dtype, device="cpu") - 0.5
     return features + noise * (_SPREAD * _LENGTH / features.shape[1])
 
 

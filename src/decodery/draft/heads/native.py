@@ -20,6 +20,7 @@ from ...model.kernels import (
     PassStruct,
     RunStruct,
     SegmentStruct,
+    address,
     check,
     library,
 )
@@ -73,7 +74,10 @@ class NativeHead:
         shape = self.shape = layer.shape
         self._layer, self._embed, self._table = layer, embed, table
         self._vocabulary = None if vocabulary is None else vocabulary.to(torch.int32).contiguous()
-        self._tables = torch.empty(0, 0), torch.empty(0, 0)
+        self._tables = (
+            torch.empty(0, 0, dtype=torch.float32, device="cpu"),
+            torch.empty(0, 0, dtype=torch.float32, device="cpu"),
+        )
         # In the order they are read in.
         linears: dict[str, Any] = {"enter": enter}
         linears |= {name: layer.parts.linear(f"{layer.prefix}{name}") for name in _LINEARS}
@@ -82,7 +86,7 @@ class NativeHead:
         arena = Arena(sum(sizes))
         packed = {name: Packed(each, arena, gated=name == "gate_up") for name, each in linears.items()}
         kept = [each.detach().float().contiguous() for each in (layer.parts[f"{layer.prefix}mlp_norm.weight"], *norms)]
-        mlp_norm, token_norm, feature_norm, norm = (each.data_ptr() for each in kept)
+        mlp_norm, token_norm, feature_norm, norm = (address(each, torch.float32, shape.hidden) for each in kept)
         made = LayerStruct(*(packed[name].struct for name in _LINEARS), None, mlp_norm)
         layers = (LayerStruct * 1)(made)
         self.outputs = packed["words"].outputs
@@ -125,23 +129,29 @@ class NativeHead:
         rows, narrow, alive = self._embedded(tokens)
         cos, sin = self._angles(max(positions) + 1)
         first = held.reserve(n, text=mask is None)
-        data, seen = held.data, None if mask is None else torch.from_numpy(np.ascontiguousarray(mask))
-        dim, capacity = self.shape.head_dim, data.shape[2]
-        runs = RunStruct(data.data_ptr(), 0, self.shape.kv_heads * capacity * dim, capacity * dim, 0, capacity)
+        data, seen = held.data, None if mask is None else np.ascontiguousarray(mask)
+        dim, capacity, stays = self.shape.head_dim, data.shape[2], first - held.length
+        begin = address(data, torch.float32, 2, self.shape.kv_heads, capacity, dim)
+        runs = RunStruct(begin, 0, self.shape.kv_heads * capacity * dim, capacity * dim, 0, capacity)
         length, places = c_int64(held.length), (c_int64 * n)(*positions)
         segment = SegmentStruct(
-            pointer(runs), addressof(length), None, addressof(places), None if seen is None else seen.data_ptr(), 0, 1,
-            n, first - held.length, 0,
+            pointer(runs), addressof(length), None, addressof(places),
+            None if seen is None else address(seen, np.bool_, n, stays + n), 0, 1, n, stays, 0,
         )  # fmt: skip
         passed = PassStruct(None, pointer(segment), addressof(_ONLY), addressof(_ONLY))
         passed.rows, passed.segment_count, passed.run_count = n, 1, 1
-        features, logits = torch.empty(spoken, self.shape.hidden), torch.empty(spoken, self.outputs)
+        features, logits = (
+            torch.empty(spoken, self.shape.hidden, dtype=torch.float32, device="cpu"),
+            torch.empty(spoken, self.outputs, dtype=torch.float32, device="cpu"),
+        )
         ids, chances = (c_int32 * (spoken * k))(), (c_float * (spoken * k))()
         states = (c_void_p * len(given))(*given)
+        tables = (address(each, torch.float32, None, dim // 2) for each in (cos, sin))
+        made = (address(each, torch.float32, spoken, None) for each in (features, logits))
+        words = None if self._vocabulary is None else address(self._vocabulary, torch.int32, self.outputs)
         guess = GuessStruct(
-            passed, addressof(states), addressof(rows), cos.data_ptr(), sin.data_ptr(), features.data_ptr(),
-            logits.data_ptr(), None if self._vocabulary is None else self._vocabulary.data_ptr(), addressof(ids),
-            addressof(chances), entering, narrow, spoken, k,
+            passed, addressof(states), addressof(rows), *tables, *made, words, addressof(ids), addressof(chances),
+            entering, narrow, spoken, k,
         )  # fmt: skip
         code = lib.decodery_draft(addressof(self._draft), addressof(guess))
         del alive
@@ -156,25 +166,27 @@ class NativeHead:
         table = self._table
         if table is None:
             with torch.no_grad(), one_thread():
-                table = self._embed(torch.tensor(tokens)).float().contiguous()
+                table = self._embed(torch.tensor(tokens, dtype=torch.int64, device="cpu")).float().contiguous()
             tokens = range(len(tokens))
-        begin, apart = table.data_ptr(), table.shape[1] * table.itemsize
-        rows = (c_void_p * len(tokens))(*[begin + apart * token for token in tokens])
-        return rows, table.dtype == torch.bfloat16, table
+        narrow = table.dtype == torch.bfloat16
+        places = places_of(table, tokens, torch.bfloat16 if narrow else torch.float32)
+        return (c_void_p * len(tokens))(*places), narrow, table
 
     def _angles(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [at least `end`, head_dim / 2]."""
         if end > len(self._tables[0]):
-            positions = torch.arange(max(end, 2 * len(self._tables[0]), _ANGLES))
+            positions = torch.arange(max(end, 2 * len(self._tables[0]), _ANGLES), device="cpu")
             cos, sin = self._layer.angles(positions)
             # Both change places at once: another thread may be about to read them.
             self._tables = cos.float(), sin.float()
         return self._tables
 
 
-def places_of(rows: torch.Tensor, which: Ordered[int]) -> list[int]:
-    """Where rows of [n, width] lie; each is contiguous."""
-    begin, apart = rows.data_ptr(), rows.stride(0) * rows.itemsize
+def places_of(rows: torch.Tensor, which: Ordered[int], dtype: torch.dtype = torch.float32) -> list[int]:
+    """Where rows of [n, width] lie; each is contiguous. Raises IndexError for a row that is not there."""
+    begin, apart = address(rows, dtype, None, None, apart=True), rows.stride(0) * rows.itemsize
+    if which and not 0 <= min(which) <= max(which) < len(rows):
+        raise IndexError(f"rows {list(which)} are not all among {len(rows)}")
     return [begin + apart * row for row in which]
 
 

@@ -138,10 +138,10 @@ class DecoderLayer:
 
     def __init__(self, parts: Parts, prefix: str, shape: LayerShape) -> None:
         self.parts, self.prefix, self.shape = parts, prefix, shape
-        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim
+        exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float64, device="cpu") / shape.head_dim
         self._inverse = 1.0 / shape.theta**exponents
         if shape.stretch:
-            self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64)
+            self._inverse = self._inverse / torch.tensor(shape.stretch, dtype=torch.float64, device="cpu")
 
     def begin(self, like: torch.Tensor) -> Held:
         return Held.begin(self.shape.kv_heads, self.shape.head_dim, like)
@@ -199,7 +199,7 @@ def teacher_attention(
     group = heads // shape.kv_heads
     grouped = queries.view(b, n, shape.kv_heads, group, dim)
     scores = torch.einsum("bqkgd,bskd->bkgqs", grouped, keys[0]) * dim**-0.5
-    places = torch.arange(n)
+    places = torch.arange(n, device="cpu")
     hidden = places[None, :] > places[:, None]
     if shape.window is not None:
         hidden |= places[None, :] < places[:, None] - shape.window

@@ -67,12 +67,14 @@ def published(folder: Path) -> TrainedHead:
     if weights is None:
         named = _named(_settings(folder))
         raise refuse_pickle(folder, f"{named}_lm_head.safetensors" if named else "model.safetensors")
-    return _read(weights)
+    return _read(folder)
 
 
 @remembered
-def _read(weights: Path) -> TrainedHead:
-    settings, tensors = _settings(weights.parent), Tensors(weights)
+def _read(folder: Path) -> TrainedHead:
+    weights = weights_of(folder)
+    assert weights is not None
+    settings, tensors = _settings(folder), Tensors(weights)
     layout = _layout(settings, tensors)
     if layout in _MLPS:
         refuse_unknown(settings.raw, settings.origin, _OF_MLPS)
@@ -207,5 +209,5 @@ def _eagle_3(settings: Fields, config: ModelConfig, tensors: Tensors) -> tuple[d
         found[f"{name}.weight"] = tensors.take(f"{prefix}{theirs}.weight", hidden)
     found["norm.weight"] = tensors.take("norm.weight", hidden)
     if "d2t" in tensors:
-        found["vocabulary"] = (torch.arange(outputs) + tensors.take("d2t", outputs)).int()
+        found["vocabulary"] = (torch.arange(outputs, device="cpu") + tensors.take("d2t", outputs)).int()
     return found, {"taps": taps, "norm_before_residual": settings.get("norm_before_residual", False)}

@@ -82,7 +82,7 @@ class RecurrentHead(DraftHead):
         return features
 
     def begin(self) -> _Memory:
-        like = self.embed(torch.zeros(1, dtype=torch.int64))
+        like = self.embed(torch.zeros(1, dtype=torch.int64, device="cpu"))
         return _Memory(self.layer.begin(like), like[0], like[:0])
 
     def hear(self, memory: _Memory, seen: list[Seen]) -> Heard:
@@ -119,7 +119,7 @@ class RecurrentHead(DraftHead):
         memory.held.rows = mask.shape[1] - len(tokens)
         known, positions = memory.rows[: memory.held.rows], memory.end + depths
         if self.native is not None:
-            places = [*places_of(known, range(len(known))), memory.last.data_ptr()]
+            places = [*places_of(known, range(len(known))), *places_of(memory.last[None], (0,))]
             given, n = [places[row] for row in above.tolist()], len(tokens)
             found = self.native(memory.held, given, tokens.tolist(), positions.tolist(), mask, entering=False, spoken=n)
             features, logits = found.features, found.logits
@@ -144,7 +144,7 @@ class RecurrentHead(DraftHead):
                 stream, attended = self.beside(
                     stream, attended, {tap: rows.flatten(0, 1) for tap, rows in states.items()}
                 )
-            positions = torch.arange(step, step + n).repeat(b)
+            positions = torch.arange(step, step + n, device="cpu").repeat(b)
             queries, own, seen = (each.view(b, n, *each.shape[1:]) for each in self.layer.heads(attended, positions))
             keys.append(own)
             values.append(seen)
@@ -175,4 +175,4 @@ class RecurrentHead(DraftHead):
 
 def _lies_as_read(states: torch.Tensor) -> bool:
     """Whether the kernels can read states [n, hidden] where they lie."""
-    return states.dtype == torch.float32 and states.stride(1) == 1
+    return states.device.type == "cpu" and states.dtype == torch.float32 and states.stride(1) == 1

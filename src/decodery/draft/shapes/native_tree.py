@@ -11,7 +11,7 @@ from ...core.sequence import Sequence
 from ...core.topk import NAN
 from ...core.tree import TokenTree
 from ...errors import NumericalError
-from ...model.kernels import ExpectedStruct, HappenedStruct, library
+from ...model.kernels import ExpectedStruct, HappenedStruct, address, library
 from ..base import Observation
 from ..stores.expectations import CONTEXTS, HEED, MEAN, Expectations
 from .likeliest import heeds
@@ -62,7 +62,7 @@ class NativeTree:
         known.hits, known.tried = self._trusts[id(memory.trust_now)]
         known.seed, known.position = seq.seed & _MASK, seq.position
         with memory.contexts.lock:
-            size = lib.decodery_expect(addressof(known), costs.ctypes.data, len(costs), texts, depth)
+            size = lib.decodery_expect(addressof(known), address(costs, np.float64, None), len(costs), texts, depth)
             tokens, parents = self._nodes[:, :size].copy()
         return TokenTree(tokens, parents)
 
@@ -79,12 +79,13 @@ class NativeTree:
         rows, k = len(tree), min(contexts.width, logits.shape[1])
         if len(self._ranked) < rows * k:
             self._ranked, self._values = np.empty(rows * k, dtype=np.int32), np.empty(rows * k, dtype=np.float32)
-        emitted, path = np.array(seen.emitted), np.array(seen.path, dtype=np.int64)
+        emitted, path = np.array(seen.emitted, dtype=np.int64), np.array(seen.path, dtype=np.int64)
         self._stand(seq.tokens, seen.start + 1)
         step.emitted, step.count = emitted.ctypes.data, len(emitted) if judged else 0
-        step.tokens, step.parents, step.rows = tree.tokens.ctypes.data, tree.parents.ctypes.data, rows
+        step.tokens, step.parents = (address(each, np.int64, rows) for each in (tree.tokens, tree.parents))
+        step.rows = rows
         step.accepted, step.length = path.ctypes.data, len(path)
-        step.logits, step.vocab, step.k = logits.data_ptr(), logits.shape[1], k
+        step.logits, step.vocab, step.k = address(logits, torch.float32, rows, None), logits.shape[1], k
         step.ranked, step.values = self._ranked.ctypes.data, self._values.ctypes.data
         with contexts.lock:
             if lib.decodery_learn(addressof(self._known), addressof(step)):

@@ -86,8 +86,8 @@ class Values(Guarded):
         super().__init__()
         self.keys, self.lr = keys, lr
         books, count, _ = keys.keys.shape
-        self.data = torch.zeros(ahead, books, count, len(keys.readout))
-        self._books = torch.arange(books)
+        self.data = torch.zeros(ahead, books, count, len(keys.readout), dtype=torch.float32, device="cpu")
+        self._books = torch.arange(books, device="cpu")
 
     def found(self, place: int, codes: torch.Tensor) -> torch.Tensor:
         """[r] the mean value behind codes [C], of the token `place` places ahead."""

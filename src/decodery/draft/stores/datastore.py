@@ -79,7 +79,7 @@ class Datastore:
             raise CorruptFile(
                 f"there is no datastore in {folder}: make one with decodery train datastore FILES --out {folder}"
             )
-        return _open(header)
+        return _open(header.parent)
 
     def fits(self, vocab_size: int) -> None:
         """Raise VocabularyMismatch where the tokens are those of a model with another vocabulary."""
@@ -173,11 +173,12 @@ def sort_suffixes(tokens: np.ndarray) -> np.ndarray:
 
 
 @remembered
-def _open(header: Path) -> Datastore:
+def _open(folder: Path) -> Datastore:
+    header = folder / "datastore.json"
     facts = Fields(read_json(header), str(header), _HEADER)
     if facts.need("format") != FORMAT:
         raise CorruptFile(f"{header} is of another format than {FORMAT}: build the datastore again")
-    shards = [_shard(header.parent, number, size) for number, size in enumerate(facts.need("shards"))]
+    shards = [_shard(folder, number, size) for number, size in enumerate(facts.need("shards"))]
     return Datastore(shards, facts.need("separator"), facts.need("vocab_size"))
 
 

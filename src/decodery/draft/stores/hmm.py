@@ -43,8 +43,8 @@ class HMM:
     @cached_property
     def columns(self) -> torch.Tensor:
         """[vocab] int64, the column of every token."""
-        found = torch.full((len(self.rest),), len(self.tokens))
-        found[self.tokens] = torch.arange(len(self.tokens))
+        found = torch.full((len(self.rest),), len(self.tokens), dtype=torch.int64, device="cpu")
+        found[self.tokens] = torch.arange(len(self.tokens), device="cpu")
         return found
 
     @cached_property
@@ -117,7 +117,7 @@ def _sound(hmm: HMM) -> bool:
         return False
     others = count < len(hmm.rest)
     said = hmm.emission if others else hmm.emission[:, :-1]
-    unlike = torch.ones(len(hmm.rest), dtype=torch.bool)
+    unlike = torch.ones(len(hmm.rest), dtype=torch.bool, device="cpu")
     unlike[hmm.tokens] = False
     if not bool((said > 0).all()) or not torch.equal(hmm.rest > 0, unlike):
         return False

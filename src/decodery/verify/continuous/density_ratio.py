@@ -64,7 +64,7 @@ def thinning(p: Density, q: Density, y: np.ndarray) -> np.ndarray:
 
 def uniforms(seed: int, position: int, first: int, rows: int, numbers: int, stream: int) -> np.ndarray:
     """[rows, numbers] of the request's own noise, those of row i always the same."""
-    counted = torch.arange(first * numbers, (first + rows) * numbers)
+    counted = torch.arange(first * numbers, (first + rows) * numbers, device="cpu")
     return noise.uniform(seed, position, counted, stream).numpy().reshape(rows, numbers)
 
 

@@ -1,0 +1,158 @@
+"""Rows that a vocabulary was padded with: ids that no token stands for are never written, whoever draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from tokenizers import models
+
+from decodery.budget.base import Budget
+from decodery.core.ask import drive
+from decodery.core.needs import Gives
+from decodery.core.sequence import Sequence
+from decodery.core.tree import TokenTree
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.draft.base import Drafter
+from decodery.model.batch import Batch, Segment
+from decodery.model.tokenizer import Tokenizer
+from decodery.model.transformer import Transformer
+from decodery.model.vocabularies import excluded, padding_of, speaks
+from decodery.model.weights import Dense
+from decodery.sample import Sampler
+from decodery.suggest.ngrams import NGrams
+from decodery.suggest.superposed import Superposition, superpose
+from decodery.testing import tiny_transformer
+from methods import DRAFTERS, DRAWING, KVS, LOSSY_RULES, RULES, SEARCHES, SOURCES, TWO_MODELS, fits
+from tiny_encoder import tiny_encoder_decoder
+
+VOCAB, PADDED = 64, {17, 60, 61, 62, 63}
+TOKENIZER = Tokenizer(
+    tokenizers.Tokenizer(models.WordLevel({f"w{id}": id for id in range(VOCAB) if id not in PADDED}, unk_token="w0"))
+)
+PROMPT = [5, 9, 2, 33, 5, 9, 2]
+GREEDY, DRAWN = Sampler.from_settings(), Sampler.from_settings(temperature=1.2, top_p=0.98)
+
+
+def padded(seed: int) -> Transformer:
+    """A model that likes nothing better than its padding."""
+    model = tiny_transformer(seed)
+    assert isinstance(model.weights.head, Dense)
+    bias = torch.zeros(VOCAB, dtype=torch.float64)
+    bias[sorted(PADDED)] = 30.0
+    head = Dense(model.weights.head.weight, bias.to(model.weights.head.weight.dtype))
+    made = Transformer(model.config, replace(model.weights, head=head))
+    speaks(made, TOKENIZER)
+    return made
+
+
+MODEL, OTHER = padded(0), padded(1)
+
+
+@dataclass(frozen=True)
+class Drafts(Drafter):
+    """Drafts nothing but padding, and is sure of it."""
+
+    gives = Gives(drafts=("deterministic",))
+
+    def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
+        tree = TokenTree.chain(seq.pending, [61, 17][: min(budget.nodes, budget.depth)])
+        return replace(tree, logq=np.zeros(len(tree)))
+
+
+def written(sampler: Sampler = DRAWN, **settings: Any) -> Sequence:
+    engine = Engine(MODEL)
+    seq = engine.submit(Request(PROMPT, sampler=sampler, **{"max_new_tokens": 12, "seed": 4, "logprobs": 2} | settings))
+    engine.run([seq])
+    return seq
+
+
+def check(seq: Sequence) -> None:
+    assert seq.generated and PADDED.isdisjoint(seq.generated)
+
+
+PLAIN = {sampler: written(sampler).generated for sampler in (GREEDY, DRAWN)}
+
+
+def test_the_models_padding_is_known() -> None:
+    found = padding_of(MODEL)
+    assert found is not None and found.first == 60 and found.others.tolist() == [17]
+    assert [id for id in range(VOCAB) if found.holds(id)] == sorted(PADDED)
+    assert padding_of(tiny_transformer(0)) is None
+    ends = Tokenizer(TOKENIZER.backend, eos_ids=(61,))
+    spelt = tokenizers.Tokenizer(models.WordLevel({"w0": 0, "[PAD1]": 1, "[PAD3]": 2, "[PAD]": 3}, unk_token="w0"))
+    assert Tokenizer(spelt).unknown(5).tolist() == [1, 4]
+    # An id that ends texts is no padding, whatever it is spelt like.
+    assert ends.unknown(VOCAB).tolist() == [17, 60, 62, 63] and TOKENIZER.unknown(60).tolist() == [17]
+
+
+def test_what_is_written_is_what_the_model_says_without_it() -> None:
+    for sampler, tokens in PLAIN.items():
+        seq = written(sampler)
+        assert seq.generated == tokens
+        check(seq)
+        # Log-probabilities are those of a distribution over tokens.
+        for each in seq.token_logprobs:
+            assert each.logprob > -15 and PADDED.isdisjoint(id for id, _ in each.top)
+    bare, tokens = tiny_transformer(0), list(PROMPT)
+    for _ in range(12):
+        logits = bare.forward(Batch([Segment.chunk(tokens, bare.new_cache())])).logits[-1]
+        logits[sorted(PADDED)] = -torch.inf
+        tokens.append(int(logits.argmax()))
+    assert PLAIN[GREEDY] == tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_drafters_write_none(name: str) -> None:
+    for sampler, expected in PLAIN.items():
+        assert written(sampler, drafter=DRAFTERS[name](OTHER)).generated == expected
+
+
+@pytest.mark.parametrize("name", [*RULES, *LOSSY_RULES])
+def test_rules_accept_none(name: str) -> None:
+    rule = (RULES | LOSSY_RULES)[name]
+    for drafter in (DRAFTERS["draft-model"](OTHER), Drafts()):
+        if fits(drafter, rule):
+            check(written(GREEDY if rule.needs.greedy else DRAWN, drafter=drafter, rule=rule))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_write_none(name: str) -> None:
+    search = SEARCHES[name]
+    second = {"model": OTHER} if name in TWO_MODELS else {}
+    sampler = DRAWN if name in DRAWING else GREEDY
+    request = Request(PROMPT, sampler=sampler, max_new_tokens=12, seed=4, eos_ids=(3,))
+    for seq in replace(search, **second).run(Engine(MODEL), request):  # type: ignore[type-var]
+        assert PADDED.isdisjoint(seq.generated)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_say_none(name: str) -> None:
+    check(written(source=SOURCES[name](OTHER)))
+
+
+@pytest.mark.parametrize("name", KVS)
+def test_texts_under_a_cache_policy_hold_none(name: str) -> None:
+    check(written(kv=KVS[name]))
+
+
+def test_suggestions_and_prompts_hold_none() -> None:
+    for draft in drive(superpose(MODEL, PROMPT, 3, length=6, settings=Superposition.published(3), ngrams=NGrams())):
+        assert draft.tokens and PADDED.isdisjoint(draft.tokens)
+    seq = written(prompt_logprobs=2)
+    assert len(seq.told) == len(PROMPT) - 1
+    assert all(PADDED.isdisjoint(id for id, _ in each.top) for each in seq.told)
+
+
+def test_what_an_encoders_text_is_drawn_from_holds_none() -> None:
+    model = tiny_encoder_decoder()
+    speaks(model, TOKENIZER)
+    logits = torch.zeros(2, model.vocab_size, dtype=torch.float32, device="cpu")
+    wanted = [id for id in sorted(PADDED | set(range(VOCAB, model.vocab_size))) if id < model.vocab_size]
+    assert excluded(model, logits) is logits
+    assert torch.nonzero(logits[1] == -torch.inf).flatten().tolist() == wanted != []
