@@ -277,7 +277,7 @@ class Run:
         found = logits[0].clone()
         if len(logits) == 2:
             found += self.method.guidance * (logits[0] - logits[1])
-        found[:, self.canvas.mask_id] = -torch.inf
+        found[:, [self.canvas.mask_id, *self.canvas.barred]] = -torch.inf
         if self.method.eos == "never":
             found[:, list(self.canvas.eos_ids)] = -torch.inf
         return found
