@@ -196,7 +196,7 @@ def test_ends() -> None:
     assert len(cad.rounds[0].tokens) == 1 and cad.output == [3, 9]
     # Two of six are to be written before an end may be: the second pass has one candidate, however many are due.
     least = fill(oracle([[3, 9, 9, 9, 9, 9]]), "cad:least=2,eos_share=0.3", 6, prompt=[0], eos=[9])
-    assert [each.tokens.tolist() for each in least.rounds][0] == [3]
+    assert least.rounds[0].tokens.tolist() == [3]
     only = fill(oracle([[9, 9, 9]]), "cad:least=2,eos_share=1", 3, prompt=[0], eos=[9])
     assert only.rounds[0].tokens.tolist() == [9, 9] and only.output == [9]
 

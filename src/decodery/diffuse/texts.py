@@ -22,7 +22,10 @@ Decode = Callable[[list[int], list[int]], str]
 
 @dataclass
 class Fill:
-    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is."""
+    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is.
+
+    barred: ids of the model that no token has, which are never written.
+    """
 
     prompt: list[int]
     length: int
@@ -31,6 +34,7 @@ class Fill:
     seed: int = 0
     hold: Hold | None = None
     salt: str = ""
+    barred: tuple[int, ...] = ()
 
 
 class Filling:
@@ -39,16 +43,20 @@ class Filling:
     def __init__(
         self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
     ) -> None:
-        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
+        settings = {"eos_ids": eos_ids, "seed": fill.seed, "barred": fill.barred}
+        self.canvas = Canvas.of(model, fill.prompt, fill.length, **settings)
         run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
         self.work = engine.enter(finished(run), self.canvas.trace, memory=run)
         self._decode, self._revises, self._told = decode, fill.method.revises, 0
 
     @property
     def settled(self) -> list[int]:
-        """Tokens that cannot change any more: those before the first open place, none where methods take some back."""
-        canvas = self.canvas
-        if self.work.finished or canvas.ended:
+        """Tokens that cannot change any more: those before the first open place, none where methods take some back.
+
+        Of a canvas that was stopped it is these as well; only one that came to its end is settled as a whole.
+        """
+        canvas, work = self.canvas, self.work
+        if canvas.ended or (work.finished and not work.stopped and work.error is None):
             return canvas.output
         if self._revises:
             return []
@@ -65,14 +73,14 @@ class Filling:
         return text[told:]
 
     def output(self) -> Output:
-        """What became of it: all that is settled, where it was stopped."""
+        """What became of it; of one that was stopped what is settled, with finish_reason "cancelled"."""
         canvas, tokens = self.canvas, self.settled
         ended = bool(tokens) and tokens[-1] in canvas.eos_ids
         return Output(
             text=self._text(tokens),
             tokens=tokens,
             prompt_tokens=self._prompt,
-            finish_reason="stop" if ended else "cancelled" if self.work.result is None else "length",
+            finish_reason="stop" if ended else "cancelled" if self.work.stopped else "length",
             stopped_by=tokens[-1] if ended else None,
             seed=canvas.seed,
             trace=canvas.trace,
