@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..core.sequence import FinishReason
 from ..model.protocol import LanguageModel
 from ..output import Output
 from .base import Diffusion
@@ -43,11 +44,10 @@ class Filling:
     def __init__(
         self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
     ) -> None:
-        settings = {"eos_ids": eos_ids, "seed": fill.seed, "barred": fill.barred}
-        self.canvas = Canvas.of(model, fill.prompt, fill.length, **settings)
+        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed, barred=fill.barred)
         run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
         self.work = engine.enter(finished(run), self.canvas.trace, memory=run)
-        self._decode, self._revises, self._told = decode, fill.method.revises, 0
+        self._decode, self._revises, self._told, self._hold = decode, fill.method.revises, 0, fill.hold
 
     @property
     def settled(self) -> list[int]:
@@ -73,19 +73,35 @@ class Filling:
         return text[told:]
 
     def output(self) -> Output:
-        """What became of it; of one that was stopped what is settled, with finish_reason "cancelled"."""
+        """What became of it; of one that was stopped what is settled, with finish_reason "cancelled".
+
+        Where a constraint held it, "stop" says that the text is complete, which it can be without a place for its end.
+        """
         canvas, tokens = self.canvas, self.settled
         ended = bool(tokens) and tokens[-1] in canvas.eos_ids
         return Output(
             text=self._text(tokens),
             tokens=tokens,
             prompt_tokens=self._prompt,
-            finish_reason="stop" if ended else "cancelled" if self.work.stopped else "length",
+            finish_reason=self._reason(tokens, ended),
             stopped_by=tokens[-1] if ended else None,
             seed=canvas.seed,
             trace=canvas.trace,
             logprobs=None,
         )
+
+    def _reason(self, tokens: list[int], ended: bool) -> FinishReason:
+        if ended:
+            return "stop"
+        if self.work.stopped:
+            return "cancelled"
+        if self._hold is None:
+            return "length"
+        constraint = self._hold.constraint
+        state = constraint.init(self._prompt)
+        for token in tokens:
+            state = constraint.advance(state, token)
+        return "stop" if constraint.is_complete(state) else "length"
 
     @property
     def _prompt(self) -> list[int]:
