@@ -140,6 +140,8 @@ class LM(Asking):
         each is what it would be alone; sample i of n has seed `seed + i`. constraint: what may be written, as `request`
         takes it; the method `lave` sees to it, around the one given. `Output.trace` counts passes, rows and tokens.
         """
+        if n < 1:
+            raise SettingsError(f"n must be at least 1, not {n}")
         only = single(prompt)
         several = only is None
         prompts: list[Any] = list(each_prompt(prompt)) if several else [only]
@@ -191,10 +193,9 @@ class LM(Asking):
     ) -> Fill:
         """A canvas of `length` tokens behind a prompt, for `begin`; settings: see `diffuse`."""
         found: Diffusion = resolve("diffuse", method)
-        if constraint is None:
-            return Fill(list(tokens), length, found, temperature, seed)
-        hold = Hold(self._compiled(constraint), self.vocabulary)
-        return Fill(list(tokens), length, LAVE.around(found), temperature, seed, hold)
+        hold = None if constraint is None else Hold(self._compiled(constraint), self.vocabulary)
+        method = found if hold is None else LAVE.around(found)
+        return Fill(list(tokens), length, method, temperature, seed, hold, barred=self.absent_ids)
 
     def begin(self, engine: Engine, fill: Fill) -> Filling:
         """Let an engine of this model fill a canvas, beside whatever else it does."""

@@ -59,8 +59,9 @@ def test_native_kernels_give_the_same_bits_with_and_without_a_cache() -> None:
         settings = {"causal": False, "mask_id": MASK} | config
         model = to_int8(Transformer(replace(base.config, **settings), base.weights))
         block = "" if kind == "blocks" else ",block=8"
-        bare = fill(model, f"static:cache=none{block}", 8, temperature=0.5)
-        cached = fill(model, f"static:cache={'prefix' if kind == 'blocks' else FRESH[2]}{block}", 8, temperature=0.5)
+        alike, exact = "static:noise=position", "prefix" if kind == "blocks" else FRESH[2]
+        bare = fill(model, f"{alike},cache=none{block}", 8, temperature=0.5)
+        cached = fill(model, f"{alike},cache={exact}{block}", 8, temperature=0.5)
         free = fill(model, f"freedave:cache=none{block}", 8, temperature=0.5)
         for other in (cached, free):
             assert order(other) == order(bare) and torch.equal(nats(other), nats(bare))
@@ -135,13 +136,13 @@ PLANS: dict[str, Callable[..., tuple[list[int], list[int]]]] = {
     "dual": lambda step, region, age: (list(range(*region)) if step else everything(), everything()),
     # Written two passes ago or earlier: age is counted from the pass that is to come.
     "dkv(refresh=3)": lambda step, region, age: (
-        everything() if step < 2 or (step - 1) % 3 == 0 else [i for i in everything() if age[i] > -2 and i > 4],
+        everything() if step < 2 or step % 3 == 0 else [i for i in everything() if age[i] > -2 and i > 4],
         everything(),
     ),
     "dkv(refresh=3,prompt=true)": lambda step, region, age: (
         (
             everything()[5 if (age[5:] < 0).any() else 0 :]
-            if step < 2 or (step - 1) % 3 == 0
+            if step < 2 or step % 3 == 0
             else [i for i in everything() if age[i] > -2 and i > 4]
         ),
         everything(),
@@ -187,10 +188,11 @@ def test_freedave_writes_what_static_decoding_writes_in_the_same_order(kind: str
     for seed in range(2):
         model = denoiser(seed, **KINDS[kind])
         for cache in ("none", "prefix") if kind == "blocks" else ("none", "prefix", "dual"):
-            static = fill(model, f"static:cache={cache}{block}", 8, seed=seed, temperature=0.7 * (seed % 2), eos=[7])
+            spec, settings = f"static:noise=position,cache={cache}{block}", {"temperature": 0.7 * (seed % 2)}
+            static = fill(model, spec, 8, seed=seed, eos=[7], **settings)
             for drafts in (1, 4):
                 spec = f"freedave:drafts={drafts},cache={cache}{block}"
-                free = fill(model, spec, 8, seed=seed, temperature=0.7 * (seed % 2), eos=[7])
+                free = fill(model, spec, 8, seed=seed, eos=[7], **settings)
                 assert order(free) == order(static) and free.output == static.output
                 assert (nats(free) - nats(static)).abs().max() < 1e-10
                 assert free.passes == static.passes if drafts == 1 else free.passes <= static.passes
@@ -251,6 +253,7 @@ def test_canvases_and_texts_share_an_engine_and_are_what_they_are_alone() -> Non
     ("static:cache=dkv(refresh=0)", 16, "give at least 1"),
     ("static:cache=window(inner=4,outer=2)", 16, "inner <= outer"),
     ("freedave:cache=dkv", 16, "several states"),
+    ("static:noise=fixed", 16, "is not pass or position"),
     ("static:cache=dkv-greedy", 16, "only random without steps"),
     ("random:cache=dkv-greedy(window=-1)", 16, "window counts open places"),
     ("ccd-agreement:places=0", 16, "at least one place"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,13 +13,17 @@ import pytest
 import torch
 
 from covering import FULL
-from decodery.constrain import Grammar, Regex
+from decodery.constrain import Grammar, JSONSchema, Regex
 from decodery.core.ask import drive, together
+from decodery.decode.engine import Engine
 from decodery.diffuse.canvas import Canvas
+from decodery.diffuse.closing import Closing
 from decodery.diffuse.held import Held, Hold
 from decodery.diffuse.lave import LAVE
 from decodery.diffuse.run import Run, filled
+from decodery.diffuse.texts import Fill, Filling
 from decodery.errors import SettingsError
+from decodery.model.batch import Batch, Scores
 from decodery.model.vocabulary import Vocabulary
 from diffusing import MASK, PROMPT, denoiser, fill, named, order
 
@@ -81,12 +87,8 @@ def test_every_token_leaves_a_text_that_fits_and_every_output_is_one(spec: str) 
 
 def test_a_rule_that_forgets_the_room_or_the_holes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     texts, hold = language(), held_to(Regex(PATTERN))
-    right = Held._closed
-    monkeypatch.setattr(
-        Held,
-        "_closed",
-        lambda self, filling, first, stop, view, sure=False: right(self, filling, first, 99, view, sure=True),
-    )
+    right = Closing.find
+    monkeypatch.setattr(Closing, "find", lambda self, state, most, **settings: right(self, state, 99, **settings))
     found = [filled_under(hold, "static", seed) for seed in range(8)]
     assert not all(all(agree(texts, canvas)) for canvas in found)
     monkeypatch.undo()
@@ -121,10 +123,82 @@ def test_canvases_under_a_grammar_share_passes_and_keep_their_texts() -> None:
         assert re.fullmatch(f"a{{{depth}}}cd*b{{{depth}}}", text)
 
 
+class Liking:
+    """Logits of a denoiser with more for some tokens at every place."""
+
+    def __init__(self, liked: dict[int, float], vocab: int = MASK + 1) -> None:
+        base = denoiser()
+        self._liked = liked
+        self._vocab = vocab
+        self.config = replace(base.config, vocab_size=vocab, mask_id=vocab - 1, max_positions=512)
+        self.vocab_size = vocab
+        self.capabilities, self.device, self.dtype, self.fingerprint = base.capabilities, base.device, base.dtype, ""
+
+    def forward(self, batch: Batch, **settings: Any) -> Scores:
+        _, bounds = batch.logit_rows
+        logits = torch.randn(bounds[-1], self._vocab, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        for token, more in self._liked.items():
+            logits[:, token] += more
+        return Scores(logits, bounds, {}, batch.offsets)
+
+
+@pytest.mark.parametrize("spec", ["static", "random", "threshold:tau=0.9", "static:steps=4", "static:block=8"])
+def test_what_a_model_likes_is_not_begun_where_its_end_has_no_room(spec: str) -> None:
+    """The only text of 24 places that begins with c has no end there; of 48 places it has, and there c is written."""
+    hold = held_to(Regex("a*(b|c{40}d)"))
+    model: Any = Liking({2: 20.0})
+    for length, pattern in ((24, "a*b"), (48, "a*(b|c{40}d)")):
+        canvas = Canvas.of(model, PROMPT, length, eos_ids=[END], seed=1)
+        with torch.no_grad():
+            drive(filled(model, canvas, LAVE.around(named(spec)), 0.0, hold))
+        text = "".join(LETTERS[token] for token in canvas.output if token != END)
+        assert re.fullmatch(pattern, text), text
+    assert "c" in text
+
+
+SCHEMAS: list[Any] = [
+    {"type": "object", "required": ["name", "tags"], "properties": {
+        "name": {"type": "string"}, "tags": {"type": "array", "items": {"enum": ["alpha", "beta"]}, "minItems": 2}}},
+    {"type": "object", "required": ["point"], "properties": {"point": {
+        "type": "object", "required": ["x", "y"], "properties": {"x": {"type": "integer"}, "y": {"type": "number"}}}}},
+    {"anyOf": [{"type": "array", "minItems": 12, "items": {"type": "boolean"}}, {"enum": ["a much longer string"]}]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_objects_are_whole_where_they_fit(schema: Any) -> None:
+    """Of bytes, by a model that likes to go on: quotes and braces are what it likes least."""
+    from jsonschema import validate
+
+    bytes_ = Vocabulary(
+        [bytes([i]) for i in range(256)] + [b"", b""], frozenset({256, 257}), (256,), lambda t: [*t.encode()]
+    )
+    hold = Hold(JSONSchema(schema).compile(bytes_), bytes_)
+    model: Any = Liking({byte: 5.0 if bytes([byte]).isalnum() else 2.0 * (byte == 32) for byte in range(128)}, 258)
+    for spec in ("block=8", "block=16,policy=static(steps=12)"):
+        canvas = Canvas.of(model, PROMPT, 48, eos_ids=[256], seed=1)
+        with torch.no_grad():
+            drive(filled(model, canvas, named(f"lave:likely=2,top=1,others=1,retries=1,{spec}"), 0.0, hold))
+        validate(json.loads(bytes(token for token in canvas.output if token < 256)), schema)
+
+
+def test_a_text_that_is_complete_is_told_from_one_that_is_full() -> None:
+    """Without a place for its end a text may be either; what a constraint holds is never cut."""
+    model = denoiser()
+    for pattern, reason in (("a{8}", "stop"), ("a{3}", "stop"), (None, "length")):
+        engine, hold = Engine(model), None if pattern is None else held_to(Regex(pattern))
+        method = named("static") if hold is None else LAVE.around(named("static"))
+        filling = Filling(engine, model, Fill(PROMPT, LENGTH, method, hold=hold), (END,) if hold else (), lambda *_: "")
+        engine.run([filling.work])
+        found = filling.output()
+        assert found.finish_reason == reason and len(found.tokens) == (4 if pattern == "a{3}" else LENGTH)
+        assert found.stopped_by == (END if pattern == "a{3}" else None)
+
+
 def test_what_cannot_be_held_is_refused_in_one_sentence() -> None:
     model = denoiser()
     long = held_to(Regex("a{12}"))
-    with pytest.raises(SettingsError, match="fits into 8 tokens: give a longer canvas"):
+    with pytest.raises(SettingsError, match="was found that fits into 8 tokens: give a longer canvas"):
         filled_under(long, "static")
     assert filled_under(long, "static", length=12).output == [0] * 12
     with pytest.raises(SettingsError, match="give one, such as --json-schema"):

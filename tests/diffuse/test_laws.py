@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from decodery.core.noise import gumbel_argmax
 from decodery.diffuse.canvas import Canvas
 from decodery.diffuse.run import Run, filled
 from decodery.diffuse.view import Commit, View
+from decodery.errors import SettingsError
 from decodery.registry import resolve
 from decodery.testing import OracleDenoiser, chi_square
 from diffusing import fill, named, order
@@ -39,9 +40,13 @@ def one_step(answers: list[list[int]]) -> float:
 
 
 def drawn(
-    answers: list[list[int]], count: int, spec: str = "random", temperature: float = 1.0
+    answers: list[list[int]],
+    count: int,
+    spec: str = "random",
+    temperature: float = 1.0,
+    model: OracleDenoiser | None = None,
 ) -> list[tuple[int, ...]]:
-    model, length = oracle(answers), len(answers[0])
+    model, length = model or oracle(answers), len(answers[0])
     return [tuple(fill(model, spec, length, prompt=[0], seed=s, temperature=temperature).output) for s in range(count)]
 
 
@@ -103,6 +108,24 @@ def test_proposals_are_draws_at_their_temperature() -> None:
         # Confidence is the law's own, whatever the temperature of the draw.
         assert np.allclose(view.confidence, logits.softmax(0).numpy()[view.tokens])
     assert torch.equal(gumbel_argmax(logits[None], 3, [5]), gumbel_argmax(logits[None], 3, [5]))
+
+
+def test_noise_is_that_of_the_pass_or_of_the_position() -> None:
+    """Four places of one law: drawn anew, an unlikely token is written only where all open places draw it at once."""
+    answers = [list(each) for each in product((0, 1), repeat=N)]
+    model = OracleDenoiser(
+        answers, vocab_size=11, weights=[0.7 ** (N - sum(each)) * 0.3 ** sum(each) for each in answers]
+    )
+
+    def share(spec: str) -> float:
+        return float(np.mean(drawn(answers, 150, spec, model=model)))
+
+    assert share("static") == pytest.approx(sum(0.3**left for left in range(1, N + 1)) / N, abs=0.05)
+    assert share("static:noise=position") == pytest.approx(0.3, abs=0.07)
+    freedave = drawn(answers, 20, "freedave", model=model)
+    assert freedave == drawn(answers, 20, "static:noise=position", model=model)
+    with pytest.raises(SettingsError, match="give freedave:noise=position"):
+        drawn(answers, 1, "freedave:noise=pass", model=model)
 
 
 def test_replacing_at_random_shows_what_a_threshold_overlooks() -> None:
@@ -171,6 +194,11 @@ def test_ends() -> None:
     assert never.end is None and len(never.output) == 3
     cad = fill(oracle([[3, 9, 9, 9]]), "cad:eos_share=0.25", 4, prompt=[0], eos=[9])
     assert len(cad.rounds[0].tokens) == 1 and cad.output == [3, 9]
+    # Two of six are to be written before an end may be: the second pass has one candidate, however many are due.
+    least = fill(oracle([[3, 9, 9, 9, 9, 9]]), "cad:least=2,eos_share=0.3", 6, prompt=[0], eos=[9])
+    assert least.rounds[0].tokens.tolist() == [3]
+    only = fill(oracle([[9, 9, 9]]), "cad:least=2,eos_share=1", 3, prompt=[0], eos=[9])
+    assert only.rounds[0].tokens.tolist() == [9, 9] and only.output == [9]
 
 
 def test_guidance_goes_from_the_law_without_the_prompt_to_that_with_it() -> None:

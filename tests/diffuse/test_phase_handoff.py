@@ -23,9 +23,10 @@ TRIED = [("full", "cache=dual,block=11"), ("full", ""), ("shifted", "cache=dkv")
 @pytest.mark.parametrize(("kind", "own"), TRIED)
 def test_the_second_model_goes_on_as_behind_a_canvas_that_it_finds(kind: str, own: str) -> None:
     model, other = denoiser(1, **KINDS[kind]), denoiser(2, **KINDS[kind])
-    policy = named(f"random:{own}" if own else "random")
+    # A canvas that is found half written has had no passes, so noise is that of positions.
+    policy = named("random:" + ",".join(("noise=position", *filter(None, [own]))))
     settings = {"temperature": 0.8, "seed": 3}
-    search = PhaseHandoff("random", block=policy.block, cache=policy.cache, model=other)
+    search = PhaseHandoff("random", block=policy.block, cache=policy.cache, noise="position", model=other)
     alone = [order(fill(each, policy, LENGTH, **settings)) for each in (model, other)]
     assert alone[0] != alone[1]
     for steps, begins, wanted in ((0, "model", 1), (99, "model", 0), (0, "second", 0), (99, "second", 1)):

@@ -166,7 +166,7 @@ def test_contexts_that_disagree_postpone_a_place() -> None:
 
 
 def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
-    """A place that flips its proposal waits; a surest place that was not remembered is written by itself."""
+    """A place that flips its likeliest token waits; a surest place that was not remembered is written by itself."""
     method = CCDAgreement(warm_up=1, places=3, adaptive=True)
     memory, found = Proposed(9), []
     for sure, tokens, places in (
@@ -175,7 +175,7 @@ def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
         ([0.8, 0.7, 0.6], [5, 4, 4], [2, 5, 6]),
         ([0.6, 0.8], [5, 3], [2, 6]),
     ):
-        seen = replace(view(sure, tokens, places), passed=len(found))
+        seen = replace(likely(view(sure, tokens, places), tokens), passed=len(found))
         commit, memory = method.select(seen, memory)
         found.append(commit.positions.tolist())
     # Of 2 and 5, which the second pass remembers, 2 says something else in the third; of 2 and 6 then 6 does.
@@ -184,12 +184,15 @@ def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
     for number in range(300):
         n = int(draws.integers(1, 9))
         places = np.sort(draws.choice(12, n, replace=False)).tolist()
-        seen = replace(view(draws.random(n).round(1).tolist(), draws.integers(0, 2, n).tolist(), places), passed=9)
+        seen = view(draws.random(n).round(1).tolist(), draws.integers(0, 2, n).tolist(), places)
+        # What is compared is what is likeliest, whatever a temperature has drawn.
+        best = draws.integers(0, 2, n).tolist()
+        seen = replace(likely(seen, best), passed=9)
         tokens = {int(place): int(draws.integers(0, 2)) for place in draws.choice(12, 5, replace=False)}
         before = Proposed(12, int(draws.integers(0, 5)), tokens)
-        width = min(before.width + 1, 4 if n > 1 else 2)
+        width = min(before.width + 1, 4) if n > 1 else 2
         ranked = sorted(range(n), key=lambda i: (-seen.confidence[i], places[i]))
-        agree = [i for i in ranked[:width] if tokens.get(places[i]) == seen.tokens[i]]
+        agree = [i for i in ranked[:width] if tokens.get(places[i]) == best[i]]
         for adaptive in (False, True):
             taken = [ranked[0]]
             if places[ranked[0]] in tokens and agree:
@@ -197,8 +200,27 @@ def test_what_two_passes_agree_on_is_written_against_a_slow_loop() -> None:
             commit, after = CCDAgreement(places=4, adaptive=adaptive).select(seen, before)
             assert commit.positions.tolist() == sorted(places[i] for i in taken), number
             left = [i for i in ranked if i not in taken][:width]
-            assert after.tokens == {places[i]: seen.tokens[i] for i in left} and after.width == width
+            assert after.tokens == {places[i]: best[i] for i in left} and after.width == width
         assert len(CCDAgreement(places=1, adaptive=True).select(seen, before)[0].positions) == 1
+
+
+def test_what_is_remembered_of_a_pass_grows_from_the_last_one_of_the_warm_up_on() -> None:
+    """Sizes of the released code's buffer by pass, and where a tenth of the region is left."""
+    for warm_up, sizes in ((5, [1, 1, 1, 1, 2, 3, 4, 5, 5]), (1, [1, 2, 3]), (0, [1, 2, 3]), (2, [1, 2, 3])):
+        method, memory, found = CCDAgreement(warm_up=warm_up), Proposed(40), []
+        for number in range(len(sizes)):
+            _, memory = method.select(replace(view([0.5] * 20), passed=number), memory)
+            found.append(memory.width)
+            assert len(memory.tokens) == memory.width
+        assert found == sizes
+        assert method.select(replace(view([0.5] * 4), passed=30), memory)[1].width == 2
+
+
+def likely(seen: View, tokens: list[int]) -> View:
+    """The same with these tokens the likeliest ones."""
+    logprobs = torch.full((len(tokens), 8), -9.0, dtype=torch.float64)
+    logprobs[torch.arange(len(tokens)), torch.tensor(tokens)] = 0.0
+    return replace(seen, logprobs=logprobs)
 
 
 def test_measures() -> None:

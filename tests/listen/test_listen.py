@@ -7,11 +7,13 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import decodery as dc
-from decodery.core.ask import drive, score
+from covering import FULL
+from decodery.core.ask import Asking, drive, score
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
 from decodery.errors import PromptError, SettingsError
@@ -23,6 +25,7 @@ from decodery.listen.streaming_beam import StreamingBeam
 from decodery.listen.wait_k import WaitK
 from decodery.model.batch import Batch, Segment
 from decodery.model.encoder_decoder import EncoderDecoder
+from decodery.registry import methods, resolve
 from decodery.source.reads import Reads
 from decodery.testing import tiny_transformer
 from decodery.train.seq2seq import (
@@ -40,6 +43,14 @@ from tiny_encoder import tiny_encoder_decoder
 BLOCK, START, ENDS = 3, 58, (56, 2)
 SOURCE = [5, 40, 17, 33, 8, 21, 50, 2, 11, 45, 30, 9, 27, 14, 36, 3, 41]
 LISTENING: list[Listen] = [Redecode(), LocalAgreement(), LocalAgreement(3), Stability(), StreamingBeam(3), WaitK(4)]
+
+
+SHRINKING = {
+    "streaming-beam": ["streaming-beam:width=1,lookback=1", "streaming-beam:width=2,lookback=2,cap=3"],
+    "stability": ["stability:lookback=1", "stability:lookback=3,cap=2"],
+    "local-agreement": ["local-agreement:n=1", "local-agreement"],
+    "wait-k": ["wait-k:k=0", "wait-k"],
+}
 
 
 def heard(method: Listen, size: int, source: Sequence[int] = SOURCE) -> tuple[list[Heard], Stream]:
@@ -107,6 +118,37 @@ def test_what_is_committed_stays(method: Listen) -> None:
     assert not stays([(*each.committed, *each.guess) for each in heard(Redecode(), 2)[0]])
     with pytest.raises(ValueError, match="source of this stream has ended"):
         drive(listening(method, stream, [1]))
+
+
+@pytest.mark.parametrize("name", sorted(method.name for method in methods("listen")))
+def test_nothing_that_stands_is_taken_back_by_any_method(name: str) -> None:
+    """Over random models and chunks, at the smallest settings, where hypotheses shrink; and the check can fail."""
+    shrunk = 0
+    for seed in range(30 if FULL else 12):
+        model = tiny_encoder_decoder(BLOCK, seed)
+        draws = np.random.default_rng(seed)
+        for spec in SHRINKING.get(name, [name]):
+            stream, method = Stream.of(model, ENDS), resolve("listen", spec)
+            source, found, first = draws.integers(0, 55, 14).tolist(), list[Heard](), 0
+            while first < len(source):
+                last = first + int(draws.integers(1, 4))
+                found.append(drive(listening(method, stream, source[first:last], last >= len(source))))
+                first = last
+            assert stays([each.committed for each in found]), (spec, seed)
+            whole = [(*each.committed, *each.guess) for each in found]
+            shrunk += not stays(whole)
+    assert shrunk or name == "wait-k"
+
+
+def test_a_method_that_takes_back_what_stands_is_caught() -> None:
+    class Forgetful(Listen):
+        def hear(self, stream: Stream) -> Asking[None]:
+            logits = yield from stream.reread(0)
+            stream.written = [int(logits[-1].argmax()), stream.chunks]
+            stream.commit(2)
+
+    with pytest.raises(ValueError, match="does not begin with them any more"):
+        heard(Forgetful(), 4)
 
 
 def test_a_longer_lag_is_nearer_to_the_whole_source() -> None:

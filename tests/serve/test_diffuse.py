@@ -78,6 +78,26 @@ def test_a_stream_tells_what_is_settled_and_nothing_is_taken_back(served: tuple[
             assert sum(bool(chunk) for chunk in chunks) >= 4
 
 
+def test_time_that_runs_out_leaves_what_is_settled() -> None:
+    """The reason is not that of a text which has its length, and a stream says the same."""
+    lm = denoising()
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": HELLO,
+        "max_tokens": 600,
+        "temperature": 1.0,
+        "extra_body": canvas("static:block=1,eos=never"),
+    }
+    with serving(lm, seconds=0.6) as (_, url):
+        choice = client(url).chat.completions.create(**asked).choices[0]
+        chunks = list(client(url).chat.completions.create(**asked, stream=True))
+    assert choice.finish_reason == chunks[-1].choices[0].finish_reason == "cancelled"
+    texts = [choice.message.content or "", "".join(each.choices[0].delta.content or "" for each in chunks)]
+    shorter, longer = sorted((text.rstrip("\ufffd") for text in texts), key=len)
+    # Both are the beginning of one and the same canvas, out of which nothing is missing.
+    assert shorter and longer.startswith(shorter) and len(longer) < 600
+
+
 def test_a_conversation_shows_what_is_settled_and_goes_on_with_it() -> None:
     """In `decodery chat`; a turn that is refused leaves no trace."""
     conversation = Conversation(lm := denoising(), {"max_new_tokens": 16, "diffuse": named("static:block=4")})

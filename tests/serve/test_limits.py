@@ -176,10 +176,20 @@ def test_who_floods_the_queue_does_not_hold_up_others(lm: LM) -> None:
         assert ended.count("a") == 12 and ended.index("b") <= 7, ended
 
 
+def test_time_runs_out_for_a_search_and_leaves_what_is_settled(lm: LM) -> None:
+    spec = "step-beam:scorer=log-probability,n=1,m=1,delimiter=none,step_tokens=4"
+    with serving(lm, seconds=0.3) as (_, url):
+        found = post(url, max_tokens=LONG, decodery={"ignore_eos": True, "search": spec}).json()
+    choice, written = found["choices"][0], found["usage"]["completion_tokens"]
+    assert choice["finish_reason"] == "cancelled" and 0 < written < LONG
+    whole = lm.search("x", spec, raw=True, max_new_tokens=64, ignore_eos=True)[0].text
+    assert choice["text"][:50] == whole[: min(50, len(choice["text"]))]
+
+
 def test_time_runs_out_for_one_text_alone(lm: LM) -> None:
     with serving(lm, seconds=0.3) as (server, url):
         found = post(url, max_tokens=LONG, decodery={"ignore_eos": True}).json()
-        assert found["choices"][0]["finish_reason"] == "length"
+        assert found["choices"][0]["finish_reason"] == "cancelled"
         written = found["usage"]["completion_tokens"]
         assert 0 < written < LONG
         expected = lm.generate("x", raw=True, max_new_tokens=written, ignore_eos=True)

@@ -126,7 +126,7 @@ def _print_canvases(
 ) -> None:
     """Fill n canvases; the only one is shown as far as it cannot change any more."""
     from ..core.noise import nth_seed
-    from .decoding import Screen, fill
+    from .decoding import Screen, fill, note
 
     length, seed = settings.pop("max_new_tokens", 256), settings.pop("seed", 0)
     wanted = lm.fill(tokens, method, length, **settings)
@@ -134,12 +134,15 @@ def _print_canvases(
     if as_json:
         objects = [output.to_dict() for output in fill(lm, fills)]
         click.echo(json.dumps(objects if n > 1 else objects[0], ensure_ascii=False))
-    elif n == 1:
+        return
+    if n == 1:
         screen = Screen()
-        fill(lm, fills, screen.write)
+        outputs = fill(lm, fills, screen.write)
         screen.end()
     else:
-        _print_all(fill(lm, fills))
+        _print_all(outputs := fill(lm, fills))
+    if any(output.finish_reason == "cancelled" for output in outputs):
+        note("stopped: what is shown is the part of the canvas that was settled")
 
 
 def _needs_end(request: Request) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -11,7 +12,8 @@ import numpy as np
 from ..errors import ConstraintError
 from ..model.vocabulary import Vocabulary
 from ..sample.constraint import Constraint
-from .spelling import end_mask, spelled
+from .shortest import BYTES, QUICK, THOROUGH, shortest
+from .spelling import end_mask, sorted_pieces, spelled
 from .trial import LIMITS, first_line, require_compilable
 
 if TYPE_CHECKING:
@@ -171,6 +173,53 @@ class GrammarConstraint(Constraint):
         if state.matcher is None:
             return not (state.broken or state.failure)
         return self._usable(state).is_accepting()
+
+    def completion(self, state: GrammarState, *, thorough: bool = False) -> list[int] | None:
+        if state.matcher is None:
+            return None
+        tokens, path = list[int](), state.path
+        while path:
+            path, token = path
+            tokens.append(token)
+        effort = THOROUGH if thorough else QUICK
+        text = shortest(self._of_bytes, self.vocabulary.bytes_of(tokens[::-1]), effort)
+        return None if text is None else self._written(state, text)
+
+    def takes(self, state: GrammarState, tokens: Sequence[int]) -> bool:
+        return state.matcher is not None and self._usable(state).validate_tokens(list(tokens)) == len(tokens)
+
+    def forced_bytes(self, state: GrammarState) -> bytes:
+        """The text that must come next, as far as there is only one."""
+        return b"" if state.matcher is None else self._usable(state).compute_ff_bytes()
+
+    @cached_property
+    def _of_bytes(self) -> GrammarConstraint:
+        """The same grammar, byte by byte."""
+        return GrammarConstraint(BYTES, self._grammar)
+
+    def _written(self, state: GrammarState, text: bytes) -> list[int] | None:
+        """A text in tokens that may come next, each as long as can be; None where they come to nothing."""
+        tokens = list[int]()
+        while text:
+            heads = (text[:size] for size in range(min(self._longest, len(text)), 0, -1))
+            fit = (id for head in heads for id in self._ids.get(head, ()) if self.accepts(state, id))
+            if (token := next(fit, None)) is None:
+                return None
+            tokens.append(token)
+            text, state = text[len(self.vocabulary.pieces[token]) :], self.advance(state, token)
+        return tokens if self.is_complete(state) else None
+
+    @cached_property
+    def _ids(self) -> dict[bytes, list[int]]:
+        """Tokens by their text."""
+        found = dict[bytes, list[int]]()
+        for piece, id in zip(*sorted_pieces(self.vocabulary), strict=True):
+            found.setdefault(piece, []).append(id)
+        return found
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
 
     def permits(self, state: GrammarState, token: int) -> bool:
         if state.mask is not None or state.matcher is None or token in self.vocabulary.eos_ids:

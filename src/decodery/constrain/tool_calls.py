@@ -178,6 +178,12 @@ class ToolCallsConstraint(Constraint):
     def is_complete(self, state: _State) -> bool:
         return state.call is None or self._grammar.is_complete(state.call)
 
+    def completion(self, state: _State, *, thorough: bool = False) -> list[int] | None:
+        return [] if state.call is None else self._grammar.completion(state.call, thorough=thorough)
+
+    def takes(self, state: _State, tokens: Sequence[int]) -> bool:
+        return state.call is None or self._grammar.takes(state.call, tokens)
+
     def accepts(self, state: _State, token: int) -> bool:
         if state.call is not None:
             return self._grammar.accepts(state.call, token)

@@ -42,6 +42,8 @@ RESAMPLE = 9
 
 PLACE = 10
 """In which order places of a canvas are filled."""
+PASS = 11
+"""Proposals of one pass over a canvas, where each pass draws anew."""
 
 _MASK = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15

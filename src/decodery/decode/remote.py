@@ -25,7 +25,7 @@ RAW = 1
 """The number that stands for a prompt that is to be continued as it is, without a chat template."""
 _MOST_STOPS = 4
 """Stop strings that every server takes; further ones are watched for here."""
-_REASONS: dict[str, FinishReason] = {"length": "length"}
+_REASONS: dict[str, FinishReason] = {"length": "length", "cancelled": "cancelled"}
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,15 @@ class Work(Generic[T]):
     """Something other than a text in progress: a search, a probe. result: what it returned, once it is finished.
 
     paused: takes part in no pass until that is taken back. memory: what it can give back and have again, beside its
-    branches.
+    branches. finished: it goes on no more, because it came to its end, failed or was stopped; stopped: it was, before
+    its end, so that there is no result.
     """
 
     asking: Asking[T]
     memory: Recoverable | None = None
     paused: bool = False
     finished: bool = False
+    stopped: bool = False
     result: T | None = None
     error: Exception | None = None
 
@@ -50,9 +52,10 @@ class Work(Generic[T]):
         self.error, self.finished = error, True
 
     def cancel(self) -> None:
-        """End it; nothing is returned."""
-        self.asking.close()
-        self.finished = True
+        """Stop it where it has not come to its end; nothing is returned."""
+        if not self.finished:
+            self.asking.close()
+            self.finished = self.stopped = True
 
     def turn(self) -> Asking[None]:
         """All of it: unlike a text's, its turn goes on over any number of passes."""

@@ -34,6 +34,9 @@ class Diffusion(Contract):
     be written like other tokens ("free"), rank behind them ("last") or are "never" written. guidance: how far to go
     from the law without the prompt to that with it, and beyond: l + guidance * (l - l without); 0 asks for the one law.
     experts: which experts of a mixture the rows of a pass share, such as "des-vote"; None leaves each row its choice.
+    noise: at a temperature above 0, whether proposals are drawn anew in every "pass", as published samplers do it, or
+    with noise that stays the same at each "position". With the former an unlikely draw has to be the surest one of its
+    pass to be written, with the latter it comes again until it is.
     """
 
     block: int | None = field(default=None, kw_only=True)
@@ -42,6 +45,7 @@ class Diffusion(Contract):
     eos: Literal["free", "last", "never"] = field(default="free", kw_only=True)
     guidance: float = field(default=0.0, kw_only=True)
     experts: Experts | str | None = field(default=None, kw_only=True)
+    noise: Literal["pass", "position"] = field(default="pass", kw_only=True)
 
     def __post_init__(self) -> None:
         if self.experts is not None:

@@ -23,7 +23,8 @@ from .view import Commit, View
 class CAD(Policy):
     """Writes what reaches tau: at least `least` proposals of a pass and at most `most`, the surest ones.
 
-    eos_share: the part of the canvas that must be written before an end may be. A block that has had as many passes as
+    eos_share: the part of the canvas that must be written before an end may be; until then a place that proposes one is
+    no candidate, whatever `least` is, unless every open place does. A block that has had as many passes as
     it has places is written as a whole, which bounds what a model without confidence costs. Defaults are those of the
     published evaluation. It goes with any model; the distillation that it was published with is not part of this.
     """
@@ -50,6 +51,9 @@ class CAD(Policy):
             return view.at(np.arange(len(view))), memory
         written = 1 - canvas.masked[canvas.prompt_length :].mean()
         early = np.isin(view.tokens, list(canvas.eos_ids)) & (written < self.eos_share)
-        order = view.order[np.argsort(early[view.order], kind="stable")]
-        sure = int(((view.confidence >= self.tau) & ~early).sum())
+        if early.all():
+            # Nothing else is proposed anywhere, and a pass must write something.
+            return view.top(self.least), memory
+        order = view.order[~early[view.order]]
+        sure = int((view.confidence[order] >= self.tau).sum())
         return view.at(np.sort(order[: min(max(sure, self.least), self.most)])), memory

@@ -51,7 +51,7 @@ class Canvas:
     left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
     written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
     layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks:
-    what a constraint took, None without one.
+    what a constraint took, None without one. barred: ids that are never written, beside the mask.
     """
 
     tokens: np.ndarray
@@ -68,13 +68,21 @@ class Canvas:
     rounds: list[Round] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
     checks: Checks | None = None
+    barred: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.written = np.full(len(self.tokens), -1, dtype=np.int64)
 
     @classmethod
     def of(
-        cls, model: Reader, prompt: Sequence[int], length: int, *, eos_ids: Sequence[int] = (), seed: int = 0
+        cls,
+        model: Reader,
+        prompt: Sequence[int],
+        length: int,
+        *,
+        eos_ids: Sequence[int] = (),
+        seed: int = 0,
+        barred: tuple[int, ...] = (),
     ) -> Canvas:
         """An empty canvas of `length` tokens behind a prompt, or to the end of the model's last block.
 
@@ -101,7 +109,7 @@ class Canvas:
                 f"{config.max_positions}: shorten one of them"
             )
         tokens = np.concatenate((ids, np.full(whole - len(ids), config.mask_id, dtype=np.int64)))
-        return cls(tokens, len(ids), config.mask_id, length, frozenset(eos_ids), seed)
+        return cls(tokens, len(ids), config.mask_id, length, frozenset(eos_ids), seed, barred=barred)
 
     def __len__(self) -> int:
         return len(self.tokens)

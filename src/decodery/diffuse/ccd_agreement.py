@@ -16,8 +16,8 @@ from .view import Commit, View
 
 
 class Proposed(NamedTuple):
-    """What is remembered of the last pass. tokens: by position, of the surest places that it did not write; width: how
-    many there were at most; masks: open places at the beginning of the region.
+    """What is remembered of the last pass. tokens: by position, the likeliest ones of the surest places that it did not
+    write; width: how many there were at most; masks: open places at the beginning of the region.
     """
 
     masks: int
@@ -33,12 +33,12 @@ class Proposed(NamedTuple):
 )
 @dataclass(frozen=True)
 class CCDAgreement(Policy):
-    """Writes, of the surest places, the first that the last pass proposed the same token for, or all of these.
+    """Writes, of the surest places, the first whose most likely token is that of the last pass, or all of these.
 
     warm_up: passes of every region that write the surest token, as do those whose surest place was not among what is
-    remembered, or in which nothing agrees. places: of the surest ones that are remembered, at most: one in the first
-    pass, one more in each, and two again where a tenth of the region is left. adaptive: True, CCD-DS, writes all that
-    agree. The paper's own form, which averages laws, is `ccd`.
+    remembered, or in which nothing agrees. places: of the surest ones that are remembered, at most: one in each pass of
+    the warm-up but the last, one more in every pass from there on, and two again where a tenth of the region is left.
+    adaptive: True, CCD-DS, writes all that agree. The paper's own form, which averages laws, is `ccd`.
     """
 
     warm_up: int = 5
@@ -57,14 +57,15 @@ class CCDAgreement(Policy):
         return Proposed(len(run.canvas.open(*region)))
 
     def select(self, view: View, memory: Proposed) -> tuple[Commit, Proposed]:
-        most = min(2, self.places) if 10 * len(view) <= memory.masks else self.places
-        width, order = min(memory.width + 1, most), view.order
-        agree = [row for row in order[:width] if memory.tokens.get(int(view.positions[row])) == int(view.tokens[row])]
+        before = 1 if 10 * len(view) <= memory.masks else memory.width
+        width = 1 if view.passed < max(self.warm_up - 1, 1) else min(before + 1, self.places)
+        order, best = view.order, view.logprobs.argmax(dim=-1).tolist()
+        agree = [row for row in order[:width] if memory.tokens.get(int(view.positions[row])) == best[row]]
         surest = order[:1].tolist()
         if view.passed < self.warm_up or int(view.positions[surest[0]]) not in memory.tokens or not agree:
             rows = surest
         else:
             rows = agree if self.adaptive else agree[:1]
         left = [row for row in order if row not in rows][:width]
-        kept = {int(view.positions[row]): int(view.tokens[row]) for row in left}
+        kept = {int(view.positions[row]): best[row] for row in left}
         return view.at(np.sort(rows)), Proposed(memory.masks, width, kept)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -28,10 +29,13 @@ class FreeDave(Diffusion):
     drafts: states of a pass, at most. Draft k is the canvas with the k surest proposals filled in; as far as the pass
     over draft k proposes what draft k + 1 holds, that is what static decoding would have done. The last open place of a
     block needs no pass. A pass costs up to `drafts` times the rows, so it pays where rows are cheap beside weights.
-    With a cache it must be one that stays the same within a block. Memory: a fork of the cache per draft.
+    With a cache it must be one that stays the same within a block. At a temperature above 0 a draft and the pass that
+    verifies it must draw alike, so noise is per position here, and what it writes is what static:noise=position does.
+    Memory: a fork of the cache per draft.
     """
 
     drafts: int = 4
+    noise: Literal["pass", "position"] = field(default="position", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +43,7 @@ class FreeDave(Diffusion):
             raise SettingsError(f"freedave needs at least one draft, not {self.drafts}")
 
     def fill(self, run: Run) -> Asking[None]:
-        require_steady(run, "freedave")
+        require_repeatable(run, "freedave")
         for region in run.regions():
             view = yield from run.look(region)
             while len(view) > 1 and not run.canvas.ended:
@@ -70,6 +74,16 @@ class FreeDave(Diffusion):
 
 def _is(draft: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> bool:
     return bool((draft[positions] == tokens).all())
+
+
+def require_repeatable(run: Run, method: str) -> None:
+    """Raise SettingsError for noise or a cache that changes from pass to pass: drafts could not be verified."""
+    if run.temperature > 0 and run.method.noise != "position":
+        raise SettingsError(
+            f"{method} verifies proposals of one pass by those of the next, which must draw alike: give "
+            f"{method}:noise=position, or leave the temperature at 0"
+        )
+    require_steady(run, method)
 
 
 def require_steady(run: Run, method: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ..core.ask import Asking
 from ..errors import SettingsError
 from ..registry import register
 from .base import Diffusion, Region, require_share
-from .freedave import require_steady
+from .freedave import require_repeatable
 from .run import Run
 from .view import Commit, View
 
@@ -27,11 +28,13 @@ class FreeDavePlus(Diffusion):
     drafts: states of a pass, at most. The first is the canvas with all written that reaches tau, and the surest token
     in any case; each further one has the next surest proposal too. The largest draft is taken of which everything would
     be written from the one taken before it. drafts=1 is threshold. A pass costs up to `drafts` times the rows. With a
-    cache it must be one that stays the same within a block. Memory: a fork of the cache per draft.
+    cache it must be one that stays the same within a block; noise is per position, as with `freedave`. Memory: a fork
+    of the cache per draft.
     """
 
     tau: float = 0.95
     drafts: int = 4
+    noise: Literal["pass", "position"] = field(default="position", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +43,7 @@ class FreeDavePlus(Diffusion):
             raise SettingsError(f"freedave-plus needs at least one draft, not {self.drafts}")
 
     def fill(self, run: Run) -> Asking[None]:
-        require_steady(run, "freedave-plus")
+        require_repeatable(run, "freedave-plus")
         for region in run.regions():
             view: View | None = None
             while len(run.canvas.open(*region)) and not run.canvas.ended:

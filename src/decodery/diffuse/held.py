@@ -1,7 +1,8 @@
 """A canvas that is held to a constraint: what is written keeps a text that fits, whatever the order of writing.
 
 A constraint knows beginnings of texts, and a canvas has holes in its. So the holes are filled for a try, from what the
-last pass says of them, and what the constraint makes of that tells whether a token may stand where it is wanted.
+last pass says of them, and what the constraint makes of that tells whether a token may stand where it is wanted. It may
+only if the text can then come to its end in the room that is left, see `Closing`: so some text always fits.
 """
 
 from __future__ import annotations
@@ -16,12 +17,8 @@ from ..errors import SettingsError
 from ..model.vocabulary import Vocabulary
 from ..sample.constraint import Constraint
 from .canvas import Canvas, Checks
+from .closing import Closing
 from .view import View
-
-_SHORT = 32
-"""Tokens of a place that are tried for an early end, besides the likeliest: the shortest, and no letters first."""
-_AMPLE = 16
-"""An end is looked for where less room is left than this, and twice what the last one that was found took."""
 
 
 class Hold(NamedTuple):
@@ -52,21 +49,24 @@ class _Filling(NamedTuple):
 
 
 class Held:
-    """What is known of a canvas and its constraint. place: the first hole; tokens: a filling that is known to fit."""
+    """What is known of a canvas and its constraint. place: the first hole; tokens: a filling that is known to fit, to
+    the end of a text.
+
+    Raises SettingsError where no text is found that fits into the canvas.
+    """
 
     def __init__(self, hold: Hold, canvas: Canvas, width: Width) -> None:
         self._constraint, self._canvas, self._width = hold.constraint, canvas, width
         if self._constraint.bonus is not None:
             raise SettingsError("a canvas is held to what is allowed: leave out the bonus, which only favours it")
-        pieces = hold.vocabulary.pieces
-        self._short = np.array([10 * len(piece) + piece.isalnum() if piece else 1 << 20 for piece in pieces])
+        self._closing = Closing(hold.constraint, hold.vocabulary, [*canvas.eos_ids, canvas.mask_id])
         self._state = self._constraint.init([int(token) for token in canvas.tokens[: canvas.prompt_length]])
         self.place, self.tokens, self.checks = canvas.prompt_length, dict[int, int](), Checks()
         canvas.checks = self.checks
-        self._last_room = 0
-        if self._closed(_Filling(0.0, self._state, {}), self.place, self._stop, None, sure=True) is None:
+        if self._closing.find(self._state, canvas.limit, thorough=True) is None:
             raise SettingsError(
-                f"no text that the constraint allows fits into {canvas.limit} tokens: give a longer canvas"
+                f"no text that the constraint allows was found that fits into {canvas.limit} tokens: give a longer "
+                "canvas"
             )
 
     @property
@@ -99,8 +99,11 @@ class Held:
         fit = (int(token) for token in order if allowed[token] and self.accepts(view, self.place, int(token)))
         found = next(fit, None)
         if found is None:
-            closed = self._closed(_Filling(0.0, self._state, {}), self.place, self._stop, view)
-            found = int(order[0]) if closed is None else closed.tokens[self.place]
+            # Before anything is written a text that fits is known, and from then on a filling that ends.
+            closed = self._closed(_Filling(0.0, self._state, {}), self.place, self._stop, thorough=True)
+            assert closed is not None
+            self.tokens = closed.tokens
+            found = closed.tokens[self.place]
         return found
 
     def advance(self) -> int | None:
@@ -136,10 +139,8 @@ class Held:
             found = self._extended(found, view, place, int(written[place]))
             if not found:
                 return None
-        if end is None and self._stop - last > _AMPLE + 2 * self._last_room:
-            return found[0]
         stop = self._stop if end is None else min(end, self._stop)
-        closed = (self._closed(each, last + 1, stop, view) for each in found)
+        closed = (self._closed(each, last + 1, stop) for each in found)
         return next((each for each in closed if each is not None), None)
 
     def _extended(self, found: list[_Filling], view: View, place: int, token: int) -> list[_Filling]:
@@ -175,39 +176,14 @@ class Held:
             if allowed[token]:
                 yield int(token), float(max(law[token], -1e3))
 
-    def _closed(self, filling: _Filling, first: int, stop: int, view: View | None, *, sure: bool = False) -> Any:
-        """A filling that goes on from `first` to where the text may end, at `stop` or before; None where none is found.
-
-        States that allow the same tokens are taken for one, and few are kept. sure: None only if there is none for
-        certain; the filling as it is where this cannot be told.
-        """
-        canvas, cut = self._canvas, False
-        states = {b"": filling}
-        for place in range(first, stop + 1):
-            if sure and cut:
-                return filling
-            for each in states.values():
-                if self._constraint.is_complete(each.state):
-                    self._last_room = place - first
-                    end = {place: min(canvas.eos_ids)} if place < len(canvas) and canvas.eos_ids else {}
-                    return each._replace(tokens={**each.tokens, **end})
-            following: dict[bytes, _Filling] = {}
-            for each in states.values():
-                free = self._free(each)
-                law = np.zeros(len(free)) if view is None else _law(view, place, len(free))
-                short = np.flatnonzero(free)[np.argsort(self._short[free], kind="stable")]
-                tokens = dict.fromkeys([int(np.where(free, law, -np.inf).argmax()), *short[:_SHORT].tolist()])
-                cut = cut or len(short) > _SHORT
-                for token in tokens if free.any() else ():
-                    after = self._after(each, token)
-                    known = following.setdefault(
-                        self._constraint.allowed(after).tobytes(), each.and_then(place, token, after, float(law[token]))
-                    )
-                    cut = cut or known.state is not after
-            kept = self._width.top + self._width.others
-            cut = cut or len(following) > kept
-            states = dict(list(following.items())[:kept])
-        return None
+    def _closed(self, filling: _Filling, first: int, stop: int, *, thorough: bool = False) -> _Filling | None:
+        """A filling that goes on from `first` to where the text ends, at `stop` or before; None where none is found."""
+        found = self._closing.find(filling.state, stop - first, thorough=thorough) if stop >= first else None
+        if found is None:
+            return None
+        canvas, place = self._canvas, first + len(found)
+        end = {place: min(canvas.eos_ids)} if place < len(canvas) and canvas.eos_ids else {}
+        return filling._replace(tokens={**filling.tokens, **dict(enumerate(found, start=first)), **end})
 
     def _free(self, filling: _Filling) -> np.ndarray:
         """[vocab] bool: what may come next in a text that goes on."""

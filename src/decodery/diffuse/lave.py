@@ -26,8 +26,8 @@ _OWN: dict[str, Any] = {field.name: field.default for field in fields(Diffusion)
 @register(
     "lave",
     paper="Lookahead-then-Verify: Reliable Constrained Decoding for Diffusion LLMs under Context-Free Grammars (2026)",
-    guarantee="what is written is part of a text that the constraint allows; a token may be refused because no such "
-    "text was found",
+    guarantee="what is written is part of a text that the constraint allows and that fits into the canvas; a token may "
+    "be refused because no such text was found",
     needs=("a constraint",),
 )
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class LAVE(Diffusion):
     tried; top, others: fillings that are kept at every place, the likeliest and some by chance. retries: where nothing
     that was chosen may be written, or less than a policy with a fixed number of passes owes, so many other tokens are
     tried, and then the first hole gets what the last filling that was found has there; so passes stay as many as
-    planned. Where room is short a filling must also come to an end in the canvas. The released code
+    planned. A filling must also come to its end in the canvas: the constraint's own search over its states gives a
+    completion of few tokens, whose length is the bound. The released code does not ask for an end; it
     adds up probabilities where this adds their logarithms, tests fillings at written tokens only, and clears the block
     where this fills one hole. Any policy but those that look at several states goes with it.
     """
@@ -88,7 +89,10 @@ class LAVE(Diffusion):
             memory = self.policy.begin(run, region)
             while len(run.canvas.open(*region)) and not run.canvas.ended:
                 view = yield from run.look(region)
+                length = len(run.canvas)
                 commit, memory = self.policy.select(view, memory)
+                if len(run.canvas) != length:
+                    raise SettingsError("a policy that cuts its canvas cannot be held: give it cut=never")
                 self._write(run, held, view, commit)
 
     def _write(self, run: Run, held: Held, view: View, commit: Commit) -> None:

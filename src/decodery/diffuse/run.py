@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ..core.ask import Ask, Asking
+from ..core.noise import PASS, mix
 from ..core.trace import Step
 from ..errors import SettingsError
 from ..model.batch import Segment
@@ -130,6 +131,8 @@ class Run:
         logits = [self._guided([next(found).logits for _ in range(count)]) for count in counts]
         self._count([ask.segment for ask in asks], plan)
         first, passed = self.canvas.prompt_length, self.kept.passed
+        fresh = self.method.noise == "pass"
+        seed = mix(self.canvas.seed, PASS, self.canvas.passes) if fresh else self.canvas.seed
         self._remember(region, plan)
         return [
             View.of(
@@ -138,7 +141,7 @@ class Run:
                 region,
                 measure=self.method.measure,
                 temperature=self.temperature,
-                seed=self.canvas.seed,
+                seed=seed,
                 first=first,
                 late=tuple(self.canvas.eos_ids) if self.method.eos == "last" else (),
                 passed=passed,
@@ -274,7 +277,7 @@ class Run:
         found = logits[0].clone()
         if len(logits) == 2:
             found += self.method.guidance * (logits[0] - logits[1])
-        found[:, self.canvas.mask_id] = -torch.inf
+        found[:, [self.canvas.mask_id, *self.canvas.barred]] = -torch.inf
         if self.method.eos == "never":
             found[:, list(self.canvas.eos_ids)] = -torch.inf
         return found

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..core.sequence import FinishReason
 from ..model.protocol import LanguageModel
 from ..output import Output
 from .base import Diffusion
@@ -22,7 +23,10 @@ Decode = Callable[[list[int], list[int]], str]
 
 @dataclass
 class Fill:
-    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is."""
+    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is.
+
+    barred: ids of the model that no token has, which are never written.
+    """
 
     prompt: list[int]
     length: int
@@ -31,6 +35,7 @@ class Fill:
     seed: int = 0
     hold: Hold | None = None
     salt: str = ""
+    barred: tuple[int, ...] = ()
 
 
 class Filling:
@@ -39,16 +44,19 @@ class Filling:
     def __init__(
         self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
     ) -> None:
-        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
+        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed, barred=fill.barred)
         run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
         self.work = engine.enter(finished(run), self.canvas.trace, memory=run)
-        self._decode, self._revises, self._told = decode, fill.method.revises, 0
+        self._decode, self._revises, self._told, self._hold = decode, fill.method.revises, 0, fill.hold
 
     @property
     def settled(self) -> list[int]:
-        """Tokens that cannot change any more: those before the first open place, none where methods take some back."""
-        canvas = self.canvas
-        if self.work.finished or canvas.ended:
+        """Tokens that cannot change any more: those before the first open place, none where methods take some back.
+
+        Of a canvas that was stopped it is these as well; only one that came to its end is settled as a whole.
+        """
+        canvas, work = self.canvas, self.work
+        if canvas.ended or (work.finished and not work.stopped and work.error is None):
             return canvas.output
         if self._revises:
             return []
@@ -65,19 +73,35 @@ class Filling:
         return text[told:]
 
     def output(self) -> Output:
-        """What became of it: all that is settled, where it was stopped."""
+        """What became of it; of one that was stopped what is settled, with finish_reason "cancelled".
+
+        Where a constraint held it, "stop" says that the text is complete, which it can be without a place for its end.
+        """
         canvas, tokens = self.canvas, self.settled
         ended = bool(tokens) and tokens[-1] in canvas.eos_ids
         return Output(
             text=self._text(tokens),
             tokens=tokens,
             prompt_tokens=self._prompt,
-            finish_reason="stop" if ended else "cancelled" if self.work.result is None else "length",
+            finish_reason=self._reason(tokens, ended),
             stopped_by=tokens[-1] if ended else None,
             seed=canvas.seed,
             trace=canvas.trace,
             logprobs=None,
         )
+
+    def _reason(self, tokens: list[int], ended: bool) -> FinishReason:
+        if ended:
+            return "stop"
+        if self.work.stopped:
+            return "cancelled"
+        if self._hold is None:
+            return "length"
+        constraint = self._hold.constraint
+        state = constraint.init(self._prompt)
+        for token in tokens:
+            state = constraint.advance(state, token)
+        return "stop" if constraint.is_complete(state) else "length"
 
     @property
     def _prompt(self) -> list[int]:

@@ -57,8 +57,7 @@ class View:
     ) -> View:
         """What logits [m, vocab] say, -inf for what cannot be written. first: where the output begins.
 
-        The noise of a temperature is that of seed and position, in every pass the same: a pass that finds the canvas as
-        it was proposes what was proposed. late: tokens whose proposals rank behind all others.
+        The noise of a temperature is that of seed and position. late: tokens whose proposals rank behind all others.
         """
         logprobs = logits.log_softmax(dim=-1)
         if temperature > 0:

@@ -59,6 +59,7 @@ class Stream:
     ended: bool = False
     state: Any = None
     trace: Trace = field(default_factory=Trace)
+    _stands: list[int] = field(default_factory=list)
 
     @classmethod
     def of(cls, model: LanguageModel, eos_ids: Sequence[int]) -> Stream:
@@ -149,7 +150,17 @@ class Stream:
         return logits[len(self.written)]
 
     def commit(self, length: int) -> None:
-        """Let the first `length` tokens stand for good."""
+        """Let the first `length` tokens stand for good.
+
+        Args:
+            length: Tokens of `written`; fewer than stand already change nothing.
+
+        Raises:
+            ValueError: What stood before is not what `written` begins with, so a method has taken it back.
+        """
+        if self.written[: self.committed] != self._stands:
+            raise ValueError(f"{self.committed} tokens are committed, and the text does not begin with them any more")
+        self._stands = self.written[: max(length, self.committed)]
         self.reads += [len(self.source)] * (length - self.committed)
         self.committed = max(length, self.committed)
 
@@ -162,7 +173,8 @@ class Listen(Contract):
     def hear(self, stream: Stream) -> Asking[None]:
         """More of the source has been read: bring the text up to it, and commit what stands.
 
-        All of it is committed by `listening` where the source has ended.
+        All of it is committed by `listening` where the source has ended. What stands stays: `Stream.cut` and
+        `Stream.commit` refuse a text that does not begin with it.
         """
 
 
@@ -171,8 +183,7 @@ def listening(method: Listen, stream: Stream, tokens: Sequence[int], ended: bool
     came = yield from stream.arrive(tokens, ended)
     if came or (ended and stream.source):
         yield from method.hear(stream)
-    if ended:
-        stream.commit(len(stream.written))
+    stream.commit(len(stream.written) if ended else stream.committed)
     return stream.heard
 
 

@@ -40,11 +40,11 @@ class _Beam:
 class StreamingBeam(Listen):
     """Follows `width` texts, and cuts each behind every chunk where one of its last tokens has become unlikely.
 
-    lookback: how many tokens of a text are asked again: one that is not among the `width` likeliest any more ends its
-    text there. Scores are those of all tokens with the newest source in view, so that texts of different lengths and
-    ages are compared as they are now. all: go on until every text waits, not the first one alone. cap: tokens written
-    per chunk at most. What all texts begin with is committed but for the last `lookback` tokens. Cost: a pass over all
-    texts behind every chunk, and one for each token that they grow by.
+    lookback: how many tokens of a text, behind what is committed, are asked again: one that is not among the `width`
+    likeliest any more ends its text there. Scores are those of all tokens with the newest source in view, so that texts
+    of different lengths and ages are compared as they are now. all: go on until every text waits, not the first one
+    alone. cap: tokens written per chunk at most. What all texts begin with is committed but for the last `lookback`
+    tokens. Cost: a pass over all texts behind every chunk, and one for each token that they grow by.
     """
 
     width: int = 5
@@ -83,7 +83,7 @@ class StreamingBeam(Listen):
         for beam, scored in zip(beams, found, strict=True):
             beam.cache.keep(range(len(beam.written) + 1))
             laws = excluded(stream.model, scored.logits).double().log_softmax(dim=-1)
-            for place in range(max(len(beam.written) - self.lookback, 0), len(beam.written)):
+            for place in range(max(len(beam.written) - self.lookback, stream.committed), len(beam.written)):
                 likely = laws[place].topk(min(self.width, laws.shape[1])).indices
                 if beam.written[place] not in likely:
                     del beam.written[place:]

@@ -77,6 +77,22 @@ class Constraint(Contract):
     def is_complete(self, state: Any) -> bool:
         """Whether the text so far is an instance of what was asked for."""
 
+    def completion(self, state: Any, *, thorough: bool = False) -> list[int] | None:
+        """Few tokens that complete a text, the end token not among them, and of which each is allowed in its turn.
+
+        Args:
+            state: Where the text stands.
+            thorough: Whether to look far for the fewest, which may take a second.
+
+        Returns:
+            These tokens; None where a constraint does not know, so that tokens have to be tried.
+        """
+        return [] if self.is_complete(state) else None
+
+    def takes(self, state: Any, tokens: Sequence[int]) -> bool:
+        """Whether these tokens may come next one after another, as far as a quick look can tell: True need not be."""
+        return True
+
     def idle(self, state: Any) -> bool:
         """Whether everything may come next: then no mask is asked for, and nothing is spent on one."""
         return False

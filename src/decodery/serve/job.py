@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
@@ -120,11 +121,18 @@ def deliver(loop: Any, news: list[News]) -> None:
         return
 
 
-def written(job: Job) -> list[Written]:
-    """What a job that ended without an error has written."""
+def written(job: Job, encode: Callable[[str], list[int]]) -> list[Written]:
+    """What a job that ended without an error has written; of a search that was stopped what is settled.
+
+    Args:
+        job: The text, canvas or search.
+        encode: Gives the tokens of a text that is known as a text alone.
+    """
     if job.filling is not None:
         return [_canvas(job, job.filling)]
     task = job.task
+    if isinstance(task, Work) and task.stopped and job.known:
+        return [Written(job.known, encode(job.known), [], "cancelled", job.request.seed, Trace(), 0, [])]
     found: list[Sequence] = (
         [task] if isinstance(task, Sequence) else list(task.result or ()) if isinstance(task, Work) else []
     )
@@ -137,7 +145,7 @@ def _one(job: Job, seq: Sequence) -> Written:
         text=seq.text.text,
         tokens=seq.generated,
         logprobs=seq.token_logprobs,
-        reason="length" if job.late else seq.finish_reason,
+        reason=seq.finish_reason,
         seed=seq.seed,
         trace=seq.trace,
         cached=seq.cached,
@@ -154,7 +162,7 @@ def _canvas(job: Job, filling: Filling) -> Written:
         text=output.text,
         tokens=output.tokens,
         logprobs=[],
-        reason="length" if job.late else output.finish_reason,
+        reason=output.finish_reason,
         seed=output.seed,
         trace=output.trace,
         cached=0,

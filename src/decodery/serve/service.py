@@ -240,7 +240,8 @@ class Service:
             news.text, job.sent = job.known[job.sent :], len(job.known)
         if not task.finished:
             return news
-        news.end = task.error if task.error is not None else written(job)
+        encode = partial(self.lm.tokenizer.encode, special=False)
+        news.end = task.error if task.error is not None else written(job, encode)
         if job.late and not news.end:
             news.end = overloaded("this request found nothing in all the time it may take", self._patience())
         self._release(job, news.end)

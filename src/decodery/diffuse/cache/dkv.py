@@ -21,7 +21,8 @@ from .base import Cache, Kept, Plan, require_refresh
 class DKV(Cache):
     """Keeps what is written, once it has been computed as a token and not as a mask: the published Decode variant.
 
-    refresh: after how many passes everything is computed again; the first two passes of a block compute everything too.
+    refresh: passes of a block whose number, from 0 on, it divides compute everything again, as does pass 1: 0, 1, 4, 8
+    and so on for 4.
     delayed: False keeps a token's row of the pass that wrote it, in which it was still a mask: worse, and here to be
     compared with. prompt: True computes the prompt once for the whole canvas, as in the published PD variant; the
     Prefill variant is `prefix` without a block. Memory: keys and values of the canvas.
@@ -35,7 +36,7 @@ class DKV(Cache):
         require_refresh("refresh", self.refresh)
 
     def plan(self, canvas: Canvas, region: tuple[int, int], visible: int, kept: Kept) -> Plan:
-        if kept.passed < 2 or kept.age >= self.refresh:
+        if kept.passed < 2 or kept.passed % self.refresh == 0:
             # What was read of the prompt by a model that is gone is gone too.
             first = canvas.prompt_length if self.prompt and len(kept.read) else 0
             return Plan(np.arange(first, visible), np.arange(first), fresh=True)
