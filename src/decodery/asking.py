@@ -111,11 +111,6 @@ class Asking:
         """The bytes behind every token of the model."""
         return Vocabulary.of(self.tokenizer, self.model.vocab_size)
 
-    @cached_property
-    def absent_ids(self) -> tuple[int, ...]:
-        """Ids of the model that the tokenizer has no token for."""
-        return self.tokenizer.absent(self.model.vocab_size)
-
     @checked(Sampler.from_settings, but=("eos_ids",), elsewhere=_ELSEWHERE)
     def request(
         self,

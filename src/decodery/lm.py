@@ -195,7 +195,7 @@ class LM(Asking):
         found: Diffusion = resolve("diffuse", method)
         hold = None if constraint is None else Hold(self._compiled(constraint), self.vocabulary)
         method = found if hold is None else LAVE.around(found)
-        return Fill(list(tokens), length, method, temperature, seed, hold, barred=self.absent_ids)
+        return Fill(list(tokens), length, method, temperature, seed, hold)
 
     def begin(self, engine: Engine, fill: Fill) -> Filling:
         """Let an engine of this model fill a canvas, beside whatever else it does."""

@@ -171,7 +171,7 @@ def _decide(
     if step.prefill and seq.kv is not None:
         opening = seq.kv.open(seq, len(segment))
         opened = None if opening is None else (yield from opening)
-        logits = logits if opened is None else opened
+        logits = logits if opened is None else seq.writable(opened)
     laws = Laws(tree, logits, seq, {tap: scored.hidden[tap][-len(tree) :] for tap in taps}, first)
     accepted: Accepted = yield from settled(rule.choose(tree, laws, seq))
     # Where the rule asked for more, its passes have steps of their own; the last one decided.

@@ -51,7 +51,7 @@ class Canvas:
     left to chance. written: [L] the number of the pass that wrote each token, -1 in the prompt and where nothing is
     written yet. passes: so far; rows: fed to the model in them; pairs: of rows and keys that attention compared, in one
     layer; experts: that passes read, of all layers of a mixture together. rounds: what was written, in order. checks:
-    what a constraint took, None without one. barred: ids that are never written, beside the mask.
+    what a constraint took, None without one.
     """
 
     tokens: np.ndarray
@@ -68,7 +68,6 @@ class Canvas:
     rounds: list[Round] = field(default_factory=list)
     trace: Trace = field(default_factory=Trace)
     checks: Checks | None = None
-    barred: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.written = np.full(len(self.tokens), -1, dtype=np.int64)
@@ -82,7 +81,6 @@ class Canvas:
         *,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
-        barred: tuple[int, ...] = (),
     ) -> Canvas:
         """An empty canvas of `length` tokens behind a prompt, or to the end of the model's last block.
 
@@ -109,7 +107,7 @@ class Canvas:
                 f"{config.max_positions}: shorten one of them"
             )
         tokens = np.concatenate((ids, np.full(whole - len(ids), config.mask_id, dtype=np.int64)))
-        return cls(tokens, len(ids), config.mask_id, length, frozenset(eos_ids), seed, barred=barred)
+        return cls(tokens, len(ids), config.mask_id, length, frozenset(eos_ids), seed)
 
     def __len__(self) -> int:
         return len(self.tokens)

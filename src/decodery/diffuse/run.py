@@ -20,6 +20,7 @@ from ..model.batch import Segment
 from ..model.cache import KVCache
 from ..model.protocol import LanguageModel
 from ..model.route import WHOLE, Route
+from ..model.vocabularies import excluded
 from .cache.base import NOTHING, Cache, Kept, Plan
 from .canvas import Canvas
 from .experts.base import Experts
@@ -277,7 +278,8 @@ class Run:
         found = logits[0].clone()
         if len(logits) == 2:
             found += self.method.guidance * (logits[0] - logits[1])
-        found[:, [self.canvas.mask_id, *self.canvas.barred]] = -torch.inf
+        found = excluded(self.model, found)
+        found[:, self.canvas.mask_id] = -torch.inf
         if self.method.eos == "never":
             found[:, list(self.canvas.eos_ids)] = -torch.inf
         return found

@@ -23,10 +23,7 @@ Decode = Callable[[list[int], list[int]], str]
 
 @dataclass
 class Fill:
-    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is.
-
-    barred: ids of the model that no token has, which are never written.
-    """
+    """A canvas that is wanted. prompt: token ids; length: of the canvas; salt: whose request it is."""
 
     prompt: list[int]
     length: int
@@ -35,7 +32,6 @@ class Fill:
     seed: int = 0
     hold: Hold | None = None
     salt: str = ""
-    barred: tuple[int, ...] = ()
 
 
 class Filling:
@@ -44,7 +40,7 @@ class Filling:
     def __init__(
         self, engine: Engine, model: LanguageModel, fill: Fill, eos_ids: Sequence[int], decode: Decode
     ) -> None:
-        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed, barred=fill.barred)
+        self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
         run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
         self.work = engine.enter(finished(run), self.canvas.trace, memory=run)
         self._decode, self._revises, self._told, self._hold = decode, fill.method.revises, 0, fill.hold

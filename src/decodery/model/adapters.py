@@ -98,7 +98,7 @@ class Exchanged(Thin):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What a file keeps of it."""
-        return super().tensors() | {self.how: torch.full((1, 1), self.scale)}
+        return super().tensors() | {self.how: torch.full((1, 1), self.scale, dtype=torch.float32, device="cpu")}
 
 
 @dataclass(frozen=True, eq=False)

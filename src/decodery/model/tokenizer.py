@@ -108,18 +108,6 @@ class Tokenizer:
         """How many tokens have a text; a model's vocabulary may be padded beyond it."""
         return self.backend.get_vocab_size()
 
-    def absent(self, size: int) -> tuple[int, ...]:
-        """Ids below `size` that no token has: padding of a model's vocabulary, and gaps.
-
-        Args:
-            size: How many ids the model has.
-
-        Returns:
-            These ids, ascending.
-        """
-        known = set(self.backend.get_vocab(with_added_tokens=True).values())
-        return tuple(id for id in range(size) if id not in known)
-
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of `text`. special: add what the model wants around a text, such as its first token.
 
