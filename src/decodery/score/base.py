@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Self
 
 import torch
 
 from ..contract import Contract
-from ..core.ask import Asking, settled
+from ..core.ask import Asking, off_loop, settled
 from ..core.ledger import charged
 from ..core.needs import Needs
 from ..errors import SettingsError
@@ -98,6 +100,11 @@ class Scorer(Contract):
         return False
 
     @property
+    def blocks(self) -> bool:
+        """Whether `score` and `remark` may take long, or wait for something: other texts then go on meanwhile."""
+        return True
+
+    @property
     def needs(self) -> Needs:
         """What it must find: by `taps`, hidden states of the candidates' last tokens."""
         return Needs()
@@ -138,13 +145,44 @@ def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
     if not len(candidates):
         return torch.empty(0, dtype=torch.float64)
     charged().scorer_calls += len(candidates)
-    found = yield from settled(scorer.score(candidates))
+    found = yield from scores_of(scorer, candidates)
     if tuple(found.shape) != (len(candidates),) or bool(found.isnan().any()) or bool((found == torch.inf).any()):
         raise SettingsError(
             f"{type(scorer).__name__} must give each of {len(candidates)} candidates a number or -inf, and gave "
             f"{found.tolist()}"
         )
     return found
+
+
+def scores_of(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
+    """What a scorer says, unchecked; a plain function runs beside the loop of whoever drives this.
+
+    Args:
+        scorer: Used on one thread at a time.
+        candidates: What is scored.
+
+    Returns:
+        [m] scores.
+    """
+    if isgeneratorfunction(type(scorer).score) or not scorer.blocks:
+        return (yield from settled(scorer.score(candidates)))
+    return (yield from settled((yield from off_loop(partial(scorer.score, candidates), scorer))))
+
+
+def remark_of(scorer: Scorer, prompt: str, text: str) -> Asking[str]:
+    """What a scorer remarks on a text, see `Scorer.remark`, beside the loop of whoever drives this.
+
+    Args:
+        scorer: Used on one thread at a time.
+        prompt: Before the text.
+        text: A finished text.
+
+    Returns:
+        The remark.
+    """
+    if type(scorer).remark is Scorer.remark or not scorer.blocks:
+        return scorer.remark(prompt, text)
+    return (yield from off_loop(partial(scorer.remark, prompt, text), scorer))
 
 
 def log_scores(scorer: Scorer, scores: torch.Tensor) -> torch.Tensor:
