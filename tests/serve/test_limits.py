@@ -48,12 +48,20 @@ class Broken(BaseException):
 
 @dataclass(frozen=True)
 class Breaks(Drafter):
-    """Breaks once a text has a few tokens; fatal: so that the engine does, too."""
+    """Breaks once a text has a few tokens; fatal: so that the engine does, too; early: when it is made."""
 
     fatal: bool = False
+    deep: bool = False
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        if self.early:
+            raise ZeroDivisionError("division by zero")
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         if seq.position > 3:
+            if self.deep:
+                return self.propose(seq, budget)
             raise Broken("on purpose") if self.fatal else RuntimeError("on purpose")
         return TokenTree.root(seq.pending)
 
@@ -268,6 +276,30 @@ def test_a_text_that_breaks_ends_alone(lm: LM, stream: bool) -> None:
             rest = list(events)
             assert rest[-1] == "data: [DONE]"
         left_nothing(server)
+
+
+def test_a_search_counts_as_the_texts_that_it_follows(lm: LM) -> None:
+    wide = {"search": "best-of-n:n=129,scorer=log-probability"}
+    with serving(lm, keys={"a": "a", "b": "b"}, max_texts_per_key=100, rows=16) as (server, url):
+        service = server.front.service
+        found = post(url, key="a", temperature=1.0, decodery=wide)
+        assert found.status_code == 400 and found.json()["error"]["param"] == "decodery.search"
+        message = "the search of this request follows 129 texts at a time, and one request may have 128: give it fewer"
+        assert found.json()["error"]["message"] == message
+        long = {"max_tokens": 400, "temperature": 1.0}
+        search = {"search": "best-of-n:n=64,scorer=log-probability", "ignore_eos": True}
+        threads = [threading.Thread(target=post, args=(url,), kwargs={"key": "a", **long, "decodery": search})]
+        threads[0].start()
+        wait_until(lambda: service.load.rows_read > 100)
+        # 64 of the key's 100 texts are in progress; another key has all of its own.
+        full = post(url, key="a", temperature=1.0, decodery={"search": search["search"]})
+        assert full.status_code == 429 and "this key has 64 texts in progress; it may have 100" in full.text
+        passes = service.load.passes
+        assert post(url, key="b", max_tokens=4).status_code == 200
+        assert service.load.passes - passes <= 12
+        wait_until(lambda: service.load.running == 1)
+    threads[0].join(SECONDS)
+    assert not threads[0].is_alive()
 
 
 def test_a_text_larger_than_all_memory_is_refused_and_others_go_on() -> None:
