@@ -278,6 +278,65 @@ def test_a_text_that_breaks_ends_alone(lm: LM, stream: bool) -> None:
         left_nothing(server)
 
 
+def test_what_breaks_leaves_a_line_in_the_log(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lm, keys={"secret": "ann"}) as (server, url):
+        broken = post(url, key="secret", max_tokens=20, decodery={"drafter": "breaks-for-tests"})
+        deep = post(url, key="secret", max_tokens=20, decodery={"drafter": "breaks-for-tests:deep=true"})
+        wrong = post(url, key="secret", decodery={"drafter": "no-such-drafter"})
+        wait_until(lambda: server.front.service.idle)
+    assert (broken.status_code, deep.status_code, wrong.status_code) == (500, 500, 400)
+    assert "on purpose" not in broken.text and "RecursionError" in deep.json()["error"]["message"]
+    said = [record.getMessage() for record in caplog.records if record.name == "decodery.serve"]
+    begun = [line.partition(" (")[0] for line in said]
+    assert begun[0] == "decodery: a request of 'ann' failed: RuntimeError: on purpose"
+    assert len(said) == 2 and begun[1].startswith("decodery: a request of 'ann' failed: RecursionError: ")
+    assert "test_limits.py, line " in said[0] and said[0].endswith("in propose)") and "\n" not in "".join(said)
+
+
+def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lm) as (_, url):
+        assert post(url, decodery={"drafter": "breaks-for-tests:early=true"}).status_code == 500
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "decodery.serve"]
+    assert line.startswith("decodery: a request that is being read failed: ZeroDivisionError: division by zero (")
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "tokenize"])
+def test_an_upload_that_breaks_off_leaves_no_trace(
+    lm: LM, path: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(lm) as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                'Content-Length: 1000\r\n\r\n{"prompt": "x", '.encode()
+            )
+            wait_until(lambda: bool(server.server_state.tasks))
+        wait_until(lambda: not server.server_state.tasks)
+        assert post(url).status_code == 200
+    assert not capfd.readouterr().err and not caplog.records
+
+
+def test_what_is_nested_too_deep_is_said_to_be(lm: LM) -> None:
+    deep: Any = "x"
+    for _ in range(400):
+        deep = {"properties": {"a": deep}}
+    function = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    schema = {"type": "json_schema", "json_schema": {"schema": deep}}
+    with serving(lm) as (_, url):
+        for body in ({"tools": [function]}, {"response_format": schema}):
+            asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **body}
+            found = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=SECONDS)
+            assert found.status_code in (200, 400), found.text
+        far = httpx.post(
+            f"{url}/v1/completions",
+            content='{"prompt": ' + "[" * 200_000 + "]" * 200_000 + "}",
+            headers={"Content-Type": "application/json"},
+            timeout=SECONDS,
+        )
+        assert far.status_code == 400 and far.json()["error"]["message"] == "the request is nested too deep"
+
+
 def test_a_search_counts_as_the_texts_that_it_follows(lm: LM) -> None:
     wide = {"search": "best-of-n:n=129,scorer=log-probability"}
     with serving(lm, keys={"a": "a", "b": "b"}, max_texts_per_key=100, rows=16) as (server, url):

@@ -16,7 +16,7 @@ from ..decode.prefixes import PrefixCache
 from ..decode.schedule import Limits
 from ..diffuse.texts import Fill
 from ..lm import LM
-from .errors import ApiError, invalid, overloaded, stopping
+from .errors import ApiError, invalid, log_failure, overloaded, stopping
 from .fair import FairQueue
 from .job import Job, News, Written, deliver, written
 from .load import ServerLoad
@@ -272,6 +272,8 @@ class Service:
     def _release(self, job: Job, end: list[Written] | BaseException | None) -> None:
         """A job is over; its memory goes with its task."""
         job.over = True
+        if isinstance(end, BaseException):
+            log_failure(end, job.owner)
         self.metrics.ended(job, end)
         if job in self._active:
             del self._active[job]
