@@ -448,3 +448,20 @@ def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:
     with pytest.raises(SystemExit) as left:
         main(["serve", "--kv-gib", "-1"])
     assert left.value.code == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_a_port_in_use_is_found_before_a_model_is_loaded(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from decodery.cli.main import main
+
+    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    with socket.create_server((host if host == "::1" else "127.0.0.1", 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as left:
+            # There is no such model, which is found out later.
+            main(["serve", "--host", host, "--port", str(port), "--model", "/no/such/model"])
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert said == f"decodery: cannot listen at {host}, port {port} (Address already in use): choose another one " + (
+        "with --port or --host\n"
+    )
