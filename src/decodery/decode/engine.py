@@ -253,15 +253,14 @@ class Engine:
         fresh = {id(run) for run, _, _ in begun}
         runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
         drafting = self._side_passes(runs, clock)
-        places = self._schedule.budget.places(
-            [(run, run.unanswered) for run in runs if run.unanswered and run not in drafting]
-        )
+        asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]
+        places, blocked = self._schedule.budget.places(asked), [run for run in runs if run.blocked]
+        advanced = {id(run) for run in (*blocked, *drafting, *(run for run, _ in places))}
         self.rows = 0
-        advanced = {id(run) for run, _ in places} | {id(run) for run in runs if run.blocked or run in drafting}
         if places:
             self._passes += 1
             self._pass(places, clock, side=False)
-        elif any(run.blocked for run in runs):
+        elif blocked:
             for run in self._blocking.collect(_WAITS):
                 self._go_on(run)
         self._schedule.leave()
@@ -276,13 +275,13 @@ class Engine:
         for _ in range(_SIDE_ROUNDS):
             waiting = [(run, numbers) for run in runs if (numbers := self._side(run))]
             asked = [each for each in waiting if had[id(each[0])] < self._schedule.budget.share(each[0], runs)]
-            places = self._schedule.budget.places(asked)
-            if not places:
+            if not asked:
                 break
+            places = self._schedule.budget.places(asked)
             for run, number in places:
                 had[id(run)] += len(run.asks[number].segment) if isinstance(run.task, Work) else 0
             self._pass(places, clock, side=True)
-        return [run for run in runs if self._side(run)]
+        return [run for run, _ in waiting]
 
     def _begin(self, run: Turn, rows: int, nodes: int, texts: list[Sequence]) -> None:
         """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
@@ -342,10 +341,10 @@ class Engine:
             if steps := new_steps(run, known):
                 recorded.append((steps, run.earlier))
                 run.earlier = 0.0
-        steps = [step for each, _ in recorded for step in each]
+        steps = [step for new, _ in recorded for step in new]
         clock.fill(steps, begin, scored, len(places))
-        for each, earlier in recorded:
-            for step in each:
+        for new, earlier in recorded:
+            for step in new:
                 step.score += earlier
         if side:
             return

@@ -60,8 +60,11 @@ class PassBudget:
         them than what others can wait for.
         """
         runs = [run for run, _ in asked]
+        bounded = len(runs) > 1 and self.seconds is not None and any(isinstance(run.task, Work) for run in runs)
+        if not bounded and sum(map(_rows, runs)) <= self.rows:
+            return [(run, number) for run, numbers in asked for number in numbers]
         left = [[(number, len(run.asks[number].segment)) for number in numbers] for run, numbers in asked]
-        most = self._beside_others(runs) if len(runs) > 1 else self.rows
+        most = self._beside_others(runs) if bounded else self.rows
         caps = [most if isinstance(run.task, Work) else self.rows for run in runs]
         wants = [sum(rows for _, rows in each) for each in left]
         if sum(wants) <= self.rows and all(want <= cap for want, cap in zip(wants, caps, strict=True)):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from ..core.ask import Ask, Asking, Blocking, Scored
+from ..core.ask import Ask, Asking, Blocking, Returned, Scored
 from ..core.ledger import Ledger, charging
 from ..core.sequence import Sequence
 from ..core.trace import Trace
@@ -61,7 +61,8 @@ class Work(Generic[T]):
 
 
 Task = Sequence | Work
-_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Scored | Exception | None]]
+Answer = Scored | Returned | Exception
+_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Answer | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +91,7 @@ class Turn:
     task: Task
     asking: Generator[list[Ask], list[Scored], None] | None = None
     asks: list[Ask] = field(default_factory=list)
-    answers: list[Scored | Exception | None] = field(default_factory=list)
+    answers: list[Answer | None] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     caches: WeakSet[KVCache] = field(default_factory=WeakSet)
@@ -119,7 +120,7 @@ class Turn:
     @property
     def blocked(self) -> bool:
         """Whether it waits for a function that runs beside the loop."""
-        return any(each is None and isinstance(self.asks[n], Blocking) for n, each in enumerate(self.answers))
+        return self.waits and len(self.unanswered) < self.answers.count(None)
 
     def interrupt(self, first: Generator[list[Ask], list[Scored], None]) -> None:
         """Let `first` come to its end before what is waited for."""
