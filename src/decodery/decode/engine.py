@@ -334,7 +334,7 @@ class Engine:
             if any(isinstance(each, OutOfMemory) for each in run.answers) and self._schedule.starve(run):
                 continue
             if run.waits:
-                run.earlier += scored - begin
+                run.earlier += 0.0 if side else scored - begin
                 continue
             known = {id(trace): len(trace.steps) for trace in run.traces}
             self._resume(run)
