@@ -269,17 +269,23 @@ class Engine:
     def _side_passes(self, runs: list[Turn], clock: StepClock) -> list[Turn]:
         """Passes of other models, and of parts of the model itself, until nobody waits for one.
 
-        Returns those who still do: searches that have had their part of this step's, where others wait for the step.
+        Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for
+        the step.
         """
-        had: Counter[int] = Counter()
+        owners = len({run.owner for run in runs})
+        had, part = Counter[str](), max(self._schedule.limits.rows // max(owners, 1), 1)
         for _ in range(_SIDE_ROUNDS):
             waiting = [(run, numbers) for run in runs if (numbers := self._side(run))]
-            asked = [each for each in waiting if had[id(each[0])] < self._schedule.budget.share(each[0], runs)]
+            asked = [
+                (run, numbers)
+                for run, numbers in waiting
+                if len(runs) == 1 or not isinstance(run.task, Work) or had[run.owner] < part
+            ]
             if not asked:
                 break
             places = self._schedule.budget.places(asked)
             for run, number in places:
-                had[id(run)] += len(run.asks[number].segment) if isinstance(run.task, Work) else 0
+                had[run.owner] += len(run.asks[number].segment) if isinstance(run.task, Work) else 0
             self._pass(places, clock, side=True)
         return [run for run, _ in waiting]
 
