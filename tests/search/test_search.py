@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from covering import in_turn
@@ -10,12 +12,15 @@ from decodery.core.ask import Asking
 from decodery.core.sequence import Sequence
 from decodery.decode.engine import Engine
 from decodery.decode.request import Request
+from decodery.decode.schedule import Limits
 from decodery.draft.prompt_lookup import PromptLookup
 from decodery.errors import SettingsError
+from decodery.model.batch import Batch, Scores
 from decodery.registry import methods
 from decodery.sample.sampler import Sampler
 from decodery.search.base import Branches, Search, choose
 from decodery.testing import LawBroken, check_search, decode, tiny_transformer, to_int8
+from decodery.testing.models import Counted
 from methods import CHOOSING, DRAWING, LOSSY_RULES, PIPELINES, SAMPLERS, SEARCHES, WRITTEN_BY_THE_LOOP
 
 MODEL = to_int8(tiny_transformer(3))
@@ -30,6 +35,34 @@ def test_the_list_names_every_registered_search() -> None:
 def test_searches_keep_the_law(name: str, prompt: str) -> None:
     sampler = SAMPLERS["plain" if name in DRAWING else "greedy"]
     check_search(MODEL, [PROMPTS[prompt]], SEARCHES[name], max_new_tokens=10, eos_ids=(0, 3, 9), sampler=sampler)
+
+
+class _Spread(Counted):
+    """Counts the texts that a pass reads from."""
+
+    def __init__(self) -> None:
+        super().__init__(MODEL)
+        self.most = 0
+
+    def forward(self, batch: Batch, **settings: Any) -> Scores:
+        self.most = max(self.most, len(batch.segments))
+        return super().forward(batch, **settings)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_passes_of_few_rows_find_the_same_and_searches_say_how_many_texts_they_follow(name: str) -> None:
+    sampler = SAMPLERS["plain" if name in DRAWING else "greedy"]
+    request = Request(
+        PROMPTS["many"], sampler=sampler, eos_ids=(0, 3, 9), max_new_tokens=60 if name == "coupling" else 10
+    )
+    search, wide, narrow = SEARCHES[name], _Spread(), _Spread()
+    expected = search.run(Engine(wide), request)
+    found = search.run(Engine(narrow, limits=Limits(rows=2)), request)
+    assert [(seq.generated, seq.score) for seq in found] == [(seq.generated, seq.score) for seq in expected]
+    assert wide.most <= search.texts_at_once
+    # What is asked for in one piece is read in one pass: siblings of a tree, an answer that is judged.
+    whole = ("best-of-n", "compute-optimal", "contrastive-search", "edge", "exact-extract", "pg-td")
+    assert max(narrow.rows) <= 2 or name in whole
 
 
 @pytest.mark.parametrize("name", sorted(SEARCHES.keys() - WRITTEN_BY_THE_LOOP))

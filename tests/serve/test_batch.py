@@ -96,6 +96,27 @@ def test_wrong_lines_are_named_and_the_others_answered(lm: LM, tmp_path: Path) -
     assert all(set(body["error"]) == {"message", "type", "param", "code"} for body in bodies)
 
 
+def test_the_command_fails_where_a_line_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from decodery.cli.main import main
+
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good, bad = ask("good", max_tokens=2), ask('", "response": {"status_code": 200, "', temperature=-1)
+
+    def status(*lines: str) -> tuple[int, str]:
+        source.write_text("\n".join(lines))
+        with pytest.raises(SystemExit) as left:
+            main(["batch", "--kv-gib", "0.5", str(source), str(out)])
+        assert isinstance(left.value.code, int)
+        return left.value.code, capsys.readouterr().err
+
+    assert status(good)[0] == 0
+    code, said = status(good, bad)
+    assert code == 1 and "1 answered, 1 of them with an error, 1 earlier, of 2" in said
+    # What failed earlier is not asked for again, and still no success.
+    code, said = status(good, bad)
+    assert code == 1 and "0 answered, 0 of them with an error, 2 earlier (1 of them with an error), of 2" in said
+
+
 def test_what_is_answered_is_left_alone_and_the_rest_is_done(lm: LM, tmp_path: Path) -> None:
     source, out, whole = tmp_path / "in", tmp_path / "out", tmp_path / "whole"
     source.write_text("\n".join([*(ask(f"r{n}", seed=n) for n in range(9)), "{"]))

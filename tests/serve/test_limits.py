@@ -48,12 +48,20 @@ class Broken(BaseException):
 
 @dataclass(frozen=True)
 class Breaks(Drafter):
-    """Breaks once a text has a few tokens; fatal: so that the engine does, too."""
+    """Breaks once a text has a few tokens; fatal: so that the engine does, too; early: when it is made."""
 
     fatal: bool = False
+    deep: bool = False
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        if self.early:
+            raise ZeroDivisionError("division by zero")
 
     def propose(self, seq: Sequence, budget: Budget) -> TokenTree:
         if seq.position > 3:
+            if self.deep:
+                return self.propose(seq, budget)
             raise Broken("on purpose") if self.fatal else RuntimeError("on purpose")
         return TokenTree.root(seq.pending)
 
@@ -280,6 +288,89 @@ def test_a_text_that_breaks_ends_alone(lm: LM, stream: bool) -> None:
         left_nothing(server)
 
 
+def test_what_breaks_leaves_a_line_in_the_log(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lm, keys={"secret": "ann"}) as (server, url):
+        broken = post(url, key="secret", max_tokens=20, decodery={"drafter": "breaks-for-tests"})
+        deep = post(url, key="secret", max_tokens=20, decodery={"drafter": "breaks-for-tests:deep=true"})
+        wrong = post(url, key="secret", decodery={"drafter": "no-such-drafter"})
+        wait_until(lambda: server.front.service.idle)
+    assert (broken.status_code, deep.status_code, wrong.status_code) == (500, 500, 400)
+    assert "on purpose" not in broken.text and "RecursionError" in deep.json()["error"]["message"]
+    said = [record.getMessage() for record in caplog.records if record.name == "decodery.serve"]
+    begun = [line.partition(" (")[0] for line in said]
+    assert begun[0] == "decodery: a request of 'ann' failed: RuntimeError: on purpose"
+    assert len(said) == 2 and begun[1].startswith("decodery: a request of 'ann' failed: RecursionError: ")
+    assert "test_limits.py, line " in said[0] and said[0].endswith("in propose)") and "\n" not in "".join(said)
+
+
+def test_what_breaks_while_a_request_is_read_leaves_a_line_too(lm: LM, caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lm) as (_, url):
+        assert post(url, decodery={"drafter": "breaks-for-tests:early=true"}).status_code == 500
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "decodery.serve"]
+    assert line.startswith("decodery: a request that is being read failed: ZeroDivisionError: division by zero (")
+
+
+@pytest.mark.parametrize("path", ["v1/completions", "tokenize"])
+def test_an_upload_that_breaks_off_leaves_no_trace(
+    lm: LM, path: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(lm) as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                'Content-Length: 1000\r\n\r\n{"prompt": "x", '.encode()
+            )
+            wait_until(lambda: bool(server.server_state.tasks))
+        wait_until(lambda: not server.server_state.tasks)
+        assert post(url).status_code == 200
+    assert not capfd.readouterr().err and not caplog.records
+
+
+def test_what_is_nested_too_deep_is_said_to_be(lm: LM) -> None:
+    deep: Any = "x"
+    for _ in range(400):
+        deep = {"properties": {"a": deep}}
+    function = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    schema = {"type": "json_schema", "json_schema": {"schema": deep}}
+    with serving(lm) as (_, url):
+        for body in ({"tools": [function]}, {"response_format": schema}):
+            asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2, **body}
+            found = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=SECONDS)
+            assert found.status_code in (200, 400), found.text
+        far = httpx.post(
+            f"{url}/v1/completions",
+            content='{"prompt": ' + "[" * 200_000 + "]" * 200_000 + "}",
+            headers={"Content-Type": "application/json"},
+            timeout=SECONDS,
+        )
+        assert far.status_code == 400 and far.json()["error"]["message"] == "the request is nested too deep"
+
+
+def test_a_search_counts_as_the_texts_that_it_follows(lm: LM) -> None:
+    wide = {"search": "best-of-n:n=129,scorer=log-probability"}
+    with serving(lm, keys={"a": "a", "b": "b"}, max_texts_per_key=100, rows=16) as (server, url):
+        service = server.front.service
+        found = post(url, key="a", temperature=1.0, decodery=wide)
+        assert found.status_code == 400 and found.json()["error"]["param"] == "decodery.search"
+        message = "the search of this request follows 129 texts at a time, and one request may have 128: give it fewer"
+        assert found.json()["error"]["message"] == message
+        long = {"max_tokens": 400, "temperature": 1.0}
+        search = {"search": "best-of-n:n=64,scorer=log-probability", "ignore_eos": True}
+        threads = [threading.Thread(target=post, args=(url,), kwargs={"key": "a", **long, "decodery": search})]
+        threads[0].start()
+        wait_until(lambda: service.load.rows_read > 100)
+        # 64 of the key's 100 texts are in progress; another key has all of its own.
+        full = post(url, key="a", temperature=1.0, decodery={"search": search["search"]})
+        assert full.status_code == 429 and "this key has 64 texts in progress; it may have 100" in full.text
+        passes = service.load.passes
+        assert post(url, key="b", max_tokens=4).status_code == 200
+        assert service.load.passes - passes <= 12
+        wait_until(lambda: service.load.running == 1)
+    threads[0].join(SECONDS)
+    assert not threads[0].is_alive()
+
+
 def test_a_text_larger_than_all_memory_is_refused_and_others_go_on() -> None:
     lm = tiny_lm()
     slot = lm.model.new_cache().slot_bytes
@@ -367,3 +458,20 @@ def test_the_command_says_what_is_wrong(tmp_path: Any) -> None:
     with pytest.raises(SystemExit) as left:
         main(["serve", "--kv-gib", "-1"])
     assert left.value.code == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_a_port_in_use_is_found_before_a_model_is_loaded(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from decodery.cli.main import main
+
+    family = socket.AF_INET6 if host == "::1" else socket.AF_INET
+    with socket.create_server((host if host == "::1" else "127.0.0.1", 0), family=family) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit) as left:
+            # There is no such model, which is found out later.
+            main(["serve", "--host", host, "--port", str(port), "--model", "/no/such/model"])
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert said == f"decodery: cannot listen at {host}, port {port} (Address already in use): choose another one " + (
+        "with --port or --host\n"
+    )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..serve.batch_file import Totals
     from ..serve.settings import ServerSettings
 
-_INTERRUPTED = 130
+_FAILED, _INTERRUPTED = 1, 130
 
 
 @click.command(cls=Command, short_help="Answer a file of requests in OpenAI's batch format.")
@@ -44,7 +44,8 @@ def batch(
 ) -> None:
     """Answer the requests of IN.jsonl in OUT.jsonl, each with one line, in the order in which they end.
 
-    Whatever ends it, a kill included: the same command goes on where it was.
+    Whatever ends it, a kill included: the same command goes on where it was. Exit status 1 if a line of OUT.jsonl is an
+    error; all other lines are answered.
     """
     from ..bench.terminal import progress_bar
     from ..serve.settings import ServerSettings, kv_bytes
@@ -78,6 +79,8 @@ def batch(
         note("interrupted; the same command goes on from here")
         leave_if_terminated()
         raise click.exceptions.Exit(_INTERRUPTED)
+    if totals.failed or totals.failed_earlier:
+        raise click.exceptions.Exit(_FAILED)
 
 
 def _here(
@@ -137,4 +140,5 @@ def _tell(totals: Totals, out: Path) -> None:
         note(f"and {totals.failed - len(totals.named)} more")
     counts = f"{totals.done} answered, {totals.failed} of them with an error"
     before = f", {totals.earlier} earlier" if totals.earlier else ""
+    before += f" ({totals.failed_earlier} of them with an error)" if totals.failed_earlier else ""
     note(f"{out}: {counts}{before}, of {totals.total}")

@@ -54,6 +54,7 @@ def serve(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise SettingsError("the server needs some packages: pip install 'decodery[serve]'") from error
+    from ..serve.address import require_free
     from ..serve.keys import read_keys
     from ..serve.settings import ServerSettings, kv_bytes
 
@@ -66,6 +67,7 @@ def serve(
     )
     if replicas is not None and not ray:
         raise click.UsageError("--replicas belongs to --ray")
+    require_free(host, port)
     if ray:
         if kv_dtype != "auto":
             raise click.UsageError("--kv-dtype goes without --ray")

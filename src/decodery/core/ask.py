@@ -58,8 +58,27 @@ class Scored:
     cost: Cost | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocking:
+    """A function that may take long, wanted in place of a pass. An engine runs it on a thread of its own.
+
+    shared: what must not be used on two threads at a time; functions that share it run one after the other. The
+    function must not touch the engine or its caches.
+    """
+
+    function: Callable[[], Any]
+    shared: object = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Returned:
+    """The answer to a `Blocking` function: what it returned."""
+
+    value: Any
+
+
 Asking = Generator[list[Ask], list[Scored], T]
-"""What asks, and in the end returns a T."""
+"""What asks, and in the end returns a T. Beside asks it may yield `Blocking` functions, see `off_loop`."""
 
 
 class Composed(Contract, Reader):
@@ -131,6 +150,23 @@ def score_all(
     return (yield [Ask(own, segment, tuple(taps), role) for segment in segments])
 
 
+def off_loop(function: Callable[[], T], shared: object = None) -> Asking[T]:
+    """What a function returns that may block: whoever else waits for passes goes on meanwhile.
+
+    Args:
+        function: Called once, on another thread where an engine drives this. It must not touch the engine.
+        shared: An object that no two threads may use at a time, such as a scorer with a state.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        Exception: What the function raised.
+    """
+    (found,) = yield cast(list[Ask], [Blocking(function, shared)])
+    return cast(T, cast(Returned, found).value)
+
+
 def settled(found: T | Asking[T]) -> Asking[T]:
     """What a method gives, whether it is a plain function's result or a generator that has to ask first."""
     if isinstance(found, GeneratorType):
@@ -167,7 +203,7 @@ def answer(asks: Sequence[Ask]) -> list[Scored | Exception]:
 
     An ask that cannot be served gets the error, and never takes others with it.
     """
-    beside = {number: ask.beside for number, ask in enumerate(asks) if ask.beside is not None}
+    beside = {n: ask.beside for n, ask in enumerate(asks) if isinstance(ask, Ask) and ask.beside is not None}
     if not beside:
         return _passes(asks)
     elsewhere = all(asks[number].model.device.type != "cpu" for number in beside)
@@ -201,9 +237,12 @@ def _run(askings: dict[int, Asking[None]]) -> dict[int, Exception]:
 def _passes(asks: Sequence[Ask]) -> list[Scored | Exception]:
     """One pass per model and route."""
     groups: dict[tuple[LanguageModel, Route], list[int]] = {}
+    answers: dict[int, Any] = {}
     for number, ask in enumerate(asks):
-        groups.setdefault((ask.model, ask.route), []).append(number)
-    answers: dict[int, Scored | Exception] = {}
+        if isinstance(ask, Blocking):
+            answers[number] = result_of(ask)
+        else:
+            groups.setdefault((ask.model, ask.route), []).append(number)
     for (model, route), members in groups.items():
         try:
             answers.update(zip(members, _pass(model, route, [asks[number] for number in members]), strict=True))
@@ -235,6 +274,14 @@ def drive(found: Any) -> Any:
             asks = asking.send(cast(list[Scored], answers)) if error is None else asking.throw(error)
     except StopIteration as stop:
         return stop.value
+
+
+def result_of(call: Blocking) -> Returned | Exception:
+    """What the function returns, or the exception that it raises."""
+    try:
+        return Returned(call.function())
+    except Exception as error:
+        return error
 
 
 def _pass(model: LanguageModel, route: Route, asks: Sequence[Ask]) -> list[Scored]:

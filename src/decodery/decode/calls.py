@@ -64,6 +64,7 @@ class Calls:
 
         sampler: in place of the request's.
         """
+        self.engine.check_width(len(prompts))
         first, self._answered = self._answered, self._answered + len(prompts)
         request = copy(self.request)
         request.reuse, request.sampler = None, sampler or request.sampler
@@ -88,6 +89,7 @@ class Calls:
         most: tokens of each, those of the request by default. logprobs: as in `Request`. sampler: greedy by default.
         constraint: what holds the texts to a form, as a name or a language.
         """
+        self.engine.check_width(len(prompts))
         first, self._judged = self._judged, self._judged + len(prompts)
         request = copy(self.request)
         if constrained(request.sampler.warps):
@@ -115,6 +117,7 @@ class Calls:
 
     def reference(self, n: int) -> Asking[list[Sequence]]:
         """n answers of the request as it is, to compare others with: at seeds of their own, and discarded."""
+        self.engine.check_width(n)
         seed = nth_seed(self.request.seed, _COMPARED)
         texts = [self._open(self.request, self.conversation, nth_seed(seed, number)) for number in range(n)]
         yield from self._write(texts, Trace(ledger=charged()), silent)

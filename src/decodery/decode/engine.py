@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import replace
@@ -23,12 +24,15 @@ from ..model.plain_state import in_plain_state
 from ..model.protocol import LanguageModel
 from ..model.threads import one_thread
 from .account import StepClock, aside, new_steps, spend
+from .blocking import BlockingCalls
 from .calls import Calls
 from .opening import opened
+from .pace import LEAST_ROWS
 from .preempt import again
 from .prefixes import PrefixCache
 from .request import Request
 from .schedule import Limits, Schedule
+from .share import Place
 from .task import Recoverable, Task, Turn, Work
 from .text import Share, turn
 
@@ -37,6 +41,8 @@ T = TypeVar("T")
 _COSTED_ROWS = 1024
 _SIDE_ROUNDS = 256
 """Passes of other models, one after another, that a pass of the target waits for at most."""
+_WAITS = 0.05
+"""Seconds that a step waits at most where every task waits for a function beside the loop."""
 
 
 class Engine:
@@ -66,14 +72,15 @@ class Engine:
     ) -> None:
         self.model = model
         self.memory = memory or Memory()
-        self.prefill_chunk = prefill_chunk
+        self.prefill_chunk = min(prefill_chunk, (limits or Limits()).rows)
         self._detokenizer = detokenizer
         self.rows = 0
         if prefixes is not None and not prefixes.serves(model):
             raise SettingsError(
                 "these prefixes are what another model has read: give each model a PrefixCache of its own"
             )
-        self._schedule = Schedule(limits or Limits(), prefill_chunk, prefixes)
+        self._schedule = Schedule(limits or Limits(), self.prefill_chunk, prefixes)
+        self._blocking = BlockingCalls()
         self._running: Turn | None = None
         self._passes = 0
         self._costs: tuple[np.ndarray, np.ndarray] | None = None
@@ -94,17 +101,24 @@ class Engine:
                 "sources, cache policies and embeddings"
             )
         seq.like = None if seq.watch is not None and seq.watch.private else like
-        self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger))
+        self._schedule.add(Turn(seq, traces=[seq.trace], ledger=seq.trace.ledger, owner=request.salt))
         return seq
 
-    def enter(self, asking: Asking[T], trace: Trace | None = None, memory: Recoverable | None = None) -> Work[T]:
+    def enter(
+        self,
+        asking: Asking[T],
+        trace: Trace | None = None,
+        memory: Recoverable | None = None,
+        owner: str = "",
+    ) -> Work[T]:
         """Start something else that asks for passes: a search, a canvas. It shares them with everything in progress.
 
         trace: where it records its steps, whose times and ledger are then filled in. memory: what it keeps of the
-        model, so that it can be preempted.
+        model, so that it can be preempted. owner: whose it is, as `Request.salt` is of a text.
         """
         job = Work(asking, memory)
-        self._schedule.add(Turn(job) if trace is None else Turn(job, traces=[trace], ledger=trace.ledger))
+        run = Turn(job, owner=owner) if trace is None else Turn(job, traces=[trace], ledger=trace.ledger, owner=owner)
+        self._schedule.add(run)
         return job
 
     def finish(self, asking: Asking[T]) -> T:
@@ -112,6 +126,12 @@ class Engine:
         job = self.enter(asking)
         self.run([job])
         return cast(T, job.result)
+
+    def check_width(self, texts: int) -> None:
+        """Raise SettingsError where a task may not have so many texts written at a time."""
+        most = self._schedule.limits.branches
+        if most is not None and texts > most:
+            raise SettingsError(f"this request has {texts} texts written at a time, and may have {most}: ask for fewer")
 
     def open(self, request: Request) -> Sequence:
         """A text of which nothing is read yet, for a task that decodes it by itself or lets `write` do so."""
@@ -144,15 +164,24 @@ class Engine:
     def write(self, texts: Ordered[Sequence], trace: Trace) -> Asking[None]:
         """One turn of each of these texts, which a task has opened: each reads or writes as one that was submitted.
 
+        Beside other tasks a few texts at a time have theirs, so that what is done between passes stays small, too.
         trace: where the turns are recorded together, as one step.
         """
         if self._running is not None and all(trace is not known for known in self._running.traces):
             self._running.traces.append(trace)
-        nodes = max(self._schedule.limits.rows // len(texts) - 1, 0)
-        beside = [*self._schedule.texts, *texts]
-        shares = [Share(self.prefill_chunk, self._budget(seq, nodes, beside)) for seq in texts]
         before = [len(seq.trace.steps) for seq in texts]
-        yield from together([turn(seq, share) for seq, share in zip(texts, shares, strict=True)])
+        first, earlier = 0, list[list[Step]]()
+        while first < len(texts):
+            rows = self._schedule.budget.share(self._running, self._schedule.active)
+            group = texts[first : first + rows]
+            nodes, beside = max(rows // len(group) - 1, 0), [*self._schedule.texts, *group]
+            shares = [Share(min(self.prefill_chunk, rows), self._budget(seq, nodes, beside)) for seq in group]
+            yield from together([turn(seq, share) for seq, share in zip(group, shares, strict=True)])
+            first += len(group)
+            if self._running is not None and first < len(texts):
+                earlier.append(group[0].trace.steps)
+        if self._running is not None:
+            self._running.earlier += sum(steps[-1].seconds for steps in earlier if steps)
         steps = [step for seq, known in zip(texts, before, strict=True) for step in seq.trace.steps[known:]]
         if steps:
             trace.steps.append(
@@ -225,18 +254,46 @@ class Engine:
             if (run.lost or run.forgotten) and run.waiting is None:
                 run.interrupt(again(run, self._schedule.limits.rows))
                 self._resume(run)
+        for run in self._blocking.collect(0):
+            self._go_on(run)
         fresh = {id(run) for run, _, _ in begun}
         runs = [run for run in self._schedule.active if run.asking is not None or id(run) in fresh]
-        for _ in range(_SIDE_ROUNDS):
-            waiting = [run for run in runs if any(self._is_side(run, number) for number in range(len(run.asks)))]
-            if not waiting:
-                break
-            self._pass(waiting, clock, side=True)
-        advanced = self._schedule.fitting([run for run in runs if run.waits])
-        self._passes += 1
-        self._pass(advanced, clock, side=False)
+        drafting = self._side_passes(runs, clock)
+        asked = [(run, numbers) for run in runs if (numbers := run.unanswered) and run not in drafting]
+        places, blocked = self._schedule.budget.places(asked), [run for run in runs if run.blocked]
+        advanced = {id(run) for run in (*blocked, *drafting, *(run for run, _ in places))}
+        self.rows = 0
+        if places:
+            self._passes += 1
+            self._pass(places, clock, side=False)
+        elif blocked:
+            for run in self._blocking.collect(_WAITS):
+                self._go_on(run)
         self._schedule.leave()
-        return [run.task for run in runs if run.asking is None or run in advanced]
+        return [run.task for run in runs if run.asking is None or id(run) in advanced]
+
+    def _side_passes(self, runs: list[Turn], clock: StepClock) -> list[Turn]:
+        """Passes of other models, and of parts of the model itself, until nobody waits for one.
+
+        Returns those who still do: searches whose owner has had its part of this step's rows, where others wait for
+        the step.
+        """
+        owners = len({run.owner for run in runs})
+        had, part = Counter[str](), max(self._schedule.limits.rows // max(owners, 1), 1)
+        for _ in range(_SIDE_ROUNDS):
+            waiting = [(run, numbers) for run in runs if (numbers := self._side(run))]
+            asked = [
+                (run, numbers)
+                for run, numbers in waiting
+                if len(runs) == 1 or not isinstance(run.task, Work) or had[run.owner] < part
+            ]
+            if not asked:
+                break
+            places = self._schedule.budget.places(asked)
+            for run, number in places:
+                had[run.owner] += len(run.asks[number].segment) if isinstance(run.task, Work) else 0
+            self._pass(places, clock, side=True)
+        return [run for run, _ in waiting]
 
     def _begin(self, run: Turn, rows: int, nodes: int, texts: list[Sequence]) -> None:
         """Let a task that has no turn in progress begin one. texts: all that take part in passes."""
@@ -259,20 +316,20 @@ class Engine:
                 run.resume()
         finally:
             self._running = None
+        self._blocking.begin(run)
 
-    def _is_side(self, run: Turn, number: int) -> bool:
-        """Whether this ask waits for a pass of another model than the engine's own, or of a part of it that drafts."""
-        return run.answers[number] is None and aside(run.asks[number], self.model)
+    def _go_on(self, run: Turn) -> None:
+        """Let a task go on if it has all that it has asked for."""
+        if not run.waits:
+            self._resume(run)
 
-    def _pass(self, runs: list[Turn], clock: StepClock, *, side: bool) -> None:
-        """Answer what these tasks wait for: side passes alone (see `aside`), or all of it; let them go on."""
+    def _side(self, run: Turn) -> list[int]:
+        """The asks that wait for a pass of another model than the engine's own, or of a part of it that drafts."""
+        return [number for number in run.unanswered if aside(run.asks[number], self.model)]
+
+    def _pass(self, places: list[Place], clock: StepClock, *, side: bool) -> None:
+        """Answer these asks, and let those go on who have all that they have asked for. side: see `aside`."""
         begin = perf_counter()
-        places = [
-            (run, number)
-            for run in runs
-            for number, found in enumerate(run.answers)
-            if found is None and (not side or self._is_side(run, number))
-        ]
         segments = [run.asks[number].segment for run, number in places]
         found = answer([run.asks[number] for run, number in places])
         scored = perf_counter()
@@ -283,19 +340,32 @@ class Engine:
         for (run, number), each in zip(places, found, strict=True):
             run.answers[number] = each
             run.served = self._passes
-        steps: list[Step] = []
+        recorded: list[tuple[list[Step], float]] = []
+        runs = list({id(run): run for run, _ in places}.values())
         for run in runs:
             if any(isinstance(each, OutOfMemory) for each in run.answers) and self._schedule.starve(run):
                 continue
-            if not run.waits:
-                known = {id(trace): len(trace.steps) for trace in run.traces}
-                self._resume(run)
-                steps += new_steps(run, known)
+            if run.waits:
+                run.earlier += 0.0 if side else scored - begin
+                continue
+            known = {id(trace): len(trace.steps) for trace in run.traces}
+            self._resume(run)
+            if steps := new_steps(run, known):
+                recorded.append((steps, run.earlier))
+                run.earlier = 0.0
+        steps = [step for new, _ in recorded for step in new]
         clock.fill(steps, begin, scored, len(places))
+        for new, earlier in recorded:
+            for step in new:
+                step.score += earlier
+        if side:
+            return
+        attended = sum(int(segment.positions.sum()) for segment in segments)
         # Passes of a few rows take what reading the weights takes, and tell nothing about rows.
-        if not side and any(step.prefill for step in steps):
-            attended = sum(int(segment.positions.sum()) for segment in segments)
+        if any(step.prefill for step in steps):
             self._schedule.pace.learn(rows, attended, clock.mark - begin)
+        elif rows >= LEAST_ROWS and any(isinstance(run.task, Work) for run in runs):
+            self._schedule.budget.wide.learn(rows, attended, perf_counter() - begin)
 
     def _budget(self, seq: Sequence, nodes: int, texts: list[Sequence]) -> Budget:
         """How much the text may draft in this step, `nodes` at most, beside all `texts` that take part."""

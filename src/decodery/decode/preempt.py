@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Ordered
 
-from ..core.ask import Asking, score_all, together
+from ..core.ask import Ask, Asking, Blocking, Returned, score_all, together
 from ..core.sequence import Sequence
 from ..model.batch import Segment
 from ..model.cache import KVCache, resident
@@ -24,7 +24,9 @@ def drop(run: Turn) -> bool:
     """
     if isinstance(run.task, Sequence):
         return run.asking is None and _drop_text(run.task)
-    if run.restored or run.waiting is not None or any(ask.segment.interventions for ask in run.asks):
+    if run.restored or run.waiting is not None or run.blocked:
+        return False
+    if any(ask.segment.interventions for ask in passes(run)):
         return False
     if run.task.memory is not None:
         freed = None if run.forgotten else run.task.memory.give_back()
@@ -48,15 +50,20 @@ def withdraw(run: Turn) -> bool:
 
     Its asks stay, to be answered once it has its branches back; what was answered of them is forgotten.
     """
-    if not isinstance(run.task, Work) or any(ask.segment.stays for ask in run.asks):
+    if not isinstance(run.task, Work) or run.blocked or any(ask.segment.stays for ask in passes(run)):
         return False
     run.abandon()
     run.restored = False
-    for ask in run.asks:
+    for ask in passes(run):
         if ask.segment.cache is not None:
             ask.segment.cache.keep([])
-    run.answers = [None] * len(run.asks)
+    run.answers = [each if isinstance(each, Returned) else None for each in run.answers]
     return drop(run) and bool(run.lost or run.forgotten)
+
+
+def passes(run: Turn) -> list[Ask]:
+    """What a task asks of models."""
+    return [ask for ask in run.asks if not isinstance(ask, Blocking)]
 
 
 def again(run: Turn, rows: int) -> Asking[None]:

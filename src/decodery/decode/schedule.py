@@ -19,6 +19,7 @@ from ..model.slab import Slab
 from .pace import LEAST_ROWS, Pace
 from .preempt import behind, caches, drop, withdraw
 from .prefixes import PrefixCache
+from .share import PassBudget, most_nodes
 from .task import Task, Turn, Work
 from .text import reads, unread
 
@@ -30,18 +31,22 @@ _READERS = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an engine. rows: of one pass of its model; drafts are trimmed and prompts wait before it is exceeded.
+    """Bounds of an engine. rows: of one pass of a model; drafts are trimmed, prompts wait and a search is spread over
+    several passes before it is exceeded. Owners get equal parts of a pass, and so do the tasks of each.
 
     texts: tasks in progress at a time; others wait for their turn. cache_bytes: of all keys and values of tasks in
     progress and of those that are kept for later ones, None for no bound. What is kept goes first; then a task that no
     longer fits gives its memory back and is read again later. seconds: that a pass is to take while somebody writes, by
-    what earlier ones took; prompts are read in smaller chunks for it, down to 16 rows. None for no bound.
+    what earlier ones took; prompts are read in smaller chunks for it, down to 16 rows, and searches get fewer rows of a
+    pass that others wait for. None for no bound. branches: texts that one task may have written at a time, by which
+    methods are held that open texts of their own.
     """
 
     rows: int = 1024
     texts: int = 1024
     cache_bytes: int | None = None
     seconds: float | None = None
+    branches: int | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.texts < 1 or (self.cache_bytes is not None and self.cache_bytes < 1):
@@ -54,7 +59,7 @@ class Schedule:
     """Tasks in progress and tasks that wait. runs: those in progress, the earliest first.
 
     prefixes: what texts leave for those that begin alike, None to keep nothing. preemptions: how often a text gave its
-    memory back. pace: what passes take, for those who wait for one.
+    memory back. pace: what passes take that read prompts, for those who wait for one. budget: how passes are divided.
     """
 
     def __init__(self, limits: Limits, chunk: int, prefixes: PrefixCache | None = None) -> None:
@@ -62,6 +67,7 @@ class Schedule:
         self.prefixes = prefixes
         self.preemptions = 0
         self.pace = Pace()
+        self.budget = PassBudget(limits.rows, limits.seconds, chunk)
         self.runs: list[Turn] = []
         self._chunk = chunk
         self._waiting: deque[Turn] = deque()
@@ -116,11 +122,11 @@ class Schedule:
         reading = [isinstance(run.task, Sequence) and reads(run.task) for run in begins]
         readers = [run for run, each in zip(begins, reading, strict=True) if each]
         writers = [run for run, each in zip(begins, reading, strict=True) if not each]
-        rows = self.limits.rows - sum(len(ask.segment) for run in self.active for ask in run.asks)
+        rows = self.limits.rows - self.budget.taken(self.active, begins)
         kept = rows // _READERS if readers else 0
         nodes = max((rows - kept) // max(len(writers), 1) - 1, 0)
         found = [(run, 0, nodes) for run in writers]
-        left = max(rows - sum(1 + min(nodes, _most_nodes(run)) for run in writers), kept)
+        left = max(rows - sum(1 + min(nodes, most_nodes(run)) for run in writers), kept)
         seconds = self._seconds_to_read()
         for number, run in enumerate(sorted(readers, key=lambda run: run.served)):
             assert isinstance(run.task, Sequence)
@@ -142,19 +148,6 @@ class Schedule:
             return inf
         texts = (task for task in writing if isinstance(task, Sequence))
         return self.limits.seconds - sum(self.pace.seconds(1, task.cache.next_position) for task in texts)
-
-    def fitting(self, runs: list[Turn]) -> list[Turn]:
-        """Those that share the next pass: who has waited longest first, and at least one."""
-        rows = [sum(len(ask.segment) for ask in run.asks) for run in runs]
-        if sum(rows) <= self.limits.rows:
-            return runs
-        chosen: set[int] = set()
-        total = 0
-        for number in sorted(range(len(runs)), key=lambda number: runs[number].served):
-            if not chosen or total + rows[number] <= self.limits.rows:
-                chosen.add(number)
-                total += rows[number]
-        return [run for number, run in enumerate(runs) if number in chosen]
 
     def leave(self) -> None:
         """Let go of finished tasks, and hand the prompts that were read to those that share them."""
@@ -293,10 +286,6 @@ def share_prompt(seq: Sequence, owner: Sequence) -> None:
             seq.cache.provide(seq.slots)
         seq.told = list(owner.told)
         seq.like = None
-
-
-def _most_nodes(run: Turn) -> int:
-    return run.task.max_nodes if isinstance(run.task, Sequence) and run.task.drafter is not None else 0
 
 
 def _holds(run: Turn) -> bool:

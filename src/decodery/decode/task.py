@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
-from ..core.ask import Ask, Asking, Scored
+from ..core.ask import Ask, Asking, Blocking, Returned, Scored
 from ..core.ledger import Ledger, charging
 from ..core.sequence import Sequence
 from ..core.trace import Trace
@@ -64,7 +64,8 @@ class Work(Generic[T]):
 
 
 Task = Sequence | Work
-_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Scored | Exception | None]]
+Answer = Scored | Returned | Exception
+_Asked = tuple[Generator[list[Ask], list[Scored], None], list[Ask], list[Answer | None]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,13 +87,14 @@ class Turn:
     have to read again before it goes on, forgotten: whether its own memory is gone; owed: the bytes that takes;
     waiting: what it waits for while that is done, as asking, asks and answers; restored: that is done, and it has not
     gone on since. starved: not to go on before another task has given memory back. served: the number of the last pass
-    it took part in; depth: of how many passes one after another.
+    it took part in; depth: of how many passes one after another. owner: whose it is: owners share passes alike.
+    earlier: seconds of passes that answered a part of what its next step waits for.
     """
 
     task: Task
     asking: Generator[list[Ask], list[Scored], None] | None = None
     asks: list[Ask] = field(default_factory=list)
-    answers: list[Scored | Exception | None] = field(default_factory=list)
+    answers: list[Answer | None] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
     ledger: Ledger = field(default_factory=Ledger)
     caches: WeakSet[KVCache] = field(default_factory=WeakSet)
@@ -105,11 +107,23 @@ class Turn:
     starved: bool = False
     served: int = 0
     depth: int = 0
+    owner: str = ""
+    earlier: float = 0.0
 
     @property
     def waits(self) -> bool:
         """Whether an ask of it is not answered."""
         return any(each is None for each in self.answers)
+
+    @property
+    def unanswered(self) -> list[int]:
+        """The numbers of the asks that wait for a pass."""
+        return [n for n, each in enumerate(self.answers) if each is None and not isinstance(self.asks[n], Blocking)]
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it waits for a function that runs beside the loop."""
+        return self.waits and len(self.unanswered) < self.answers.count(None)
 
     def interrupt(self, first: Generator[list[Ask], list[Scored], None]) -> None:
         """Let `first` come to its end before what is waited for."""

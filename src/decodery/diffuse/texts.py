@@ -42,7 +42,7 @@ class Filling:
     ) -> None:
         self.canvas = Canvas.of(model, fill.prompt, fill.length, eos_ids=eos_ids, seed=fill.seed)
         run = Run(model, self.canvas, fill.method, fill.temperature, fill.hold)
-        self.work = engine.enter(finished(run), self.canvas.trace, memory=run)
+        self.work = engine.enter(finished(run), self.canvas.trace, memory=run, owner=fill.salt)
         self._decode, self._revises, self._told, self._hold = decode, fill.method.revises, 0, fill.hold
 
     @property

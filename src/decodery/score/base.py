@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import isgeneratorfunction
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 
 from ..contract import Contract
-from ..core.ask import Asking, settled
+from ..core.ask import Asking, off_loop, settled
 from ..core.ledger import charged
 from ..core.needs import Needs
 from ..errors import SettingsError
@@ -99,6 +101,11 @@ class Scorer(Contract):
         return False
 
     @property
+    def blocks(self) -> bool:
+        """Whether `score` and `remark` may take long, or wait for something: other texts then go on meanwhile."""
+        return True
+
+    @property
     def needs(self) -> Needs:
         """What it must find: by `taps`, hidden states of the candidates' last tokens."""
         return Needs()
@@ -141,7 +148,7 @@ def judge(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
     if not len(candidates):
         return torch.empty(0, dtype=torch.float64, device="cpu")
     charged().scorer_calls += len(candidates)
-    found = _as_scores(scorer, (yield from settled(scorer.score(candidates))))
+    found = yield from scores_of(scorer, candidates)
     if tuple(found.shape) != (len(candidates),) or bool(found.isnan().any()) or bool((found == torch.inf).any()):
         raise SettingsError(
             f"{type(scorer).__name__} must give each of {len(candidates)} candidates a number or -inf, and gave "
@@ -159,6 +166,38 @@ def _as_scores(scorer: Scorer, given: object) -> torch.Tensor:
             f"{type(scorer).__name__} must give a tensor, an array or a list of numbers, and gave {given!r:.100}"
         ) from error
     return found if found.is_floating_point() else found.double()
+
+
+def scores_of(scorer: Scorer, candidates: Candidates) -> Asking[torch.Tensor]:
+    """What a scorer says; a plain function runs beside the loop of whoever drives this.
+
+    Args:
+        scorer: Used on one thread at a time.
+        candidates: What is scored.
+
+    Returns:
+        [m] scores.
+    """
+    if isgeneratorfunction(type(scorer).score) or not scorer.blocks:
+        return _as_scores(scorer, (yield from settled(scorer.score(candidates))))
+    given = yield from off_loop(partial(scorer.score, candidates), scorer)
+    return _as_scores(scorer, (yield from settled(given)))
+
+
+def remark_of(scorer: Scorer, prompt: str, text: str) -> Asking[str]:
+    """What a scorer remarks on a text, see `Scorer.remark`, beside the loop of whoever drives this.
+
+    Args:
+        scorer: Used on one thread at a time.
+        prompt: Before the text.
+        text: A finished text.
+
+    Returns:
+        The remark.
+    """
+    if type(scorer).remark is Scorer.remark or not scorer.blocks:
+        return scorer.remark(prompt, text)
+    return (yield from off_loop(partial(scorer.remark, prompt, text), scorer))
 
 
 def log_scores(scorer: Scorer, scores: torch.Tensor) -> torch.Tensor:

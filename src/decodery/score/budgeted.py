@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.ask import Asking, settled
+from ..core.ask import Asking
 from ..errors import SettingsError
 from ..registry import register
-from .base import Candidates
+from .base import Candidates, scores_of
 from .wrapper import Wrapper
 
 
@@ -44,6 +44,6 @@ class Budgeted(Wrapper):
         return 0.0, self.inner.bounds[1]
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        found = yield from settled(self.inner.score(candidates))
+        found = yield from scores_of(self.inner, candidates)
         lengths = torch.tensor([len(output) for output in candidates.outputs], dtype=torch.float64, device="cpu")
         return found.double().cpu() * ((self.most + self.spare - lengths) / self.spare).clamp(0.0, 1.0)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from ..core.ask import Asking, settled
+from ..core.ask import Asking
 from ..core.noise import draw, mix
 from ..errors import SettingsError
 from ..registry import register
 from ..sample.base import require_number
-from .base import Candidates
+from .base import Candidates, scores_of
 from .wrapper import Wrapper
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Corrupted(Wrapper):
         return 0.0, 1.0
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        found = yield from settled(self.inner.score(candidates))
+        found = yield from scores_of(self.inner, candidates)
         sound = found.double().cpu().clamp(_CLIP, 1 - _CLIP)
         bent = [self._added(candidates.prompt, output) for output in candidates.outputs]
         return torch.sigmoid(self.confidence * sound.logit() + torch.tensor(bent, dtype=torch.float64, device="cpu"))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking, settled
+from ..core.ask import Asking
 from ..core.needs import Needs
 from ..model.protocol import Reader
 from ..registry import register, resolve
 from ..sample.base import require_number
-from .base import Candidates, Scorer
+from .base import Candidates, Scorer, scores_of
 from .log_probability import token_logprobs
 
 if TYPE_CHECKING:
@@ -97,5 +97,5 @@ class Curiosity(Scorer):
         )
         total = self.bias + self.surprise * inverted_u(surprisal, self.peak, self.width)
         if self.inner is not None:
-            total = total + self.coherent * (yield from settled(self.inner.score(candidates))).double()
+            total = total + self.coherent * (yield from scores_of(self.inner, candidates)).double()
         return torch.sigmoid(total)

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 import torch
 
-from ..core.ask import Asking, settled
+from ..core.ask import Asking
 from ..core.ledger import charged
 from ..errors import SettingsError
 from ..registry import register
 from ..sample.base import require_number
-from .base import Candidates, Scorer
+from .base import Candidates, Scorer, scores_of
 from .wrapper import Wrapper
 
 _GRID, _ROUNDS, _STEP = 2000, 2000, 0.5
@@ -68,7 +68,7 @@ class InfAlign(Wrapper):
         return True
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        rewards = yield from settled(self.inner.score(candidates))
+        rewards = yield from scores_of(self.inner, candidates)
         drawn = yield from self._drawn(candidates)
         own = rewards.double().cpu().numpy()
         calibrated = ((drawn < own[:, None]).mean(axis=1) + (drawn == own[:, None]).mean(axis=1) / 2).clip(0, 1)
@@ -92,7 +92,7 @@ class InfAlign(Wrapper):
                 model=candidates.model,
                 calls=calls,
             )
-            found = yield from settled(self.inner.score(answers))
+            found = yield from scores_of(self.inner, answers)
             calls.remembered[self] = np.sort(found.double().cpu().numpy())
         return calls.remembered[self]
 

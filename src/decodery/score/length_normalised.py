@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.ask import Asking, settled
+from ..core.ask import Asking
 from ..errors import SettingsError
 from ..registry import register
 from ..sample.base import require_number
-from .base import Candidates, Scorer
+from .base import Candidates, Scorer, scores_of
 from .wrapper import Wrapper
 
 
@@ -43,7 +43,7 @@ class LengthNormalised(Wrapper):
         return min(least, 0.0), max(most, 0.0)
 
     def score(self, candidates: Candidates) -> Asking[torch.Tensor]:
-        found = yield from settled(self.inner.score(candidates))
+        found = yield from scores_of(self.inner, candidates)
         lengths = torch.tensor(
             [max(len(output), 1) for output in candidates.outputs], dtype=torch.float64, device="cpu"
         )

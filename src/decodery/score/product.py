@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking, settled, together
+from ..core.ask import Asking, together
 from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.protocol import Reader
 from ..registry import register, resolve
 from ..sample.base import require_number
-from .base import Candidates, Scorer, log_scores
+from .base import Candidates, Scorer, log_scores, scores_of
 
 if TYPE_CHECKING:
     from ..model.tokenizer import Tokenizer
@@ -74,6 +74,6 @@ class Product(Scorer):
         known = [n for n, finished in enumerate(candidates.finished) if finished or factor.prefixes]
         if known:
             some = candidates.of(known)
-            scores = yield from settled(factor.score(some))
+            scores = yield from scores_of(factor, some)
             total[known] = log_scores(factor, scores).cpu()
         return total

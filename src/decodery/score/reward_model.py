@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from ..core.ask import Asking, settled
+from ..core.ask import Asking
 from ..core.conversation import Prompt
 from ..core.needs import Needs
 from ..errors import SettingsError
@@ -19,7 +19,7 @@ from ..model.named import Precision, loaded
 from ..model.protocol import LanguageModel, Reader
 from ..model.vocabularies import fitted
 from ..registry import register
-from .base import Candidates, Scorer
+from .base import Candidates, Scorer, scores_of
 from .text import texts
 from .wrapper import Wrapper
 
@@ -98,7 +98,7 @@ class RewardModel(Wrapper):
             calls = calls.read_by(model, partial(_turns, found))
         elif calls is not None:
             calls = calls.read_by(model if writer is None else fitted(model, writer), calls.conversation.encode)
-        return (yield from settled(self.inner.score(replace(asked, states=None, calls=calls, role=_ROLE))))
+        return (yield from scores_of(self.inner, replace(asked, states=None, calls=calls, role=_ROLE)))
 
     @property
     def _found(self) -> LoadedModel | LanguageModel:

@@ -81,6 +81,11 @@ class ValueHead(Scorer):
             )
         refuse_other("this value head", head.model, model, "train one for it with `decodery train value`")
 
+    @property
+    def blocks(self) -> bool:
+        """See `Scorer.blocks`: a product of a row and a vector does not."""
+        return False
+
     def score(self, candidates: Candidates) -> torch.Tensor:
         head = self.trained
         return candidates.hidden[head.tap].to(head.weight) @ head.weight + head.bias

@@ -63,6 +63,11 @@ class AStar(StepSearch):
             raise SettingsError(f"the cost of a-star is drop or consistent, not {self.cost!r}")
         require_widening("a-star", self.widening)
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return self.k * self.batch
+
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         frontier = Frontier(self.frontier)
         frontier.push([Waiting(growth.root, 0.0, 1.0)])
@@ -86,7 +91,7 @@ class AStar(StepSearch):
             frontier.push([each for each in opened if self._again(each, frontier)])
         count("expansions", expanded)
         count("dropped", frontier.dropped)
-        return growth.finish(goals or (yield from self._instead(growth, frontier)))
+        return (yield from growth.finish(goals or (yield from self._instead(growth, frontier))))
 
     def _expand(self, growth: Growth, frontier: Frontier, taken: list[Waiting]) -> Asking[None]:
         """Write the next steps of these texts, and let them wait."""

@@ -6,9 +6,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from ..core.ask import Asking, off_loop
 from ..core.sequence import Sequence as Text
 from ..errors import SettingsError
 from ..worker import NotStarted, Unanswered, Worker
@@ -63,9 +65,10 @@ class Answers:
         except (re.error, OverflowError, RecursionError) as error:
             raise SettingsError(f"the pattern {self.pattern!r} is no regular expression: {error}") from error
 
-    def of_texts(self, texts: Sequence[Text]) -> list[str | None]:
-        """`of` finished sequences; without a tokenizer a text is the ids of its tokens."""
-        return self.of([" ".join(map(str, written(seq))) if seq.text is None else seq.text.text for seq in texts])
+    def of_texts(self, texts: Sequence[Text]) -> Asking[list[str | None]]:
+        """`of` finished sequences; without a tokenizer a text is the ids of its tokens. Patterns run off the loop."""
+        shown = [" ".join(map(str, written(seq))) if seq.text is None else seq.text.text for seq in texts]
+        return (yield from off_loop(partial(self.of, shown))) if self.pattern else self.of(shown)
 
     def of(self, texts: Sequence[str]) -> list[str | None]:
         """The answer of each text, None where it has none. Raises SettingsError where a pattern takes too long."""

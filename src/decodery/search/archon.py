@@ -53,11 +53,21 @@ class Archon(Pipeline):
 
     def cost(self) -> int:
         """Texts that are asked for at most, if nothing has to be asked again."""
-        total = candidates = 0
+        return sum(self._asked())
+
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return max(self._asked())
+
+    def _asked(self) -> list[int]:
+        """Texts that each layer asks for at most."""
+        asked, candidates = list[int](), 0
         for layer in self.built():
             found = [component.calls(candidates) for component in layer]
-            total, candidates = total + sum(asked for asked, _ in found), sum(left for _, left in found)
-        return total
+            asked.append(sum(each for each, _ in found))
+            candidates = sum(left for _, left in found)
+        return asked
 
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
         state = State()

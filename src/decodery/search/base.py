@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Branches", "Search"]
 
+_SIZES = ("n", "width", "particles", "samples", "beams", "k")
+"""Settings that say how many texts a search follows."""
+
 
 @dataclass(frozen=True)
 class Search(Contract):
@@ -52,6 +55,12 @@ class Search(Contract):
         By default any temperature is allowed; a search that draws nothing says `greedy=True`, too.
         """
         return Needs(rows=True, alone=True, law=True)
+
+    @property
+    def texts_at_once(self) -> int:
+        """How many texts it follows at a time at most, by which a server counts it; at least what its sizes say."""
+        sizes = (getattr(self, name, None) for name in _SIZES)
+        return max((size for size in sizes if isinstance(size, int)), default=1)
 
     def bind(self, tokenizer: Tokenizer) -> Self:
         """The same search with its texts turned into tokens; `LM.search` calls it before `run`."""
@@ -89,12 +98,13 @@ class Branches:
     def __init__(self, engine: Engine, request: Request, search: Search) -> None:
         self.root = engine.open(replace(request, search=search))
         self.model = self.root.model
-        self.chunk = engine.prefill_chunk
+        self.engine = engine
 
     def ask(
         self, segments: Ordered[Segment], *, taps: Ordered[Tap] = (), prefill: bool = False
     ) -> Asking[list[Scored]]:
         """One pass over rows of any branches, recorded in the trace. prefill: the rows are prompt tokens."""
+        self.engine.check_width(len(segments))
         found = yield from score_all(self.model, segments, taps)
         for scored in found:
             self.root.writable(scored.logits)
@@ -111,7 +121,7 @@ class Branches:
         while waiting := [n for n, branch in enumerate(branches) if unread(branch)]:
             segments = []
             for n in waiting:
-                chunk = branches[n].tokens[branches[n].cache.next_position :][: self.chunk]
+                chunk = branches[n].tokens[branches[n].cache.next_position :][: self.engine.prefill_chunk]
                 rows = [len(chunk) - 1] if len(chunk) == unread(branches[n]) else []
                 segments.append(reading(branches[n], chunk, rows))
             prefill = any(branches[n].position == 0 for n in waiting)

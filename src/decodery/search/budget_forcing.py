@@ -119,4 +119,5 @@ def _ended(text: Sequence, end: list[int], since: int) -> int | None:
     for start in range(first, len(text.tokens) - len(end) + 1):
         if text.tokens[start : start + len(end)] == end:
             return start - text.prompt_length
-    return text.position - 1 if text.pending in text.eos_ids else None
+    # Before the first token the last one is the prompt's.
+    return text.position - 1 if text.position and text.pending in text.eos_ids else None

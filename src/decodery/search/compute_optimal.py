@@ -72,6 +72,11 @@ class ComputeOptimal(Search):
     def needs(self) -> Needs:
         return Needs.merged([self._probe.needs, *(each.needs for each in self._strategies)])
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return max(self.n, *(each.texts_at_once for each in self._strategies))
+
     def bind(self, tokenizer: Tokenizer) -> ComputeOptimal:
         found = replace(self)
         found._hold(self._probe.bind(tokenizer), [each.bind(tokenizer) for each in self._strategies])

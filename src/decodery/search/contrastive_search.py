@@ -108,7 +108,7 @@ def _read(branches: Branches, states: _States) -> Asking[torch.Tensor]:
     seq = branches.root
     seq.cache.truncate(0)
     while seq.cache.next_position < len(seq.tokens):
-        chunk = seq.tokens[seq.cache.next_position :][: branches.chunk]
+        chunk = seq.tokens[seq.cache.next_position :][: branches.engine.prefill_chunk]
         segment = reading(seq, chunk, [len(chunk) - 1])
         (scored,) = yield from branches.ask([segment], taps=states.taps, prefill=True)
         seq.cache.keep(range(len(chunk)))

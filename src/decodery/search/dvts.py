@@ -54,4 +54,4 @@ class DVTS(StepSearch):
                 else:
                     going.append(best)
             lines = going
-        return growth.finish(ended)
+        return (yield from growth.finish(ended))

@@ -120,7 +120,7 @@ class Edge(Judged):
         judged = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]
         texts, worth = [seq for seq, _ in judged], [score for _, score in judged]
         if self.choose == "vote":
-            answers = Answers(self.answer, self.pattern).of_texts(texts)
+            answers = yield from Answers(self.answer, self.pattern).of_texts(texts)
             sure = worth if self.judge.log else [max(each, 0.0) for each in worth]
             return pool.finish(elected(texts, answers, vote_weights(self.judge, sure)))
         for seq, score in judged:

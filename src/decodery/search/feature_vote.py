@@ -63,8 +63,7 @@ class FeatureVote(Sampled):
         return no_answer(score, self.n)
 
     def decide(self, pool: Pool) -> Asking[list[Sequence]]:
-        return pool.finish(self._elected(pool.texts, self._answers().of_texts(pool.texts)))
-        yield
+        return pool.finish(self._elected(pool.texts, (yield from self._answers().of_texts(pool.texts))))
 
     def _elected(self, texts: list[Sequence], answers: list[str | None]) -> list[Sequence]:
         # The shorter text comes first and so wins what is equal.

@@ -59,16 +59,18 @@ class FirstFinish(Search):
         pool, race = Pool(engine, request, self, self.n), _Race(self._answers(), self.k)
         place = {id(seq): number for number, seq in enumerate(pool.texts)}
 
-        def look() -> None:
-            race.take([(len(each.generated), place[id(each)], each) for each in pool.texts if each.finished])
+        def ended() -> list[_Ended]:
+            return [(len(each.generated), place[id(each)], each) for each in pool.texts if each.finished]
 
         def may_win(seq: Sequence) -> bool:
-            look()
-            # It ends after one more token at the earliest.
-            return race.open_for(len(seq.generated) + 1, place[id(seq)])
+            # It ends after one more token at the earliest. Whoever has just ended is looked at first.
+            return not race.fresh(ended()) and race.open_for(len(seq.generated) + 1, place[id(seq)])
 
-        yield from pool.write(progress, may_win)
-        look()
+        yield from pool.turns(progress, may_win)
+        while fresh := race.fresh(ended()):
+            yield from race.take(fresh)
+            yield from pool.turns(progress, may_win)
+        pool.leave_out_cut()
         if not race.ended:
             return pool.finish(pool.texts[:1])
         first = [seq for _, _, seq in race.ended[: self.k]]
@@ -76,7 +78,7 @@ class FirstFinish(Search):
             seq.cancel()
         if self.k > 1:
             # All of them at once: what is spelt differently may be the same.
-            return pool.finish(elected(first, self._answers().of_texts(first)))
+            return pool.finish(elected(first, (yield from self._answers().of_texts(first))))
         first[0].score = -float(len(first[0].generated))
         return pool.finish(first)
 
@@ -93,12 +95,14 @@ class _Race:
         self._seen: set[int] = set()
         self._find, self._k = answers, k
 
-    def take(self, ended: list[_Ended]) -> None:
-        """All that have ended so far."""
-        fresh = [each for each in ended if id(each[2]) not in self._seen]
-        if not fresh:
-            return
-        for each, answer in zip(fresh, self._find.of_texts([seq for _, _, seq in fresh]), strict=True):
+    def fresh(self, ended: list[_Ended]) -> list[_Ended]:
+        """Those that were not looked at yet."""
+        return [each for each in ended if id(each[2]) not in self._seen]
+
+    def take(self, fresh: list[_Ended]) -> Asking[None]:
+        """Look at texts that have ended."""
+        answers = yield from self._find.of_texts([seq for _, _, seq in fresh])
+        for each, answer in zip(fresh, answers, strict=True):
             self._seen.add(id(each[2]))
             if answer is not None and each[2].finish_reason == "stop":
                 self.ended.append(each)

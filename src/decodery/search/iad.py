@@ -14,6 +14,7 @@ from ..decode.calls import Calls
 from ..errors import SettingsError
 from ..model.store import Progress
 from ..registry import register
+from ..score.base import remark_of
 from .judged import Judged, require_attempt
 from .pipeline import Pipeline, require_texts, worth
 from .pool import require_count
@@ -71,6 +72,11 @@ class IAD(Judged, Pipeline):
                     f"iad shows attempts alone where shown is given: leave feedback={self.feedback} out"
                 )
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return self.n
+
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
         self.judge.fits(calls.engine.model)
         seen: list[Sequence] = []
@@ -105,13 +111,15 @@ class IAD(Judged, Pipeline):
         lowest = min(seen, key=_score)
         worst = [lowest] if self.feedback in ("best-worst", "critique") and _score(lowest) < _score(best) else []
         if self.shown:
-            return task + "".join(self.as_shown(self.shown, task, _text(each)) for each in (*worst, best))
+            for each in (*worst, best):
+                task += yield from self.as_shown(self.shown, calls.conversation.question, _text(each))
+            return task
         parts = [task, ""]
         if self.feedback == "score":
             parts += [f"The best answer so far reached a score of {best.score:.4g}. Write a better one."]
             return "\n".join(parts)
         parts += [f"The best answer so far, with a score of {best.score:.4g}:", _text(best), ""]
-        if remark := self.judge.remark(task, _text(best)):
+        if remark := (yield from remark_of(self.judge, task, _text(best))):
             parts += [f"What is wrong with it: {remark}", ""]
         for each in worst:
             parts += [

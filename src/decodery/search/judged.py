@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+from ..core.ask import Asking
 from ..core.needs import Needs
 from ..errors import SettingsError
 from ..model.protocol import Reader
 from ..registry import resolve
-from ..score.base import Scorer
+from ..score.base import Scorer, remark_of
 from .base import Search
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class Judged(Search):
         """Raise SettingsError where texts of this model cannot be judged."""
         self.judge.fits(model)
 
-    def as_shown(self, form: str, question: str, attempt: str) -> str:
+    def as_shown(self, form: str, question: str, attempt: str) -> Asking[str]:
         """An attempt as a later one is shown it: `form`, in which {attempt} and {remark} stand for it and what the
         scorer remarks on it.
         """
-        remark = self.judge.remark(question, attempt) if "{remark}" in form else ""
+        remark = (yield from remark_of(self.judge, question, attempt)) if "{remark}" in form else ""
         return form.replace("{remark}", remark).replace("{attempt}", attempt)
 
     def bind(self, tokenizer: Tokenizer) -> Self:

@@ -61,6 +61,11 @@ class Lookahead(Search):
     def needs(self) -> Needs:
         return self.inner.needs
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return self.inner.texts_at_once
+
     def bind(self, tokenizer: Tokenizer) -> Lookahead:
         return replace(self, search=self.inner.bind(tokenizer))
 

@@ -75,7 +75,7 @@ class MCTS(StepSearch):
         if not (found := list(path[0].ended())):
             yield from self._to_an_end(growth, path[0])
             found = list(path[0].ended())
-        return growth.finish(found)
+        return (yield from growth.finish(found))
 
     def _simulate(self, growth: Growth, path: list[Visited]) -> Asking[None]:
         """A walk from the end of this path, which begins at the prompt, to a leaf that it leaves with children."""

@@ -52,6 +52,11 @@ class ParallelTempering(ParticleSearch):
         if len(self.temperatures) < 2 or list(self.temperatures) != sorted(set(self.temperatures)):
             raise SettingsError(f"temperatures of chains are two or more that rise, not {self.temperatures}")
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return self.particles * len(self.temperatures)
+
     def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
         chains = [self.weighing(temperature) for temperature in self.temperatures]
         references: list[Line[Node] | None] = [None] * len(chains)

@@ -71,7 +71,7 @@ class ParticleSearch(StepSearch):
 
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         sweeps = yield from self.explore(growth, resampler(self.draws, growth.root.seq.seed))
-        return self._elected(growth, sweeps)
+        return (yield from self._elected(growth, sweeps))
 
     @abstractmethod
     def explore(self, growth: Growth, resample: Resample) -> Asking[list[Sweep[Node]]]:
@@ -107,7 +107,7 @@ class ParticleSearch(StepSearch):
         for sweep in sweeps:
             note(sweep)
 
-    def _elected(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> list[Sequence]:
+    def _elected(self, growth: Growth, sweeps: Ordered[Sweep[Node]]) -> Asking[list[Sequence]]:
         """Different texts of these sweeps as results; in a vote they count what all particles with them weigh."""
         nodes: dict[tuple[int, ...], Node] = {}
         votes: dict[tuple[int, ...], float] = {}
@@ -117,7 +117,7 @@ class ParticleSearch(StepSearch):
                     tokens = tuple(line.last.seq.tokens)
                     nodes.setdefault(tokens, line.last)
                     votes[tokens] = votes.get(tokens, 0.0) + float(weight)
-        return growth.finish(list(nodes.values()), list(votes.values()))
+        return (yield from growth.finish(list(nodes.values()), list(votes.values())))
 
 
 def note(sweep: Sweep[Node]) -> None:

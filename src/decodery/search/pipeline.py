@@ -38,6 +38,11 @@ class Pipeline(Search):
     def needs(self) -> Needs:
         return Needs()
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`: k says how many documents or questions are shown."""
+        return 1
+
     @abstractmethod
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
         """The texts found, best first, with their `score` where they have one; asked for through `calls`.

@@ -54,6 +54,7 @@ class Pool:
 
     def open(self, count: int) -> None:
         """Begin further texts, until there are so many."""
+        self.engine.check_width(count)
         for number in range(len(self.texts), count):
             seq = self.engine.open(_drawn_apart(self._vary(self._first, number), number))
             if not self.texts:
@@ -65,19 +66,20 @@ class Pool:
             self.texts.append(seq)
 
     def write(self, progress: Progress, goes_on: Callable[[Sequence], bool] = lambda seq: True) -> Asking[None]:
-        """A turn of every text that has not ended; again, until there is none of which `goes_on` is true.
+        """`turns`, and then go on without texts that were cut. progress: told of the tokens of the longest text."""
+        yield from self.turns(progress, goes_on)
+        self.leave_out_cut()
 
-        progress: told of the tokens of the longest text.
-        """
+    def turns(self, progress: Progress, goes_on: Callable[[Sequence], bool]) -> Asking[None]:
+        """A turn of every text that has not ended; again, until there is none of which `goes_on` is true."""
         first = self.texts[0]
 
         def note(active: Ordered[Sequence]) -> None:
             progress("drawing texts", max(seq.position for seq in active), first.max_new_tokens)
 
         yield from write_on(self.engine, self.texts, self.trace, goes_on, note)
-        self._leave_out()
 
-    def _leave_out(self) -> None:
+    def leave_out_cut(self) -> None:
         """Go on without texts that were cut because whoever wrote them went away, where there are others.
 
         Without any that is whole, those go on that have begun. Raises the error where none has.

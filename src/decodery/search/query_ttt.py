@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..core.ask import Asking
+from ..core.ask import Asking, off_loop
 from ..core.ledger import charged, count
 from ..core.needs import Needs
 from ..core.noise import draw, mix
@@ -76,7 +77,8 @@ class QueryTTT(Search):
         if not isinstance(seq.cache, KVCache) or not seq.cache.plain or seq.cache.prefix:
             raise UnsupportedModel("query-ttt needs all keys and values of the prompt: leave cache policies out")
         yield from read_prompt(seq, engine.prefill_chunk)
-        hand_over(seq, self.adapted(model, seq.tokens, seq.cache, progress))
+        # Training takes as long as many passes.
+        hand_over(seq, (yield from off_loop(partial(self.adapted, model, seq.tokens, seq.cache, progress))))
         while not seq.finished:
             yield from engine.write([seq], seq.trace)
             progress("query-ttt", seq.position, seq.max_new_tokens)

@@ -62,6 +62,11 @@ class Revisions(Judged, Pipeline):
     def shortcoming(self, score: float) -> str | None:
         return no_answer(score, self.n * self.length)
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return self.n
+
     def follow(self, calls: Calls, progress: Progress) -> Asking[list[Sequence]]:
         self.judge.fits(calls.engine.model)
         question = calls.conversation.question
@@ -74,7 +79,9 @@ class Revisions(Judged, Pipeline):
             calls.standing = [text for chain in chains for text in chain]
             progress("revisions", number + 1, self.length)
             if number + 1 < self.length:
-                asked = {which: calls.conversation.asking(self._prompt(question, chains[which])) for which in said}
+                asked = {}
+                for which in said:
+                    asked[which] = calls.conversation.asking((yield from self._prompt(question, chains[which])))
                 said = {which: each for which, each in asked.items() if calls.fits(each)}
                 if len(said) < len(asked):
                     count("outgrown", len(asked) - len(said))
@@ -83,19 +90,22 @@ class Revisions(Judged, Pipeline):
                 break
         scores = yield from worth(self.judge, calls, calls.standing)
         count("attempts", len(calls.standing))
-        return self._elected(chains, scores)
+        return (yield from self._elected(chains, scores))
 
-    def _prompt(self, question: str, chain: Ordered[Sequence]) -> str:
-        written = [text.text.text for text in chain[-self.window :] if text.text is not None]
-        return "".join([question, *(self.as_shown(self.shown, question, each) for each in written), self.ask])
+    def _prompt(self, question: str, chain: Ordered[Sequence]) -> Asking[str]:
+        shown = question
+        for text in chain[-self.window :]:
+            if text.text is not None:
+                shown += yield from self.as_shown(self.shown, question, text.text.text)
+        return shown + self.ask
 
-    def _elected(self, chains: Ordered[Ordered[Sequence]], scores: Ordered[float | None]) -> list[Sequence]:
+    def _elected(self, chains: Ordered[Ordered[Sequence]], scores: Ordered[float | None]) -> Asking[list[Sequence]]:
         """A text for each answer that some chain elects, that of most weight first. scores: chain after chain."""
         texts = [text for chain in chains for text in chain]
         known = [number for number, score in enumerate(scores) if score is not None]
         weights = vote_weights(self.judge, [score for score in scores if score is not None])
         weight = dict(zip(known, weights, strict=True))
-        answers = self._answers().of_texts(texts)
+        answers = yield from self._answers().of_texts(texts)
         winners, begin = list[int](), 0
         for chain in chains:
             members = [number for number in range(begin, begin + len(chain)) if number in weight]

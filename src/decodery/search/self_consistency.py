@@ -48,5 +48,4 @@ class SelfConsistency(Sampled):
         return no_answer(score, self.n)
 
     def decide(self, pool: Pool) -> Asking[list[Sequence]]:
-        return pool.finish(elected(pool.texts, self._answers().of_texts(pool.texts)))
-        yield
+        return pool.finish(elected(pool.texts, (yield from self._answers().of_texts(pool.texts))))

@@ -52,7 +52,7 @@ class StepBeam(StepSearch):
             going = sorted((node for node in candidates if not node.finished), key=lambda node: -self.worth(node))
             beam = going[: max(self.n // self.m, 1)]
             growth.settle([*ended, *beam])
-        return growth.finish(ended)
+        return (yield from growth.finish(ended))
 
     def candidates(self, growth: Growth, parents: list[Node]) -> Asking[list[Node]]:
         """Continuations of these texts, judged, no two of them equal."""

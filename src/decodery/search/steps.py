@@ -190,6 +190,7 @@ class Growth:
         A text that comes several times gets as many; where the sampler draws nothing they are one and the same node,
         however often it is asked for. whole: the step goes on to the text's end.
         """
+        self.engine.check_width(len(parents))
         if not self.root.seq.sampler.greedy:
             made = [self._begun(parent, whole) for parent in parents]
             yield from self._written(made)
@@ -257,7 +258,7 @@ class Growth:
             pairs = enumerate(zip(first, last, strict=False))
             self._settled(first[: next((at for at, (one, other) in pairs if one != other), len(first))])
 
-    def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> list[Sequence]:
+    def finish(self, found: Ordered[Node], weights: Ordered[float] | None = None) -> Asking[list[Sequence]]:
         """These texts as the results of the search, as its `choose` has it; of equals the one that came first.
 
         weights: what each of them counts in a vote, at least 0; by default what it is worth. Raises the scorer's error
@@ -276,7 +277,7 @@ class Growth:
             if weights is None:
                 weights = vote_weights(search.judge, [search.worth(node) for node in found])
             votes = dict(zip(map(id, found), weights, strict=True))
-            answers = Answers(search.answer, search.pattern).of_texts(texts)
+            answers = yield from Answers(search.answer, search.pattern).of_texts(texts)
             texts = elected(texts, answers, [votes[id(node)] for node in ranked])
         return self.close(texts)
 

@@ -60,9 +60,14 @@ class TreeOfThoughts(StepSearch):
             if self.order == "bfs":
                 raise SettingsError("tree-of-thoughts has a threshold where it goes deep: give order=dfs with it")
 
+    @property
+    def texts_at_once(self) -> int:
+        """See `Search.texts_at_once`."""
+        return self.n * (self.b if self.order == "bfs" else 1)
+
     def follow(self, growth: Growth) -> Asking[list[Sequence]]:
         found = yield from (self._broad(growth) if self.order == "bfs" else self._deep(growth))
-        return growth.finish(found)
+        return (yield from growth.finish(found))
 
     def _broad(self, growth: Growth) -> Asking[list[Node]]:
         level = [growth.root]

@@ -66,4 +66,4 @@ class ValueGuided(StepSearch):
                 ended += [node for node in nodes if node.finished]
                 going = sorted((node for node in nodes if not node.finished), key=lambda node: -self.worth(node))
                 lines[number] = going[: each // self.width]
-        return growth.finish(ended)
+        return (yield from growth.finish(ended))

@@ -52,8 +52,8 @@ class WeightedVote(Sampled, Judged):
             scores = yield from scored(self.judge, pool.texts)
         except (ContextFull, ServerError) as error:
             texts = pool.unjudged(error)
-            return pool.finish(elected(texts, self._answers().of_texts(texts)))
+            return pool.finish(elected(texts, (yield from self._answers().of_texts(texts))))
         voting = [(seq, score) for seq, score in zip(pool.texts, scores, strict=True) if score is not None]
         weights = vote_weights(self.judge, [score for _, score in voting])
         texts = [seq for seq, _ in voting]
-        return pool.finish(elected(texts, self._answers().of_texts(texts), weights))
+        return pool.finish(elected(texts, (yield from self._answers().of_texts(texts)), weights))

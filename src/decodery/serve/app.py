@@ -26,8 +26,10 @@ from .offered import offered
 from .plan import Plan
 from .service import Service
 from .settings import ServerSettings
-from .wire import Json, read, respond
+from .wire import ClientGone, Json, read, respond
 
+_GONE = 499
+"""The status where nobody is left to read it."""
 _SLOW = 60.0
 """Seconds that a reader may take for a stream, beyond what the text may."""
 
@@ -64,6 +66,7 @@ class Front:
         ]
         handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
             ApiError: _refused,
+            ClientGone: _gone,
             HTTPException: _not_found,
             Exception: _failed,
         }
@@ -188,6 +191,10 @@ def _no_model(name: str) -> ApiError:
 
 async def _refused(request: Request, error: ApiError) -> Response:
     return Json(error.body, error.status, headers=error.headers)
+
+
+async def _gone(request: Request, error: ClientGone) -> Response:
+    return Response(status_code=_GONE)
 
 
 async def _not_found(request: Request, error: HTTPException) -> Response:

@@ -23,6 +23,7 @@ from .wire import loads
 
 _MOST_ID = 512
 _HEAD = re.compile(rb'\{"id": "batch_req_([1-9][0-9]{0,11})_([0-9a-f]{16})", "custom_id": ')
+_RESPONSE, _GOOD = b', "response": ', b'{"status_code": 200, '
 _NAMED = 5
 
 
@@ -50,10 +51,13 @@ class Asked:
 
 @dataclass
 class Totals:
-    """Lines of a batch. earlier: answered by a run before; failed: with an error; named: some of those."""
+    """Lines of a batch. earlier: answered by a run before, failed_earlier: of those with an error. done: answered by
+    this run, failed: of those with an error, named: some of the failed ones.
+    """
 
     total: int = 0
     earlier: int = 0
+    failed_earlier: int = 0
     done: int = 0
     failed: int = 0
     named: tuple[str, ...] = ()
@@ -91,6 +95,7 @@ def read_lines(source: Path, most: int, salt: str) -> Iterator[Line]:
 
 class Answers:
     """The file of answers, open for more. digests: by number of a line, at most `last`, that of the answered one or 0.
+    failed: answers that it holds and that are errors.
 
     A line that a kill has cut is taken out again; the request it answers is not done. Raises CorruptFile for a file
     that holds something else, and DecoderyError where another process writes it.
@@ -101,6 +106,7 @@ class Answers:
 
         self.path = path
         self.digests = array("Q", bytes(8 * (last + 1)))
+        self.failed = 0
         self._lock = FileLock(path.with_name(f".{path.name}.lock"))
         try:
             self._lock.acquire(timeout=0)
@@ -159,6 +165,7 @@ class Answers:
                     file.close()
                     raise self._other(number)
                 self.digests[number] = int(head[2], 16)
+                self.failed += not text.partition(_RESPONSE)[2].startswith(_GOOD)
                 end += len(text)
         file.truncate(end)
         return file
@@ -190,6 +197,7 @@ class BatchFile:
         for line in self._lines():
             self.totals.total, last = self.totals.total + 1, line.number
         self._answers = Answers(out, last)
+        self.totals.failed_earlier = self._answers.failed
 
     def __enter__(self) -> BatchFile:
         self._answers.__enter__()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..constrain.base import Language
 from ..model.config import POSITIONS
 from ..resolving import resolve_kv
-from .errors import ApiError, as_api_error, invalid
+from .errors import ApiError, as_api_error, invalid, log_failure
 from .methods import Compiled, strangers
 from .settings import ServerSettings
 
@@ -100,4 +100,5 @@ class Desk:
         except ApiError:
             raise
         except Exception as error:
+            log_failure(error, None)
             raise as_api_error(error) from error

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from typing import Any
 
 from pydantic import ValidationError
 
 from ..errors import DecoderyError, MonitorFailed, NotTrusted, OutOfMemory
+
+_LOG = logging.getLogger("decodery.serve")
+_MOST_LOGGED = 500
+"""Characters of an error's message in the log."""
 
 
 class ApiError(Exception):
@@ -50,6 +56,25 @@ def stopping() -> ApiError:
     return ApiError(503, "the server is about to stop", kind="server_error", code="stopping", retry_after=5)
 
 
+def log_failure(error: BaseException, whose: str | None) -> None:
+    """Write a line about an error that nobody foresaw to the server's log, where it came from included.
+
+    Clients are told its kind alone, see `as_api_error`. Errors that are answers to what a client asked leave no line.
+
+    Args:
+        error: What ended a request.
+        whose: The name of the key that it came with; None while it is being read.
+    """
+    if isinstance(error, ApiError) or as_api_error(error).status < 500:
+        return
+    cause = error.__cause__ if isinstance(error, MonitorFailed) and error.__cause__ is not None else error
+    frames = traceback.extract_tb(cause.__traceback__)
+    at = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    message = " ".join(str(cause).split())[:_MOST_LOGGED]
+    which = "that is being read" if whose is None else f"of {whose!r}"
+    _LOG.error("decodery: a request %s failed: %s: %s%s", which, type(cause).__name__, message, at)
+
+
 def as_api_error(error: BaseException) -> ApiError:
     """What a client is told of an error that ended its request. Of those nobody foresaw it is told the kind alone."""
     if isinstance(error, ApiError):
@@ -68,6 +93,4 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(500, "a monitor of this request failed, and the text ended there", kind="server_error")
     if isinstance(error, DecoderyError):
         return invalid(str(error))
-    if isinstance(error, RecursionError):
-        return invalid("the request is nested too deep")
     return ApiError(500, f"the server failed at this request ({type(error).__name__})", kind="server_error")

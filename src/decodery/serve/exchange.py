@@ -29,8 +29,16 @@ class Exchange:
         self._found: dict[Job, list[Written]] = {}
         self._head = {"id": f"{plan.form.prefix}{uuid.uuid4().hex}", "created": int(time.time())}
         self._head |= {"model": service.settings.name, "system_fingerprint": service.fingerprint}
-        if len(plan.requests) > service.settings.max_texts:
-            raise invalid(f"one request may ask for {service.settings.max_texts} texts at most", "n")
+        most, search = service.settings.max_texts, plan.search
+        texts = len(plan.requests) * (1 if search is None else search.texts_at_once)
+        if texts > most and search is None:
+            raise invalid(f"this request asks for {texts} texts, and one may ask for {most}: ask for fewer", "n")
+        if texts > most:
+            raise invalid(
+                f"the search of this request follows {texts} texts at a time, and one request may have {most}: give it "
+                "fewer",
+                "decodery.search",
+            )
         deadline, first = monotonic() + service.settings.seconds, None
         self._jobs: list[Job] = []
         for number, request in enumerate(plan.requests):

@@ -1,4 +1,4 @@
-"""Who is next: owners in turn, those with less in progress first, and the jobs of each as they came."""
+"""Who is next: owners in turn, those with fewer texts in progress first, and the jobs of each as they came."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from .job import Job
 
 
 class FairQueue:
-    """Jobs that wait, by owner. running: how many jobs each owner has in progress; whoever pops keeps it up to date."""
+    """Jobs that wait, by owner. running: how many texts each owner has in progress, all of a search
+    counted; whoever pops keeps it up to date.
+    """
 
     def __init__(self) -> None:
         self.running: Counter[str] = Counter()

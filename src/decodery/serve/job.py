@@ -50,6 +50,11 @@ class Job:
     late: bool = False
     over: bool = False
 
+    @property
+    def texts(self) -> int:
+        """How many texts it counts as: all that its search follows at a time."""
+        return 1 if self.search is None else self.search.texts_at_once
+
     def settle(self, text: str) -> None:
         """A search knows so much of its first text."""
         self.known = text

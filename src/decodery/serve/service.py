@@ -16,7 +16,7 @@ from ..decode.prefixes import PrefixCache
 from ..decode.schedule import Limits
 from ..diffuse.texts import Fill
 from ..lm import LM
-from .errors import ApiError, invalid, overloaded, stopping
+from .errors import ApiError, invalid, log_failure, overloaded, stopping
 from .fair import FairQueue
 from .job import Job, News, Written, deliver, written
 from .load import ServerLoad
@@ -51,7 +51,13 @@ class Service:
             detokenizer=lm.tokenizer.stream,
             memory=lm.memory,
             prefill_chunk=settings.chunk,
-            limits=Limits(settings.rows, settings.max_running, settings.kv_bytes, settings.pass_seconds),
+            limits=Limits(
+                settings.rows,
+                settings.max_running,
+                settings.kv_bytes,
+                settings.pass_seconds,
+                branches=settings.max_texts,
+            ),
             prefixes=self._prefixes,
         )
         self._passes = self._rows = self._tokens = 0
@@ -92,22 +98,24 @@ class Service:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Let these be decoded. Raises ApiError where there is no place for them."""
-        settings, owner = self.settings, jobs[0].owner
+        settings, owner, texts = self.settings, jobs[0].owner, sum(job.texts for job in jobs)
         most = settings.max_running + settings.max_queue
-        if len(jobs) > min(most, settings.max_texts_per_key):
-            raise invalid(f"this request asks for {len(jobs)} texts, and at most {most} can wait here: ask for fewer")
+        if texts > (allowed := min(most, settings.max_texts_per_key)):
+            raise invalid(
+                f"this request asks for {texts} texts at a time, and at most {allowed} can wait here: ask for fewer"
+            )
         with self._lock:
             if self.draining or not self.alive:
                 raise stopping()
-            if self._open.total() + len(jobs) > most:
+            if self._open.total() + texts > most:
                 raise overloaded(
                     f"{self._open.total()} texts are in progress or wait, which is all that may", self._patience()
                 )
-            if self._open[owner] + len(jobs) > settings.max_texts_per_key:
+            if self._open[owner] + texts > settings.max_texts_per_key:
                 raise overloaded(
                     f"this key has {self._open[owner]} texts in progress; it may have {settings.max_texts_per_key}"
                 )
-            self._open[owner] += len(jobs)
+            self._open[owner] += texts
             self._unbegun += len(jobs)
         self._inbox.put(partial(self._enqueue, jobs))
 
@@ -148,7 +156,7 @@ class Service:
         self._feed()
         if self._busy:
             self._engine.step()
-            self._passes += 1
+            self._passes += self._engine.rows > 0
             self._rows += self._engine.rows
             self._tell()
         self.load = self._measure()
@@ -174,7 +182,7 @@ class Service:
                 return
             job.begun = monotonic()
             self._active[job] = None
-            self._queue.running[job.owner] += 1
+            self._queue.running[job.owner] += job.texts
             self.metrics.begun(job)
             with self._lock:
                 self._unbegun -= 1
@@ -184,7 +192,7 @@ class Service:
                     job.task = job.filling.work
                 elif job.search is not None:
                     job.request.settled = job.settle
-                    job.task = self._engine.enter(job.search.find(self._engine, job.request))
+                    job.task = self._engine.enter(job.search.find(self._engine, job.request), owner=job.owner)
                 else:
                     like = None if job.like is None else job.like.task
                     job.task = self._engine.submit(job.request, like=like if isinstance(like, Text) else None)
@@ -265,13 +273,15 @@ class Service:
     def _release(self, job: Job, end: list[Written] | BaseException | None) -> None:
         """A job is over; its memory goes with its task."""
         job.over = True
+        if isinstance(end, BaseException):
+            log_failure(end, job.owner)
         self.metrics.ended(job, end)
         if job in self._active:
             del self._active[job]
-            self._queue.running[job.owner] -= 1
+            self._queue.running[job.owner] -= job.texts
         begun = job.begun is not None
         with self._lock:
-            self._open[job.owner] -= 1
+            self._open[job.owner] -= job.texts
             if not self._open[job.owner]:
                 del self._open[job.owner]
             self._unbegun -= not begun

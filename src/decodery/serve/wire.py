@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +20,6 @@ T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
 
 _BODY_SECONDS = 30.0
-_GONE = 499
 
 
 class ClientGone(Exception):
@@ -28,7 +27,9 @@ class ClientGone(Exception):
 
 
 async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B:
-    """The body of a request. Raises ApiError for one that is too large, too slow, no JSON or not of this kind."""
+    """The body of a request. Raises ApiError for one that is too large, too slow, no JSON or not of this kind, and
+    ClientGone where it does not come to its end.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "send JSON, with the header Content-Type: application/json")
     parts: list[bytes] = []
@@ -40,11 +41,15 @@ async def read(request: Request, kind: type[B], most: int, *, strict: bool) -> B
                 if size > most:
                     raise ApiError(413, f"the request is larger than {most} bytes, the most this server takes")
                 parts.append(part)
+    except ClientDisconnect:
+        raise ClientGone from None
     except TimeoutError:
         raise ApiError(408, f"the request did not arrive within {_BODY_SECONDS:.0f} s") from None
     try:
         found = loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise invalid("the request is nested too deep") from None
+    except ValueError as error:
         raise invalid(f"the request is not JSON: {error}") from None
     return checked(found, kind, strict=strict)
 
@@ -62,6 +67,8 @@ def checked(found: Any, kind: type[B], *, strict: bool) -> B:
         raise invalid(f"there is no field {unknown[0][:80]!r}", unknown[0][:80])
     try:
         return kind.model_validate(found)
+    except RecursionError:
+        raise invalid("the request is nested too deep") from None
     except Exception as error:
         raise as_api_error(error) from None
 
@@ -105,8 +112,6 @@ async def respond(request: Request, exchange: Exchange, *, stream: bool, seconds
         await watched(request.receive, exchange.open())
         streams = True
         return _EventStream(exchange, seconds)
-    except ClientGone:
-        return Response(status_code=_GONE)
     finally:
         if not streams:
             exchange.close()

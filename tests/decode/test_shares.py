@@ -1,0 +1,229 @@
+"""How tasks share passes: what a search spawns counts as its own work, and whoever asks for little waits for little."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from decodery.core.ask import Asking, drive, off_loop, together
+from decodery.core.ledger import charged
+from decodery.core.sequence import Sequence
+from decodery.decode.engine import Engine
+from decodery.decode.request import Request
+from decodery.decode.schedule import Limits
+from decodery.decode.share import divided, fair
+from decodery.draft.draft_model import DraftModel
+from decodery.errors import SettingsError
+from decodery.sample.sampler import Sampler
+from decodery.score.base import Candidates, Scorer
+from decodery.search.base import Search
+from decodery.search.beam import Beam
+from decodery.search.best_of_n import BestOfN
+from decodery.search.smc import SMC
+from decodery.testing import decode, tiny_transformer, to_int8
+from decodery.testing.models import Counted
+
+MODEL = to_int8(tiny_transformer(0))
+PROMPT = [(7 * token + 3) % 64 for token in range(20)]
+ROWS = 16
+WIDE: dict[str, tuple[Search, Sampler]] = {
+    "best-of-n": (BestOfN("log-probability(of=sum)", n=64), Sampler.from_settings(temperature=1.0)),
+    "beam": (Beam(width=64), Sampler.from_settings()),
+    "smc": (SMC(64, 8), Sampler.from_settings(temperature=1.0)),
+}
+
+
+def begin(engine: Engine, search: Search, sampler: Sampler, owner: str = "wide", **settings: object) -> object:
+    request = Request([1, 2, 3], sampler=sampler, max_new_tokens=24, salt=owner, **settings)  # type: ignore[arg-type]
+    return engine.enter(search.find(engine, request), owner=owner)
+
+
+def steps_until(engine: Engine, done: Callable[[], bool]) -> int:
+    steps = 0
+    while not done():
+        engine.step()
+        steps += 1
+        assert steps < 1000
+    return steps
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_wide_search_is_slow_for_itself_alone(name: str) -> None:
+    model = Counted(MODEL)
+    engine = Engine(model, limits=Limits(rows=ROWS))
+    search = begin(engine, *WIDE[name])
+    for _ in range(12):
+        engine.step()
+    begun = len(model.rows)
+    text = engine.submit(Request(PROMPT, max_new_tokens=4, salt="other"))
+    # Half of every pass is the other owner's: the prompt takes three passes, and each token one.
+    assert steps_until(engine, lambda: bool(text.generated)) <= 4
+    assert steps_until(engine, lambda: text.finished) <= 4
+    assert len(model.rows) - begun <= 8
+    assert not search.finished and max(model.rows) <= ROWS
+    assert text.generated == decode(MODEL, [PROMPT], max_new_tokens=4)[0].generated
+
+
+def test_owners_share_alike_however_many_searches_one_of_them_has() -> None:
+    engine = Engine(Counted(MODEL), limits=Limits(rows=ROWS))
+    searches = [begin(engine, *WIDE["best-of-n"]) for _ in range(12)]
+    for _ in range(20):
+        engine.step()
+    text = engine.submit(Request(PROMPT, max_new_tokens=4, salt="other"))
+    assert steps_until(engine, lambda: text.finished) <= 8
+    assert not any(search.finished for search in searches)
+
+
+def test_passes_of_draft_models_count_as_work() -> None:
+    draft, model = Counted(to_int8(tiny_transformer(1))), Counted(MODEL)
+    engine = Engine(model, limits=Limits(rows=ROWS))
+    sampler = Sampler.from_settings(temperature=1.0)
+    search = begin(engine, BestOfN("log-probability(of=sum)", n=4), sampler, drafter=DraftModel(draft))  # type: ignore[arg-type]
+    for _ in range(4):
+        engine.step()
+    text = engine.submit(Request(PROMPT, max_new_tokens=4, salt="other"))
+    target, side = len(model.rows), len(draft.rows)
+    steps = steps_until(engine, lambda: text.finished)
+    assert steps <= 8 and max(*model.rows, *draft.rows) <= ROWS
+    assert len(model.rows) - target <= steps and 0 < sum(draft.rows[side:]) <= ROWS * steps
+    assert not search.finished
+
+
+def test_a_pass_is_shared_by_time_as_well() -> None:
+    """A search gets as few rows beside others as fit into the time of a pass, and all of them alone."""
+    model = Counted(MODEL)
+    engine = Engine(model, limits=Limits(rows=64, seconds=1e-9))
+    search = begin(engine, *WIDE["best-of-n"])
+    for _ in range(4):
+        engine.step()
+    assert max(model.rows) == 64
+    begun = len(model.rows)
+    text = engine.submit(Request(PROMPT, max_new_tokens=6, salt="other"))
+    steps_until(engine, lambda: text.finished)
+    # What it had asked for before may fill the first one.
+    assert not search.finished and max(model.rows[begun + 1 :]) <= 16 + 16
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_rows_change_no_text(rows: int) -> None:
+    sampler, found = Sampler.from_settings(temperature=1.0), []
+    for limits in (Limits(rows=rows), Limits()):
+        engine = Engine(MODEL, limits=limits)
+        searches = [begin(engine, each, sampler) for each in (BestOfN("log-probability(of=sum)", n=7), SMC(7, 8))]
+        text = engine.submit(Request(PROMPT, max_new_tokens=12))
+        engine.run([*searches, text])
+        found.append([[seq.generated for seq in search.result] for search in searches] + [text.generated])
+    assert found[0] == found[1]
+
+
+def test_parts_are_max_min_fair() -> None:
+    assert divided([1, 100, 3], 20) == [1, 16, 3]
+    assert divided([100, 100], 21) == [10, 11] and sum(divided([5] * 3, 2)) == 2
+    assert divided([4, 4], 100) == [4, 4] and divided([], 3) == []
+    assert fair(["a"] * 9 + ["b"], [10] * 10, 18) == [1] * 9 + [9]
+
+
+def test_more_texts_at_a_time_than_a_task_may_have_are_refused() -> None:
+    for name, (search, sampler) in WIDE.items():
+        engine = Engine(MODEL, limits=Limits(branches=63))
+        with pytest.raises(SettingsError, match="has 64 texts written at a time, and may have 63: ask for fewer"):
+            engine.finish(search.find(engine, Request([1, 2], sampler=sampler, max_new_tokens=8)))
+        assert search.texts_at_once == 64, name
+
+
+class Held(Scorer):
+    """Waits until it is let go; then longer texts are better."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.threads = threading.Event(), threading.Event(), set[str]()
+
+    def score(self, candidates: Candidates) -> torch.Tensor:
+        self.threads.add(threading.current_thread().name)
+        self.begun.set()
+        assert self.go.wait(60), "nobody went on while this waited"
+        charged().counts["waited"] = 1
+        return torch.tensor([float(len(output)) for output in candidates.outputs])
+
+
+def test_a_scorer_that_waits_holds_up_nobody_else() -> None:
+    engine, scorer = Engine(MODEL), Held()
+    search = begin(engine, BestOfN(scorer, n=3), Sampler.from_settings(temperature=1.0))
+    steps_until(engine, scorer.begun.is_set)
+    text = engine.submit(Request(PROMPT, max_new_tokens=12))
+    engine.run([text])
+    assert text.generated == decode(MODEL, [PROMPT], max_new_tokens=12)[0].generated
+    assert not search.finished
+    # A step that has nothing but this to wait for comes back, so that others can be let in.
+    assert engine.step() == [search] and engine.rows == 0
+    engine.preempt(search)
+    engine.step()
+    scorer.go.set()
+    engine.run([search])
+    assert threading.current_thread().name not in scorer.threads
+    assert search.result[0].trace.ledger.counts["waited"] == 1 and len(search.result) == 3
+
+
+def test_a_search_is_cancelled_while_its_scorer_waits() -> None:
+    engine, scorer = Engine(MODEL), Held()
+    search = begin(engine, BestOfN(scorer, n=3), Sampler.from_settings(temperature=1.0))
+    steps_until(engine, scorer.begun.is_set)
+    search.cancel()
+    text = engine.submit(Request(PROMPT, max_new_tokens=4))
+    scorer.go.set()
+    engine.run([text])
+    assert search.result is None and len(text.generated) == 4
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_what_a_blocking_function_raises_ends_its_task(error: BaseException) -> None:
+    def fails() -> None:
+        raise error
+
+    engine = Engine(MODEL)
+    text, job = engine.submit(Request(PROMPT, max_new_tokens=4)), engine.enter(off_loop(fails))
+    engine.run([text])
+    with pytest.raises((ValueError, RuntimeError), match=r"^no$|SystemExit: 3"):
+        engine.run([job])
+
+
+def test_blocking_functions_return_anything_in_order() -> None:
+    def several() -> Asking[list[object]]:
+        return (yield from together([off_loop(lambda value=value: value) for value in (None, 2, [])]))  # type: ignore[misc]
+
+    assert Engine(MODEL).finish(several()) == drive(several()) == [None, 2, []]
+
+
+def test_what_is_shared_is_used_on_one_thread_at_a_time() -> None:
+    inside, most, lock = [0], [0], threading.Lock()
+
+    def enters() -> None:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        threading.Event().wait(0.01)
+        with lock:
+            inside[0] -= 1
+
+    engine = Engine(MODEL)
+    engine.run([engine.enter(off_loop(enters, lock)) for _ in range(6)])
+    assert most == [1]
+
+
+def test_evil_patterns_hold_up_nobody_else() -> None:
+    from decodery.search.self_consistency import SelfConsistency
+
+    engine = Engine(MODEL)
+    evil = SelfConsistency(2, pattern="((.|\n)+)+éé")
+    search = begin(engine, evil, Sampler.from_settings(temperature=1.0))
+    first: list[Sequence] = []
+    while not any(run.blocked for run in engine._schedule.runs):
+        engine.step()
+        assert not search.finished
+    first.append(engine.submit(Request(PROMPT, max_new_tokens=12)))
+    engine.run(first)
+    assert not search.finished
+    with pytest.raises(SettingsError, match=r"takes more than 1 s; simplify it"):
+        engine.run([search])
