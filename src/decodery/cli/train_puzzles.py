@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from .options import OUT_FILE
 from .training import FILE, command_line, model_option, out_option, resumable, seed_option
 
 _SEARCHED = "mcts(scorer={scorer},delimiter={delimiter},n=4,simulations=8,rounds=16)"
@@ -255,7 +256,7 @@ def text_prm(texts: Path, out: Path, model: str, delimiter: str, tap: int | None
 
 @click.command("compute-optimal", short_help="Fit a table for --search compute-optimal:table=FILE.")
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The file to write.")
+@click.option("--out", required=True, type=OUT_FILE, help="The file to write.")
 @click.option(
     "--reward", required=True, help="The reward of RUN that tells how hard a prompt is, and that searches ask."
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import Decorator, together
+from .options import OUT_FOLDER, Decorator, together
 
 if TYPE_CHECKING:
     from ..model.load import LoadedModel
@@ -53,9 +53,7 @@ def pieces(loaded: LoadedModel, files: Sequence[Path], texts: int, length: int) 
     return found[:texts]
 
 
-out_option = click.option(
-    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="The folder to make."
-)
+out_option = click.option("--out", required=True, type=OUT_FOLDER, help="The folder to make.")
 
 
 def lists_options(known: str, of_step: str, *, steps: int, lr: float) -> Decorator:
