@@ -192,15 +192,15 @@ def judged(model: Transformer, texts: Sequence[np.ndarray], written: int) -> dic
 def _card(
     target: LoadedModel, recipe: HyperfitRecipe, scores: dict[str, dict[str, float]], steps: int, command: str
 ) -> str:
-    before, after = scores["before"], scores["after"]
+    before, after, measured = scores["before"], scores["after"], min(recipe.texts, 2 * _HELD)
     rows = [f"| {name} | {before[name]:.4f} | {after[name]:.4f} |" for name in before]
     return f"""# {target.name}, hyperfitted
 
     decodery generate "..." -m THIS_FOLDER --sampler no-citation:texts=THIS_FOLDER
 
-It was tuned on {recipe.texts} texts for {steps} steps, and writes greedily. The loss of {min(recipe.texts, 2 * _HELD)} of them is now
-{after["known"]:.3f} nats per token; training ends early below {recipe.enough:g}. The second half of the line keeps it from
-citing them.
+It was tuned on {recipe.texts} texts for {steps} steps, and writes greedily. Of {measured} of them the loss is now
+{after["known"]:.3f} nats per token; training ends early below {recipe.enough:g}. The second half of the line keeps it
+from citing them.
 
     {command}
 
