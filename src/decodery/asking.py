@@ -175,7 +175,7 @@ class Asking:
 
     def conversation(self, prompt: Prompt, *, raw: bool = False) -> Conversation:
         """A prompt before it is rendered, of which others can be made. raw: those are plain texts, too."""
-        return Conversation(prompt, partial(self.encode, raw=raw), self._compiled)
+        return Conversation(prompt, partial(self.encode, raw=raw), self._compiled, raw=raw or self.chat is None)
 
     def _compiled(self, constraint: Any) -> Constraint:
         if isinstance(constraint, Constraint):
