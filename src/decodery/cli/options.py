@@ -14,7 +14,7 @@ class OutPath(click.Path):
     """A path that is to be written: refused before the work where the file system has no room for it there."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(super().convert(value, param, ctx))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         above = next(each for each in (*path.absolute().parents, Path("/")) if each.exists())
         if not above.is_dir():
             self.fail(f"{above} is a file, so {path} cannot be written: name another path", param, ctx)

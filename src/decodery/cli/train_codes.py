@@ -71,7 +71,7 @@ def sae(
         facts={"model": lm.name, "command": command_line()},
     )
     trained, report = evaluated(read, learn, top, seed)
-    replace(trained, facts=trained.facts | {"report": report}).save(out / CODES)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / CODES)
     told(report, trained.threshold)
     click.echo(f"The head codes are ready: --monitor sae:codes={out},top={top}")
 

@@ -94,7 +94,7 @@ def los(asked: Asked, out: Path, model: str, rate: float, k: int) -> None:
         facts = {"model": lm.name, "command": command_line()}
         learn = functools.partial(train_los, k=k, rate=rate, seed=asked.seed, facts=facts, progress=progress, **form)
         head, report = evaluated(answers, learn, highest, asked.seed)
-    replace(head, facts=head.facts | {"report": report}).save(out / HEAD)
+    replace(head, facts={**head.facts, "report": report}).save(out / HEAD)
     told(report, head.threshold)
     click.echo(f"The head is ready: --monitor los:head={out}")
 
@@ -143,7 +143,7 @@ def probe(asked: Asked, out: Path, model: str, rate: float, rows: Any, sites: tu
         **form,
     )
     trained, report = evaluated(answers, learn, worst, asked.seed)
-    replace(trained, facts=trained.facts | {"report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
     if intervene:
         part = parts([each.question.group for each in answers], asked.seed)
         learned = [each for each, name in zip(answers, part, strict=True) if name == "train"]

@@ -60,7 +60,7 @@ def program_probe(
         facts=facts,
     )
     trained, report = evaluated(programs, robot, learn, seed)
-    replace(trained, facts=trained.facts | {"report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
     told(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor program-probe:probe={out},goal=X/Y/FACING")
 
@@ -99,7 +99,7 @@ def sequential(
         facts={"model": lm.name, "command": command_line()},
     )
     trained, report = evaluated(heard, learn, seed)
-    replace(trained, facts=trained.facts | {"report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
     told(report, trained.threshold, site=trained.site)
     click.echo(f"The probe is ready: --monitor sequential:probe={out}")
 
@@ -130,6 +130,6 @@ def axis(statements: Path | None, out: Path, model: str, sites: tuple[str, ...],
     chat = lm.chat is not None
     learn = functools.partial(axis_by, kind=kind, model=lm.model.fingerprint, chat=chat, seed=seed, facts=facts)
     trained, report = evaluated(read, learn, seed)
-    replace(trained, facts=trained.facts | {"report": report}).save(out / PROBE)
+    replace(trained, facts={**trained.facts, "report": report}).save(out / PROBE)
     told(report, site=trained.site, variance=trained.facts["variance"])
     click.echo(f"The axis is ready: --monitor neurofeedback:axis={out}")

@@ -78,7 +78,7 @@ class Evaluation(Generic[Item, Part]):
         """What a trained part and the baselines say of the test part of items."""
         test, learned = (self._part(items, seed, name) for name in ("test", "train"))
         labels, groups = self._known(test)
-        found = {"tested on": "the test part, which chose nothing"}
+        found: dict[str, Any] = {"tested on": "the test part, which chose nothing"}
         found |= figures(self.score(trained, test), labels, groups, self.limit(trained))
         found["baselines"] = {}
         for name, measure in self.baselines.items():

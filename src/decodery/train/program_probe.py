@@ -155,9 +155,9 @@ def train_program_probe(
     about |= {"right": round(float(np.mean([each.right for each in programs])), 4)}
     unset = Probe(tensors, site, "new", Threshold(0.5, rate, 0, ""), about, model)
     harmless = [each for each in of["calibration"] if each.right]
-    data = "right programs of the model's own"
-    threshold = Threshold.calibrated(misses(unset, harmless), rate, data)
-    about["always"] = Threshold.calibrated(misses(unset, harmless, always=True), rate, data).facts()
+    named = "right programs of the model's own"
+    threshold = Threshold.calibrated(misses(unset, harmless), rate, named)
+    about["always"] = Threshold.calibrated(misses(unset, harmless, always=True), rate, named).facts()
     return Probe(tensors, site, "new", threshold, about, model)
 
 
